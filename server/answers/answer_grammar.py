@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from server.answers.answer_format import AnswerFormat
-from server.answers.dialects import ThinkingMarkers
+from server.answers.dialects import NO_MARKERS
 from server.answers.formats.call_format import SPACE, CallGrammar, ToolForm, Unenforceable
 from server.grammars.form_grammar import AnswerGrammar
 from server.grammars.lark import LarkGrammar, regex
@@ -99,7 +99,7 @@ def behind_thinking(
 
     `is_open`: the prompt has opened the reasoning; otherwise the model may.
     """
-    lark, thinking = LarkGrammar(format.tokens), format.thinking or ThinkingMarkers("", (), ())
+    lark, thinking = LarkGrammar(format.tokens), format.thinking or NO_MARKERS
     answer = f"{lark.literal(thinking.answers)} @answer".lstrip()
     if calls is not None:
         answer = f"({answer} | @calls)"

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from server.answers.answer_parts import AnswerPart, Reasoning, Text, TextSegment
-from server.answers.dialects import Dialect, ThinkingMarkers
+from server.answers.dialects import NO_MARKERS, Dialect, ThinkingMarkers
 from server.answers.formats.call_format import ParsedCalls, Schema
 from server.answers.unread_text import Literals, Parse, UnreadText
 
@@ -45,7 +45,7 @@ class AnswerReader:
         stands for a special token. `calls_end_thinking`: a call within the reasoning is one, and ends it.
         """
         self._dialect = None if tools is None else dialect
-        self._thinking = thinking
+        self._thinking = thinking = thinking or NO_MARKERS
         self._parts: list[AnswerPart] = []
         self._unread = UnreadText()
         marks = {ord(mark): text for mark, text in (written or {}).items()}
@@ -53,11 +53,9 @@ class AnswerReader:
         self._reasoning = TextSegment(Reasoning, self._parts, marks)
         self._calls = ParsedCalls(self._unread, self._parts, tools or {}, marks, self._text.skip_space)
         call_opens = self._dialect.opens if self._dialect else ()
-        self._hides = (*(dialect.hides if dialect else ()), *(thinking.hides if thinking else ()))
-        self._openers = Literals((*call_opens, *self._hides, *(thinking.opens if thinking else ())))
-        self._thinking_ends = Literals(
-            (*(call_opens if calls_end_thinking else ()), *(thinking.closes if thinking else ()))
-        )
+        self._hides = (*(dialect.hides if dialect else ()), *thinking.hides)
+        self._openers = Literals((*call_opens, *self._hides, *thinking.opens))
+        self._thinking_ends = Literals((*(call_opens if calls_end_thinking else ()), *thinking.closes))
         self._thoughts: list[slice] = []
         """The places of the reasoning in the answer's text, without markers. The last end may be None."""
         self._starts: list[int] = []
@@ -110,7 +108,7 @@ class AnswerReader:
             opener = yield from self._unread.pass_until(self._openers, self._text.push)
             if opener is None:
                 return
-            if self._thinking is not None and opener in self._thinking.opens:
+            if opener in self._thinking.opens:
                 yield from self._think()
             elif opener not in self._hides:
                 yield from self._call(opener)
@@ -126,9 +124,7 @@ class AnswerReader:
             if closer is None:
                 return
             end = self._unread.place - len(closer)
-            if self._thinking is None or closer in self._thinking.closes:
-                break
-            if (yield from self._call(closer, self._reasoning)):
+            if closer in self._thinking.closes or (yield from self._call(closer, self._reasoning)):
                 break
         self._thoughts[-1] = slice(begin, end)
         self._reasoning.skip_space()
@@ -138,9 +134,7 @@ class AnswerReader:
         segment = self._text if around is None else around
         dialect = self._dialect
         if dialect is not None and (self._text.is_empty or not dialect.only_first):
-            self._unread.give_back(opener)
-            self._unread.remember()
-            self._unread.take(len(opener))
+            self._unread.remember(opener)
             begun = self._calls.count
             yield from dialect.format.read(self._calls, opener)
             if self._calls.count > begun:

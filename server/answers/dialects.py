@@ -51,6 +51,9 @@ class ThinkingMarkers:
     """The literals by which it is recognized, if `closes` stand for other things in other families."""
 
 
+NO_MARKERS = ThinkingMarkers("", (), ())
+
+
 _ARRAY = JsonObject(array=True)
 _FUNCTION_TAGS = Tagged(
     name_opens="<function=",

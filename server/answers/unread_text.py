@@ -78,9 +78,9 @@ class UnreadText:
         if self._read:
             self._read[-1] = self._read[-1].removesuffix(text)
 
-    def remember(self) -> None:
-        """Keep what is read from now on, so that it can be put back."""
-        self._read = []
+    def remember(self, read: str = "") -> None:
+        """Keep what is read from now on, and what was `read` last, so that it can be put back."""
+        self._read = [read]
 
     def forget(self) -> None:
         self._read = None

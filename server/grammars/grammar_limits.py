@@ -72,21 +72,13 @@ def _check_counts(schema: dict[str, object], param: str) -> None:
 def check_regex(regex: str, param: str) -> None:
     if not regex:
         raise BadRequest("A regular expression must not be empty.", param)
-    if len(regex) > LONGEST_REGEX:
-        raise too_complex(
-            f"A regular expression may have at most {LONGEST_REGEX} characters, got {len(regex)}.", param
-        )
-    _check_repeats(regex, "A regular expression", param)
+    _check_text(regex, "A regular expression", LONGEST_REGEX, param)
 
 
 def check_grammar(grammar: str, param: str) -> None:
     if not grammar.strip():
         raise BadRequest("A grammar must not be empty.", param)
-    if len(grammar) > LONGEST_SCHEMA:
-        raise too_complex(
-            f"A grammar may have at most {LONGEST_SCHEMA} characters, got {len(grammar)}.", param
-        )
-    _check_repeats(grammar, "A grammar", param)
+    _check_text(grammar, "A grammar", LONGEST_SCHEMA, param)
 
 
 def check_choice(choice: list[str], param: str) -> None:
@@ -100,7 +92,9 @@ def check_choice(choice: list[str], param: str) -> None:
         raise too_complex(f"`choice` may have at most {LONGEST_SCHEMA} characters together.", param)
 
 
-def _check_repeats(text: str, what: str, param: str) -> None:
+def _check_text(text: str, what: str, longest: int, param: str) -> None:
+    if len(text) > longest:
+        raise too_complex(f"{what} may have at most {longest} characters, got {len(text)}.", param)
     for found in _REPEAT.finditer(text):
         for count in found.groups():
             if count and (len(count) > len(str(MOST_REPEATS)) or int(count) > MOST_REPEATS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from server.errors import BadRequest
@@ -69,24 +69,31 @@ def _prepared(schema: Schema, stay_open: set[int], closed: bool | None, *, count
     found: Schema = {}
     uncounted = () if counts or "properties" not in schema else _COUNTING
 
-    def walk(value: object) -> object:
-        return _prepared(value, stay_open, closed, counts=counts) if isinstance(value, dict) else value
+    def prepared(part: Schema) -> Schema:
+        return _prepared(part, stay_open, closed, counts=counts)
 
     for name, value in schema.items():
         is_neutral = name in _NEUTRAL and _same(value, _NEUTRAL[name])
         if name == _OPTIONS or is_neutral or name in uncounted or _is_foreign(name, value):
             continue
-        if name in _OF_SCHEMAS or (name == "items" and isinstance(value, list)):
-            value = [walk(each) for each in value] if isinstance(value, list) else value
-        elif name in _BY_NAME and isinstance(value, dict):
-            value = {key: walk(each) for key, each in value.items()}
-        elif name in _ONE_SCHEMA:
-            value = walk(value)
-        found[name] = value
+        found[name] = _with_schemas(name, value, prepared)
     if closed is not False and id(schema) not in stay_open and _may_close(schema, always=bool(closed)):
         found.pop("unevaluatedProperties", None)
         found["additionalProperties"] = False
     return found
+
+
+def _with_schemas(keyword: str, value: object, change: Callable[[Schema], Schema]) -> object:
+    """The value of a keyword, in which every schema is changed."""
+
+    def changed(part: object) -> object:
+        return change(part) if isinstance(part, dict) else part
+
+    if isinstance(value, list) and (keyword in _OF_SCHEMAS or keyword == "items"):
+        return [changed(each) for each in value]
+    if isinstance(value, dict) and keyword in _BY_NAME:
+        return {key: changed(each) for key, each in value.items()}
+    return changed(value) if keyword in _ONE_SCHEMA else value
 
 
 def _is_foreign(name: str, value: object) -> bool:
@@ -166,16 +173,16 @@ def _schemas_in(value: object) -> list[Schema]:
 def _all_schemas(root: Schema) -> Iterator[Schema]:
     """The schema and all in it."""
     waiting = [root]
+
+    def wait(schema: Schema) -> Schema:
+        waiting.append(schema)
+        return schema
+
     while waiting:
         schema = waiting.pop()
         yield schema
         for name, value in schema.items():
-            if name in _ONE_SCHEMA and isinstance(value, dict):
-                waiting.append(value)
-            elif name in _OF_SCHEMAS or name == "items":
-                waiting += _schemas_in(value)
-            elif name in _BY_NAME and isinstance(value, dict):
-                waiting += _schemas_in(list(value.values()))
+            _with_schemas(name, value, wait)
 
 
 def _check_references(root: Schema, param: str) -> None:

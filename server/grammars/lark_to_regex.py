@@ -219,14 +219,10 @@ class _Body:
         return one
 
     def _one(self) -> str:
-        if self._take("("):
+        if opening := self._take("(", "["):
             found = self._choice()
-            self._expect(")")
-            return found
-        if self._take("["):
-            found = self._choice()
-            self._expect("]")
-            return f"(?:{found})?"
+            self._expect(")" if opening == "(" else "]")
+            return found if opening == "(" else f"(?:{found})?"
         token = self._tokens[self._at]
         self._at += 1
         match token.kind:

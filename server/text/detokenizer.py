@@ -239,7 +239,7 @@ def sentencepiece_bytes(token: str) -> bytes:
             return bytes([int(token[3:5], 16)])
         except ValueError:
             pass
-    return token.replace("▁", " ").encode()
+    return metaspace_bytes(token)
 
 
 def metaspace_bytes(token: str) -> bytes:

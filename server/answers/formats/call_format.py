@@ -110,6 +110,8 @@ class ParsedCalls:
         self._tools = tools
         self._written = written
         self._on_begin = on_begin
+        self._between = ""
+        """What stands between the last key's value and the next key, if there was one."""
 
     def begin(self, name: str, id: str = "") -> bool:
         """Begin a call; False if no tool has this name, so that this is no call."""
@@ -120,6 +122,7 @@ class ParsedCalls:
         self._parts.append(CallBegun(self.count, name, id))
         self.schema = self._tools[name]
         self.count += 1
+        self._between = ""
         return True
 
     def as_written(self, text: str) -> str:
@@ -135,11 +138,18 @@ class ParsedCalls:
         """Pass on more of a string, which the format writes without JSON's escapes."""
         self.add_arguments(json.dumps(self.as_written(text), ensure_ascii=False)[1:-1])
 
+    def add_key(self, key: str) -> None:
+        """Pass on the next key of the arguments, behind what stands before it."""
+        self.add_arguments(f"{self._between}{json.dumps(key, ensure_ascii=False)}: ")
+        self._between = ", "
+
     def add_value(self, value: object) -> None:
         """Pass on a whole value."""
         self.add_arguments(json.dumps(value, ensure_ascii=False))
 
-    def end(self) -> None:
+    def end(self, closing: str = "") -> None:
+        """End the call, whose arguments end with this."""
+        self.add_arguments(closing)
         self._parts.append(CallEnded(self.count - 1))
 
 

@@ -6,7 +6,6 @@ a string may hold tags of its own. The tool's schema tells strings from other va
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,16 +93,12 @@ class Elements:
         if found is None or not calls.begin(found[0].strip(SPACES)):
             return False
         calls.add_arguments("{")
-        count = 0
         while (taken := (yield from unread.expect(self.ends, self.mark + "<"))) == self.mark + "<":
-            calls.add_arguments(", " if count else "")
-            count += 1
             if not (yield from self._read_argument(calls)):
                 return False
         if taken is None:
             return False
-        calls.add_arguments("}")
-        calls.end()
+        calls.end("}")
         return True
 
     def _read_argument(self, calls: ParsedCalls) -> Parse[bool]:
@@ -112,7 +107,7 @@ class Elements:
         if found is None:
             return False
         name = found[0].strip(SPACES)
-        calls.add_arguments(json.dumps(name, ensure_ascii=False) + ": ")
+        calls.add_key(name)
         described = child_of(calls.schema, name, calls.schema)
         if types_in(described, calls.schema) == {"string"}:
             calls.add_arguments('"')

@@ -81,18 +81,15 @@ def _read_call(calls: ParsedCalls) -> Parse[bool]:
     if found is None or not calls.begin(found[0].strip(SPACES)):
         return False
     calls.add_arguments("{")
-    count = 0
     while (yield from unread.peek(SPACES + ",")) != ")":
         name = yield from unread.read_until(Literals(["="]), MAX_NAME)
         if name is None:
             return False
-        calls.add_arguments((", " if count else "") + json.dumps(name[0].strip(SPACES)) + ": ")
-        count += 1
+        calls.add_key(name[0].strip(SPACES))
         if not (yield from _read_value(calls)):
             return False
     unread.take(1)
-    calls.add_arguments("}")
-    calls.end()
+    calls.end("}")
     return True
 
 

@@ -5,7 +5,6 @@ Strings stand there as they are, other values as JSON; only the tool's schema te
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,19 +122,14 @@ class Tagged:
         if found[1] == self.key_opens or found[1] in self.ends:
             unread.give_back(found[1])
         calls.add_arguments("{")
-        count = 0
         while (taken := (yield from unread.expect(self.key_opens, *self.ends))) == self.key_opens:
-            if count:
-                calls.add_arguments(", ")
-            count += 1
             if not (yield from self._read_argument(calls)):
                 return False
         if taken is None:  # pass over what should not be there, to the end of the call
             end = yield from unread.pass_until(Literals(self.ends), lambda _: None)
             if end is None:
                 return False
-        calls.add_arguments("}")
-        calls.end()
+        calls.end("}")
         return True
 
     def _read_argument(self, calls: ParsedCalls) -> Parse[bool]:
@@ -146,7 +140,7 @@ class Tagged:
         if found is None or (self.value_opens and not (yield from unread.expect(self.value_opens))):
             return False
         key = found[0].strip(SPACES)
-        calls.add_arguments(json.dumps(key, ensure_ascii=False) + ": ")
+        calls.add_key(key)
         described = child_of(calls.schema, key, calls.schema)
         types = types_in(described, calls.schema)
         if types == {"string"} if self.says_string is None else self.says_string[found[1]]:
