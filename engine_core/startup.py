@@ -12,7 +12,7 @@ from engine_core.expert_options import balancing_of
 from engine_core.protocol import Ready
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig
-from models.conversion.served_as import Conversion, resolve_conversion
+from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
 from models.plain_files import FileError
 from models.plugins import registrations

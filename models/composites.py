@@ -1,7 +1,4 @@
-"""Composite checkpoints: models of images and text, of which the text part is served by a family's own class.
-
-This says what text they have, where its weights lie, and which weights beside it are not read. No torch.
-"""
+"""Composite checkpoints: models of images and text, whose text a family's own class serves. No torch."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.composites import text_part
-from models.plain_files import FileError, check_regular, read_json
-from models.saved_quantization import SavedQuantization, find_quantization
+from models.plain_files import ConfigError, check_regular, read_json
+from models.weight_coding import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -31,10 +31,6 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]
 """The type of a family's own fields that count features."""
 Eps = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 """The type of a family's own fields that norms add to a variance."""
-
-
-class ConfigError(ValueError):
-    """The checkpoint cannot be served as it is; the message names the file and the field."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +116,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
         raw=raw,
-        quantization=_quantization(folder, whole),
+        quantization=find_quantization(folder, whole),
         problems=fields.problems,
         warnings=tuple(fields.warnings),
     )
@@ -211,19 +207,12 @@ def _read_object(path: Path) -> dict[str, object]:
                 f"{path} does not exist; a model's folder holds config.json, its *.safetensors and "
                 "tokenizer.json"
             )
-        value = read_json(path, _special_float)
-    except (FileError, OSError) as error:
+    except OSError as error:
         raise ConfigError(str(error)) from None
+    value = read_json(path, _special_float)
     if isinstance(value, dict):
         return cast("dict[str, object]", value)
     raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
-
-
-def _quantization(folder: Path, whole: Mapping[str, object]) -> SavedQuantization | None:
-    try:
-        return find_quantization(folder, whole)
-    except (FileError, OSError) as error:
-        raise ConfigError(str(error)) from None
 
 
 def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:
@@ -386,14 +375,12 @@ def _stored_dtype(folder: Path) -> str:
     path = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if path is None:
         return "float32"
+    length = check_regular(path)
     try:
-        length = check_regular(path)
         with path.open("rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), length))
         tensors: dict[str, dict[str, object]] = json.loads(header)
         stored = [tensor["dtype"] for name, tensor in tensors.items() if name != "__metadata__"]
-    except FileError as error:
-        raise ConfigError(str(error)) from None
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
     return next((names[dtype] for dtype in stored if isinstance(dtype, str) and dtype in names), "float32")

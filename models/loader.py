@@ -6,7 +6,7 @@ Headers come first: a config and weights that do not fit each other are refused 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,14 @@ import torch
 from torch import nn
 
 from models import ops
-from models.checkpoint.files import Shapes, Source, Upload, open_source
-from models.checkpoint.mtp import ignore_mtp
-from models.checkpoint.unread import ignore_beside_text, ignore_scales_of_tensors
+from models.checkpoint.files import Dummy, Source, Upload, open_source
+from models.checkpoint.unread_weights import ignore_beside_text, ignore_mtp, ignore_scales_of_tensors
 from models.checkpoint.weights import Reading, Weights, load, no_report
-from models.coding import Quantization
 from models.config import ConfigError, ModelConfig
-from models.conversion.class_adapters import adapt
-from models.conversion.served_as import Conversion, looks_ahead
+from models.conversion.conversion_choice import Conversion, looks_ahead
+from models.conversion.pooling_models import convert_class
 from models.gguf.folder import gguf_parts
-from models.gguf.source import GgufSource
+from models.gguf.source import open_gguf
 from models.layers.experts import describe_experts
 from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
@@ -33,6 +31,7 @@ from models.parallel.shares import most_ranks_of
 from models.pooling.config import PoolingConfig
 from models.quantization.config import read_quantization
 from models.registry import resolve
+from models.weight_coding import Quantization
 from models.weight_pieces import WeightsError
 
 logger = logging.getLogger(__name__)
@@ -138,21 +137,20 @@ def _ignore_unused(weights: Weights, config: ModelConfig, quantization: Quantiza
 
 def _open(options: LoadOptions) -> Source:
     if options.load_format != "dummy" and (parts := gguf_parts(options.folder)):
-        return GgufSource(parts[0])
+        return open_gguf(parts[0])
     if options.load_format == "dummy" and options.device.type == "meta":
-        return Shapes(options.seed, _stored_types(options))
+        return Dummy(options.seed, options.device, _stored_types(options))
     return open_source(options.folder, options.load_format, options.seed, options.device)
 
 
-def _stored_types(options: LoadOptions) -> dict[str, str]:
+def _stored_types(options: LoadOptions) -> Mapping[str, str]:
     """The number types of a quantized checkpoint's tensors by name; none where its files are not there."""
     if options.config.quantization is None:
         return {}
     try:
-        tensors = open_source(options.folder, "auto").tensors
+        return open_source(options.folder, "auto").types
     except WeightsError:
         return {}
-    return {name: stored.dtype for name, stored in tensors.items()}
 
 
 def _check_layers(config: ModelConfig, source: Source) -> None:
@@ -210,4 +208,4 @@ def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
     if _trusts_config(model_class):
         config.require()
-    return model_class if options.conversion is None else adapt(model_class, options.conversion)
+    return model_class if options.conversion is None else convert_class(model_class, options.conversion)

@@ -23,7 +23,11 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
-class FileError(ValueError):
+class ConfigError(ValueError):
+    """The checkpoint cannot be served as it is; the message names the file and the field."""
+
+
+class FileError(ConfigError):
     """A file cannot be read, or does not hold what its name promises; the message begins with its path."""
 
 
@@ -73,3 +77,8 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], object] | None
         raise
     except ValueError as error:
         raise FileError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def shown(name: str) -> str:
+    """A tensor's name for a message; one that anybody may have written can have any length."""
+    return name if len(name) <= 80 else f"{name[:50]}...{name[-20:]}"

@@ -44,7 +44,10 @@ def registrations() -> Registrations:
     """Everything that was registered here, to be sent to a process that this one starts."""
     if not _classes:
         return Registrations()
-    named = {name: one if isinstance(one, str) else _path(one) for name, one in _classes.items()}
+    named = {
+        name: one if isinstance(one, str) else f"{one.__module__}:{one.__qualname__}"
+        for name, one in _classes.items()
+    }
     return Registrations(named, [folder or os.getcwd() for folder in sys.path])
 
 
@@ -71,7 +74,3 @@ def load(architecture: str, model_cls: type | str) -> type:
     if not isinstance(found, type):
         raise ValueError(f"{architecture} is registered with {model_cls}, which is not a class")
     return found
-
-
-def _path(model_cls: type) -> str:
-    return f"{model_cls.__module__}:{model_cls.__qualname__}"

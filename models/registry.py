@@ -16,30 +16,10 @@ from models.composites import COMPOSITES
 from models.config import ModelConfig
 from models.plugins import load, registered
 
-ARCHITECTURES: dict[str, str] = {
-    "AlbertForMaskedLM": "encoders.albert:AlbertModel",
-    "AlbertForSequenceClassification": "encoders.albert:AlbertForSequenceClassification",
-    "AlbertForTokenClassification": "encoders.albert:AlbertForTokenClassification",
-    "AlbertModel": "encoders.albert:AlbertModel",
-    "BertForMaskedLM": "encoders.bert:BertModel",
-    "BertForSequenceClassification": "encoders.bert:BertForSequenceClassification",
-    "BertForTokenClassification": "encoders.bert:BertForTokenClassification",
-    "BertModel": "encoders.bert:BertModel",
-    "CamembertForMaskedLM": "encoders.bert:RobertaModel",
-    "CamembertForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
-    "CamembertForTokenClassification": "encoders.bert:RobertaForTokenClassification",
-    "CamembertModel": "encoders.bert:RobertaModel",
+_DECODERS = {
     "DeepseekV2ForCausalLM": "latent.deepseek_v2:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",
-    "DistilBertForMaskedLM": "encoders.distilbert:DistilBertModel",
-    "DistilBertForSequenceClassification": "encoders.distilbert:DistilBertForSequenceClassification",
-    "DistilBertForTokenClassification": "encoders.distilbert:DistilBertForTokenClassification",
-    "DistilBertModel": "encoders.distilbert:DistilBertModel",
     "Dots1ForCausalLM": "mixtures.glm4_moe:Dots1ForCausalLM",
-    "ElectraForMaskedLM": "encoders.bert:ElectraModel",
-    "ElectraForSequenceClassification": "encoders.bert:ElectraForSequenceClassification",
-    "ElectraForTokenClassification": "encoders.bert:ElectraForTokenClassification",
-    "ElectraModel": "encoders.bert:ElectraModel",
     "Ernie4_5_MoeForCausalLM": "mixtures.ernie4_5_moe:Ernie45MoeForCausalLM",
     "Gemma2ForCausalLM": "decoders.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "decoders.gemma:Gemma3ForCausalLM",
@@ -51,10 +31,6 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteForCausalLM": "decoders.granite:GraniteForCausalLM",
     "GraniteMoeForCausalLM": "mixtures.granite_moe:GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM": "mixtures.granite_moe:GraniteMoeForCausalLM",
-    "GteForMaskedLM": "encoders.gte:GteModel",
-    "GteForSequenceClassification": "encoders.gte:GteForSequenceClassification",
-    "GteForTokenClassification": "encoders.gte:GteForTokenClassification",
-    "GteModel": "encoders.gte:GteModel",
     "InternLM2ForCausalLM": "decoders.internlm2:InternLM2ForCausalLM",
     "InternLM2ForRewardModel": "reward:InternLM2ForRewardModel",
     "KimiK2ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",
@@ -65,22 +41,6 @@ ARCHITECTURES: dict[str, str] = {
     "Mistral4ForCausalLM": "latent.mistral4:Mistral4ForCausalLM",
     "MistralForCausalLM": "decoders.llama:MistralForCausalLM",
     "MixtralForCausalLM": "mixtures.mixtral:MixtralForCausalLM",
-    "ModernBertForMaskedLM": "encoders.modernbert:ModernBertModel",
-    "ModernBertForSequenceClassification": "encoders.modernbert:ModernBertForSequenceClassification",
-    "ModernBertForTokenClassification": "encoders.modernbert:ModernBertForTokenClassification",
-    "ModernBertModel": "encoders.modernbert:ModernBertModel",
-    "MPNetForMaskedLM": "encoders.mpnet:MPNetModel",
-    "MPNetForSequenceClassification": "encoders.mpnet:MPNetForSequenceClassification",
-    "MPNetForTokenClassification": "encoders.mpnet:MPNetForTokenClassification",
-    "MPNetModel": "encoders.mpnet:MPNetModel",
-    "NewForMaskedLM": "encoders.gte:GteModel",
-    "NewForSequenceClassification": "encoders.gte:GteForSequenceClassification",
-    "NewForTokenClassification": "encoders.gte:GteForTokenClassification",
-    "NewModel": "encoders.gte:GteModel",
-    "NomicBertForMaskedLM": "encoders.nomic_bert:NomicBertModel",
-    "NomicBertForSequenceClassification": "encoders.nomic_bert:NomicBertForSequenceClassification",
-    "NomicBertForTokenClassification": "encoders.nomic_bert:NomicBertForTokenClassification",
-    "NomicBertModel": "encoders.nomic_bert:NomicBertModel",
     "Olmo2ForCausalLM": "decoders.olmo2:Olmo2ForCausalLM",
     "OlmoeForCausalLM": "mixtures.olmoe:OlmoeForCausalLM",
     "OPTForCausalLM": "decoders.opt:OPTForCausalLM",
@@ -92,16 +52,34 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3ForCausalLM": "decoders.qwen3:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "mixtures.qwen_moe:Qwen3MoeForCausalLM",
     "Qwen3VLMoeForConditionalGeneration": "mixtures.qwen_moe:Qwen3VLMoeForCausalLM",
-    "RobertaForMaskedLM": "encoders.bert:RobertaModel",
-    "RobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
-    "RobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
-    "RobertaModel": "encoders.bert:RobertaModel",
     "SmolLM3ForCausalLM": "decoders.smollm3:SmolLM3ForCausalLM",
-    "XLMRobertaForMaskedLM": "encoders.bert:RobertaModel",
-    "XLMRobertaForSequenceClassification": "encoders.bert:RobertaForSequenceClassification",
-    "XLMRobertaForTokenClassification": "encoders.bert:RobertaForTokenClassification",
-    "XLMRobertaModel": "encoders.bert:RobertaModel",
     "YoutuForCausalLM": "latent.deepseek_v3:YoutuForCausalLM",
+}
+_ENCODERS = {
+    "Albert": "encoders.albert:Albert",
+    "Bert": "encoders.bert:Bert",
+    "Camembert": "encoders.bert:Roberta",
+    "DistilBert": "encoders.distilbert:DistilBert",
+    "Electra": "encoders.bert:Electra",
+    "Gte": "encoders.gte:Gte",
+    "ModernBert": "encoders.modernbert:ModernBert",
+    "MPNet": "encoders.mpnet:MPNet",
+    "New": "encoders.gte:Gte",
+    "NomicBert": "encoders.nomic_bert:NomicBert",
+    "Roberta": "encoders.bert:Roberta",
+    "XLMRoberta": "encoders.bert:Roberta",
+}
+"""The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
+
+ARCHITECTURES: dict[str, str] = _DECODERS | {
+    f"{name}{ending}": f"{own}{own_ending}"
+    for name, own in _ENCODERS.items()
+    for ending, own_ending in {
+        "ForMaskedLM": "Model",
+        "ForSequenceClassification": "ForSequenceClassification",
+        "ForTokenClassification": "ForTokenClassification",
+        "Model": "Model",
+    }.items()
 }
 
 _FAMILIES = "models.families."
@@ -145,10 +123,7 @@ def is_served(config: ModelConfig, model_impl: str = "auto", trust_remote_code: 
 
 
 def generates(architecture: str) -> bool:
-    """Whether the class that a program or another distribution brings for this name generates text.
-
-    Our own classes are not loaded to answer this: their names tell.
-    """
+    """Whether a class that a program or another distribution brings generates; names tell of our own."""
     own = _external(architecture)
     return own is not None and hasattr(load(architecture, own), "logits")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from models.config import ModelConfig
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from models.parallel.experts import Placement, Transport
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig

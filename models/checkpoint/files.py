@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePath
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.checkpoint.headers import find_fault, shown
-from models.plain_files import FileError, check_regular, lies_within, read_json
+from models.checkpoint.damage import find_fault
+from models.plain_files import FileError, check_regular, lies_within, read_json, shown
 from models.weight_pieces import Cut, WeightsError
 
 HOST = torch.device("cpu")
@@ -68,7 +68,8 @@ def convert(
     return tensor
 
 
-class Source(Protocol):
+@dataclass
+class Source:
     """A checkpoint's tensors by name, wherever they come from."""
 
     place: str
@@ -78,66 +79,55 @@ class Source(Protocol):
     def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
         """Find the tensor of that name. The model expects this shape and one of these number types, but the
         tensor may have others."""
-        ...
-
-
-class Files:
-    """A checkpoint on disk."""
-
-    def __init__(self, files: list[str], tensors: Mapping[str, Stored]) -> None:
-        self.place = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-        self.tensors = tensors
-
-    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
         return self.tensors.get(name)
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The number types of tensors by their names, as far as they are known."""
+        return {name: stored.dtype for name, stored in self.tensors.items()}
+
+
+def place_of(files: Sequence[str]) -> str:
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
 _DUMMY_VALUES = 100_003
 """Dummy tensors repeat so many values, for to draw all takes minutes. The number is prime, so rows differ."""
 
 
-class Dummy:
+class Dummy(Source):
     """Weights that do not exist: any tensor has small random values, by its name and the seed.
 
-    Tensors of whole numbers have any, because they are codes, and scales are positive.
+    Tensors of whole numbers have any, because they are codes, and scales are positive. For models
+    that are never run, only shapes exist.
     """
 
-    place = "dummy weights"
-    tensors: Mapping[str, Stored] = {}
+    def __init__(
+        self, seed: int, device: torch.device = HOST, types: Mapping[str, str] | None = None
+    ) -> None:
+        """`device`: the one that draws values, where they stay. Each kind of device draws others.
 
-    def __init__(self, seed: int, device: torch.device = HOST) -> None:
-        """`device`: the one that draws them, where they stay. Each kind of device draws others."""
+        `types`: the number types of a checkpoint's tensors; with them, only shapes exist, and on "meta".
+        """
+        super().__init__("dummy weights", {})
         self._seed = seed
         self._device = device
+        self._types = types
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        return self._types or {}
 
     def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
         def read(cut: Cut | None) -> Tensor:
+            size = list(shape) if cut is None else cut.shape_of(shape)
+            if self._types is not None:
+                return torch.empty(size, dtype=dtype, device="meta")
             # The cut is part of the name, so that ranks that hold the same piece hold the same values.
             seed = zlib.crc32(f"{self._seed} {name} {cut}".encode())
-            size = list(shape) if cut is None else cut.shape_of(shape)
             count = prod(size)
             values = _dummy_values(min(count, _DUMMY_VALUES), dtype, "scale" in name, seed, self._device)
             return values.repeat(-(-count // _DUMMY_VALUES))[:count].view(size)
-
-        dtype = cast("torch.dtype", getattr(torch, kinds[0]))
-        return Stored(shape, kinds[0], self.place, read)
-
-
-class Shapes(Dummy):
-    """Weights of which only the shapes exist, for models that are never run.
-
-    Their number types are those of a checkpoint, as far as there is one.
-    """
-
-    def __init__(self, seed: int, types: Mapping[str, str]) -> None:
-        """`types`: the number types of the checkpoint's tensors by name."""
-        super().__init__(seed)
-        self.types = types
-
-    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored:
-        def read(cut: Cut | None) -> Tensor:
-            size = list(shape) if cut is None else cut.shape_of(shape)
-            return torch.empty(size, dtype=dtype, device="meta")
 
         stored = self.types.get(name, "")
         kind = stored if stored in kinds else kinds[0]
@@ -158,7 +148,7 @@ def open_source(folder: Path, load_format: str, seed: int = 0, device: torch.dev
     """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values."""
     if load_format != "dummy":
         return _open(folder, _format(load_format))
-    return Shapes(seed, {}) if device.type == "meta" else Dummy(seed, device)
+    return Dummy(seed, device, {} if device.type == "meta" else None)
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
@@ -197,7 +187,7 @@ class _Listing:
     """The file of each tensor, if there is an index."""
 
 
-def _open(folder: Path, format: _Format) -> Files:
+def _open(folder: Path, format: _Format) -> Source:
     listing = _list(folder, format)
     tensors: dict[str, Stored] = {}
     for path in listing.files:
@@ -210,7 +200,7 @@ def _open(folder: Path, format: _Format) -> Files:
                 raise WeightsError(
                     f"{shown(name)} lies in {both}, and no {format.index} says which counts: remove one"
                 )
-    return Files([path.name for path in listing.files], tensors)
+    return Source(place_of([path.name for path in listing.files]), tensors)
 
 
 def _list(folder: Path, format: _Format) -> _Listing:

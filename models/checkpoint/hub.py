@@ -12,12 +12,10 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
-
-from models.checkpoint.gguf_choice import SeveralFiles, choose
 
 DEMO = Path(__file__).parents[1] / "demo"
 
@@ -40,6 +38,12 @@ _NEVER = ("[!0-9]*/*", "consolidated*")
 _GGUF = "*.gguf"
 _NEVER_BESIDE_GGUF = ("*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
 """A GGUF file may lie in a sub-folder, but what describes its model lies at the top."""
+
+
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+"""Files that hold no language model: projectors of pictures, and statistics for quantizing."""
+_MOST_SHOWN = 40
 
 
 class HubError(ValueError):
@@ -105,10 +109,7 @@ def _in_folder(folder: Path, quant: str | None, place: str) -> Path:
     names = [str(path.relative_to(folder)) for path in found]
     if quant is None and not names:
         return folder
-    try:
-        return folder / choose(names, quant, place)
-    except SeveralFiles as error:
-        raise HubError(str(error)) from None
+    return folder / choose_gguf(names, quant, place)
 
 
 class _Repository:
@@ -123,7 +124,7 @@ class _Repository:
         self._report = report
 
     def download(self, load_format: str, quant: str | None) -> Path:
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors
 
         at = f"'{self._id}'" + (f" at revision '{self._revision}'" if self._revision else "")
         try:
@@ -147,12 +148,11 @@ class _Repository:
                 f"({error.__cause__ or 'offline'}); give a folder, or go online and leave HF_HUB_OFFLINE "
                 "unset"
             ) from None
-        except SeveralFiles as error:
-            raise HubError(str(error)) from None
         except OSError as error:
             if error.errno in _CANNOT_WRITE:
+                folder = self._source["cache_dir"] or constants.HF_HUB_CACHE
                 raise HubError(
-                    f"downloading {at} failed: {error.strerror}: {self._cache_folder()}; name another folder "
+                    f"downloading {at} failed: {error.strerror}: {folder}; name another folder "
                     "with --download-dir or the variable HF_HOME"
                 ) from error
             raise HubError(f"downloading {at} failed: {error}") from error
@@ -162,18 +162,13 @@ class _Repository:
             meant = f"did you mean {near[0]}?"
             raise HubError(f"there is no model '{self._id}', here or on the hub; {meant}") from None
 
-    def _cache_folder(self) -> str:
-        from huggingface_hub import constants
-
-        return self._source["cache_dir"] or constants.HF_HUB_CACHE
-
     def _download(self, load_format: str, quant: str | None) -> Path:
         allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER
         plan = None if quant else self._plan(allowed, ignored)
         if quant or (plan is not None and not _is_whole(plan, load_format)):
             names = [file.filename for file in self._plan([_GGUF], ()) or ()]
             if names:
-                chosen = choose(names, quant, f"'{self._id}'")
+                chosen = choose_gguf(names, quant, f"'{self._id}'")
                 allowed, ignored = [*_ALWAYS, *_all_parts(chosen, names)], _NEVER_BESIDE_GGUF
                 return self._fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
         return _in_folder(self._fetch(allowed, ignored, plan), quant, f"'{self._id}'")
@@ -233,3 +228,27 @@ def _progress_bar(total: int, report: Callable[[float], None]) -> type:
                     report(done / total)
 
     return Progress
+
+
+def choose_gguf(names: Iterable[str], quant: str | None, place: str) -> str:
+    """The one GGUF file of `names`, paths in `place`, whose name has `quant` in it; of parts the first."""
+    models = sorted(
+        name for name in names if not _LATER_PART.search(name) and not _BESIDE.search(PurePath(name).name)
+    )
+    if quant is not None:
+        # Q4_K is not meant by Q4_K_M, nor by IQ4_K; letters of both cases are used.
+        wanted = re.compile(rf"(?<![a-z0-9]){re.escape(quant)}(?![a-z0-9_])", re.IGNORECASE)
+        found = [name for name in models if wanted.search(name)]
+    else:
+        found = models
+    if len(found) == 1:
+        return found[0]
+    asked = "" if quant is None else f" of {quant}"
+    if not models:
+        raise HubError(f"{place} holds no GGUF file{asked}")
+    shown = ", ".join((found or models)[:_MOST_SHOWN])
+    if not found:
+        raise HubError(f"{place} holds no GGUF file{asked}, but {shown}: name one of these with --quant")
+    raise HubError(
+        f"{place} holds several GGUF files{asked}: {shown}; say which with --quant, such as Q4_K_M"
+    )

@@ -20,12 +20,10 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.files import Shapes, Source, Stored, Upload, convert, open_source
-from models.checkpoint.finite import FiniteCheck
-from models.checkpoint.headers import shown
-from models.coding import Coding, Quantization
-from models.ops.grouped_matrix import Grouped, Matrix
-from models.quantization.formats.registry import FORMATS
+from models.checkpoint.damage import FiniteCheck
+from models.checkpoint.files import Source, Stored, Upload, convert, open_source
+from models.plain_files import shown
+from models.weight_coding import Quantization
 from models.weight_pieces import Cut, WeightsError
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -74,8 +72,7 @@ class Reading:
         self._total = sum(stored.elements for stored in source.tensors.values())
         self._sorted = sorted(source.tensors)
         self._passed = 0
-        shapes_only = isinstance(source, Shapes)
-        self._types = source.types if shapes_only else {n: each.dtype for n, each in source.tensors.items()}
+        self._types = source.types
         self._taken: set[str] = set()
         self._ignored: set[str] = set()
         self._problems: list[str] = []
@@ -142,10 +139,7 @@ class Reading:
         self._total -= sum(self._source.tensors[known].elements for known in self._within(name))
 
     def finish(self) -> None:
-        """Raise an error that lists every tensor in which the checkpoint and the model do not fit.
-
-        Raises one, too, if a tensor holds numbers that are not finite and it has not been told yet.
-        """
+        """Raise an error that lists every tensor that does not fit, or names one that is not finite."""
         self._finite.finish()
         problems = self._problems + [
             f"{shown(name)} in {stored.file} has no place in the model"
@@ -236,11 +230,11 @@ class Weights:
         return Weights(self.reading, path)
 
     def __truediv__(self, name: str) -> Weights:
-        return self.at(self._join(name)) if name else self
+        return self.at(self.join(name)) if name else self
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has the tensor `name` in this scope."""
-        return self._join(name) in self.reading.names
+        return self.join(name) in self.reading.names
 
     def sibling(self, name: str) -> Weights:
         """The scope `name` beside this one: a layer qkv_proj finds its tensors in the sibling q_proj."""
@@ -265,56 +259,7 @@ class Weights:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Read the tensor `name`, which must have `shape`, or its piece `cut`, onto the device."""
-        return self.reading.take(self._join(name), tuple(shape), cut, dtype or self.dtype)
-
-    def matrix(self, shape: tuple[int, int], cut: Cut | None = None, *, transposed: bool = False) -> Matrix:
-        """Read the matrix [outputs, inputs] of this scope, or its piece `cut`, in the form it is stored in.
-
-        `transposed`: a plain one is stored as [inputs, outputs].
-        """
-        if form := self._coding:
-            matrix = FORMATS[form.format].read(self, form, shape, cut)
-            return self._zeros(shape, cut) if matrix is None else matrix
-        if not transposed:
-            return self.take("weight", shape, cut)
-        turned = Cut(1 - cut.dim, cut.start, cut.stop) if cut else None
-        return self.take("weight", shape[::-1], turned).t()
-
-    def table(self, shape: tuple[int, int], cut: Cut | None = None) -> Matrix:
-        """Read token embeddings [tokens, size], or the piece `cut` of them."""
-        coding = self._coding
-        if coding is None or not FORMATS[coding.format].embeds:
-            return self.take("weight", shape, cut)
-        return self.matrix(shape, cut)
-
-    def plain_matrix(self, shape: tuple[int, int], cut: Cut | None, dtype: torch.dtype) -> Tensor:
-        """Read a matrix as plain numbers of this type, whatever its form."""
-        if self._coding is None:
-            return self.take("weight", shape, cut, dtype)
-        matrix = self.matrix(shape, cut)
-        return matrix.widened(dtype) if isinstance(matrix, Grouped) else matrix.to(dtype)
-
-    def ignore_matrix(self) -> None:
-        self.ignore("weight" if self._coding is None else "")
-
-    @property
-    def has_matrix(self) -> bool:
-        """Whether the checkpoint has a matrix in this scope, plain or quantized."""
-        return "weight" in self or self._coding is not None
-
-    @property
-    def _coding(self) -> Coding | None:
-        """The coding of this scope's matrix; None if it is plain, also if it was to be quantized."""
-        quantization = self.reading.quantization
-        coding = None if quantization is None else quantization.coding_of(self.path)
-        if coding is None or not self.reading.names:
-            return coding
-        format = FORMATS[coding.format]
-        return coding if self.reading.stored_type(self._join(format.main)) in format.kinds else None
-
-    def _zeros(self, shape: tuple[int, int], cut: Cut | None) -> Tensor:
-        zeros = torch.zeros((), device=self.device, dtype=self.dtype).expand(shape)
-        return zeros if cut is None else cut.of(zeros)
+        return self.reading.take(self.join(name), tuple(shape), cut, dtype or self.dtype)
 
     @property
     def headers_only(self) -> bool:
@@ -325,24 +270,27 @@ class Weights:
         return self.reading.is_real
 
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
-        return self.reading.stored_shape(self._join(name))
+        return self.reading.stored_shape(self.join(name))
 
     def stored(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
         """Read the tensor `name` as it was stored, in one of the number types `kinds`."""
-        return self.reading.take(self._join(name), tuple(shape), cut, None, kinds)
+        return self.reading.take(self.join(name), tuple(shape), cut, None, kinds)
 
     def origin(self, name: str) -> str:
-        return self.reading.origin(self._join(name))
+        return self.reading.origin(self.join(name))
 
     def expect(self, name: str) -> None:
-        self.reading.expect(self._join(name))
+        self.reading.expect(self.join(name))
+
+    def stored_type(self, name: str) -> str | None:
+        return self.reading.stored_type(self.join(name))
 
     def ignore(self, *names: str) -> None:
         """Name tensors or whole scopes that a checkpoint may carry and that are not needed; "" is all."""
         for name in names:
-            self.reading.ignore(self._join(name))
+            self.reading.ignore(self.join(name))
 
-    def _join(self, name: str) -> str:
+    def join(self, name: str) -> str:
         return ".".join(part for part in (self.path, name) if part)
 
 
@@ -382,9 +330,6 @@ def open_weights(
     headers_only: bool = False,
     report: Callable[[float], None] = no_report,
 ) -> Weights:
-    """Open the whole checkpoint as one scope; call `reading.finish()` when the model is filled.
-
-    `seed` is the one of dummy weights.
-    """
+    """Open the whole checkpoint as one scope; call `reading.finish()` when the model is filled."""
     source = open_source(folder, load_format, seed, device)
     return Weights(Reading(source, device=device, dtype=dtype, headers_only=headers_only, report=report))

@@ -192,7 +192,7 @@ AttentionInterface.register(NAME, _attend)
 class _ZerosForMeta(TorchDispatchMode):
     """Makes zeros on the CPU of what is computed from tensors on the meta device and from others.
 
-    So only parameters lack memory, and a model's code may look at values, as the routing of experts does.
+    So a model's code may look at values, as the routing of experts does.
     """
 
     def __torch_dispatch__(

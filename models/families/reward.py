@@ -12,8 +12,7 @@ import msgspec
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.conversion.class_adapters import PoolingModel
-from models.conversion.task_heads import label_pooler
+from models.conversion.pooling_models import PoolingModel, label_pooler
 from models.families.decoders.internlm2 import InternLM2ForCausalLM
 from models.families.decoders.qwen2 import Qwen2ForCausalLM
 from models.layers.stages import if_held

@@ -5,14 +5,12 @@ from __future__ import annotations
 from models.gguf.families import DENSE
 from models.gguf.fields import Fields
 from models.gguf.file import GgufFile
-from models.gguf.latent.metadata import LATENT
-from models.gguf.mixtures import MIXTURES
+from models.gguf.mixtures import WITH_EXPERTS
 from models.gguf.names import placed_tensors
 from models.plain_files import FileError
-from models.quantization.gguf_codings import PLAIN
-from models.quantization.methods.gguf import module_of_all
+from models.quantization.methods.gguf import PLAIN, module_of_all
 
-FAMILIES = {**DENSE, **MIXTURES, **LATENT}
+FAMILIES = {**DENSE, **WITH_EXPERTS}
 """The architectures that are read, by the name that the field `general.architecture` has."""
 
 _RANKS = 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import cast
 
 from models.gguf.fields import Fields
@@ -18,6 +19,9 @@ More = Callable[[Fields, Mapping[str, object]], dict[str, object]]
 
 def _nothing_more(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return {}
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ _SHAPE = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
 }
-DECODER = {**_SHAPE, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+_DECODER = {**_SHAPE, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 HEADS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -206,67 +210,49 @@ def _nomic(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return _encoder(fields, raw) | {"max_trained_positions": length, "n_positions": length}
 
 
-_SOFTCAPS = {
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-}
+_SOFTCAPS = {name: name for name in ("final_logit_softcapping", "attn_logit_softcapping")}
 GRANITE = {
     **HEADS,
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-_LLAMA = Family(
-    architecture="LlamaForCausalLM", model_type="llama", needed=DECODER, others=HEADS, more=_llama
-)
+
+
+def decoder(
+    architecture: str,
+    model_type: str,
+    more: More = _decoder,
+    *,
+    needed: Mapping[str, str] = _NONE,
+    others: Mapping[str, str] = HEADS,
+    fixed: Mapping[str, object] = _NONE,
+) -> Family:
+    """A family of decoders; `needed` is beside what all of them need."""
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        needed={**_DECODER, **needed},
+        others=others,
+        fixed=fixed,
+        more=more,
+    )
+
+
+_LLAMA = decoder("LlamaForCausalLM", "llama", _llama)
 
 DENSE: Mapping[str, Family] = {
     "llama": _LLAMA,
     "internlm2": _LLAMA,
-    "smollm3": Family(
-        architecture="SmolLM3ForCausalLM",
-        model_type="smollm3",
-        needed=DECODER,
-        others=HEADS,
-        fixed={"no_rope_layer_interval": 4},
-        more=_decoder,
-    ),
-    "granite": Family(
-        architecture="GraniteForCausalLM",
-        model_type="granite",
-        needed=DECODER,
-        others=GRANITE,
-        more=_granite,
-    ),
-    "qwen2": Family(
-        architecture="Qwen2ForCausalLM", model_type="qwen2", needed=DECODER, others=HEADS, more=_decoder
-    ),
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM", model_type="qwen3", needed=DECODER, others=HEADS, more=_decoder
-    ),
-    "gemma": Family(
-        architecture="GemmaForCausalLM", model_type="gemma", needed=DECODER, others=HEADS, more=_decoder
-    ),
-    "gemma2": Family(
-        architecture="Gemma2ForCausalLM",
-        model_type="gemma2",
-        needed=DECODER,
-        others={**HEADS, **_SOFTCAPS},
-        more=_gemma2,
-    ),
-    "gemma3": Family(
-        architecture="Gemma3ForCausalLM",
-        model_type="gemma3_text",
-        needed=DECODER,
-        others={**HEADS, **_SOFTCAPS},
-        more=_gemma3,
-    ),
-    "olmo2": Family(
-        architecture="Olmo2ForCausalLM", model_type="olmo2", needed=DECODER, others=HEADS, more=_olmo2
-    ),
-    "phi3": Family(
-        architecture="Phi3ForCausalLM", model_type="phi3", needed=DECODER, others=HEADS, more=_phi3
-    ),
+    "smollm3": decoder("SmolLM3ForCausalLM", "smollm3", fixed={"no_rope_layer_interval": 4}),
+    "granite": decoder("GraniteForCausalLM", "granite", _granite, others=GRANITE),
+    "qwen2": decoder("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": decoder("Qwen3ForCausalLM", "qwen3"),
+    "gemma": decoder("GemmaForCausalLM", "gemma"),
+    "gemma2": decoder("Gemma2ForCausalLM", "gemma2", _gemma2, others={**HEADS, **_SOFTCAPS}),
+    "gemma3": decoder("Gemma3ForCausalLM", "gemma3_text", _gemma3, others={**HEADS, **_SOFTCAPS}),
+    "olmo2": decoder("Olmo2ForCausalLM", "olmo2", _olmo2),
+    "phi3": decoder("Phi3ForCausalLM", "phi3", _phi3),
     "gpt2": Family(
         architecture="GPT2LMHeadModel",
         model_type="gpt2",

@@ -17,9 +17,8 @@ from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
-from models.checkpoint.headers import shown
-from models.plain_files import FileError, check_regular
-from models.quantization.gguf_codings import CODINGS, REMOVED
+from models.plain_files import FileError, check_regular, shown
+from models.quantization.methods.gguf import GGML_TYPES, REMOVED
 
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
 """A value of the metadata; an array of numbers stays one."""
@@ -262,10 +261,10 @@ class _Reader:
         """Find the bytes of each tensor, all of which must lie in the file."""
         for one in described:
             where = f"{self._path}: the tensor {shown(one.name)}"
-            if one.kind not in CODINGS:
+            if one.kind not in GGML_TYPES:
                 what = f"was stored as {REMOVED[one.kind]}" if one.kind in REMOVED else f"has type {one.kind}"
                 raise FileError(f"{where} {what}, which is not read; convert the model again")
-            block = CODINGS[one.kind]
+            block = GGML_TYPES[one.kind]
             row = one.shape[-1] if one.shape else 1
             if row % block.numbers:
                 raise FileError(f"{where} has rows of {row}, but {block.name} has blocks of {block.numbers}")

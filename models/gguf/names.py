@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from models.checkpoint.headers import shown
 from models.gguf.file import GgufFile, GgufTensor, Value
-from models.plain_files import FileError
-from models.quantization.gguf_codings import PLAIN, QUANTIZED
+from models.plain_files import FileError, shown
+from models.quantization.methods.gguf import CODINGS, PLAIN
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)\.(\w+)")
 _CONFIG_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -64,57 +63,16 @@ class Place:
 
 
 _DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION = {
+_PARTS = {
+    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
-}
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_LATE_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_SANDWICH = {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm", **_LATE_NORMS}
-
-_PLAIN = Architecture(modules=_DECODER, parts={**_NORMS, **_ATTENTION, **_MLP})
-_LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
-_GEMMA = replace(_PLAIN, shifted_norms=True)
-_GEMMA_2 = replace(_GEMMA, parts={**_SANDWICH, **_ATTENTION, **_MLP})
-
-
-def _experts(scope: str, gate: str, up: str, down: str) -> dict[str, tuple[str, ...]]:
-    """The modules of an expert, in whose names {} stands for its number."""
-    gate, up, down = (f"{scope}.experts.{{}}.{name}" for name in (gate, up, down))
-    return {
-        "ffn_gate_exps": (gate,),
-        "ffn_up_exps": (up,),
-        "ffn_gate_up_exps": (gate, up),
-        "ffn_down_exps": (down,),
-    }
-
-
-def _shared(scope: str) -> dict[str, str]:
-    names = ("gate_proj", "up_proj", "down_proj")
-    return {
-        f"{part}_shexp": f"{scope}.{name}"
-        for part, name in zip(("ffn_gate", "ffn_up", "ffn_down"), names, strict=True)
-    }
-
-
-_PROJECTIONS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
-_MIXTURE = Architecture(
-    modules=_DECODER,
-    parts={**_NORMS, **_ATTENTION, **_MLP, "ffn_gate_inp": "mlp.gate"},
-    experts=_PROJECTIONS,
-)
-_MIXTURE_QK = replace(_MIXTURE, parts={**_MIXTURE.parts, **_HEAD_NORMS})
-_LATE_NAME = {"post_attention_norm": "post_attention_layernorm"}
-_CORRECTED = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-_BLOCK_SPARSE = {**_NORMS, **_ATTENTION, "ffn_gate_inp": "block_sparse_moe.gate"}
-_LATENT = {
+    # Latent attention. Older files have one matrix of keys and values, newer ones two, joined by `source.py`.
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -123,39 +81,60 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    # Layers for multi-token prediction, which files number on after the last layer of the model.
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
 }
-"""Older files have one matrix of keys and values, newer ones its halves, which are joined in `latent/`."""
-_NEXT = {
-    f"nextn.{name}": name.replace("shared_head_", "shared_head.")
-    for name in ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
-}
-"""Layers for multi-token prediction, which the files number on after the last layer of the model."""
+"""The parts of decoders' layers, of which each has some. Families change names in it."""
+
+
+def _experts(scope: str = "mlp", *names: str) -> dict[str, tuple[str, ...]]:
+    """The modules of an expert, in whose names {} stands for its number; `names` are of gate, up and down."""
+    names = names or ("gate_proj", "up_proj", "down_proj")
+    gate, up, down = (f"{scope}.experts.{{}}.{name}" for name in names)
+    return {
+        "ffn_gate_exps": (gate,),
+        "ffn_up_exps": (up,),
+        "ffn_gate_up_exps": (gate, up),
+        "ffn_down_exps": (down,),
+    }
+
+
+_PLAIN = Architecture(modules=_DECODER, parts=_PARTS)
+_LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
+_GEMMA = replace(_PLAIN, shifted_norms=True)
+_SANDWICHED = replace(_GEMMA, parts={**_PARTS, "ffn_norm": "pre_feedforward_layernorm"})
+_MIXTURE = replace(_PLAIN, experts=_experts())
+_CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
+_BLOCK_SPARSE = {**_PARTS, "ffn_gate_inp": "block_sparse_moe.gate"}
+_BLOCK_SPARSE_EXPERTS = _experts("block_sparse_moe", "w1", "w3", "w2")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": replace(
-        _LLAMA,
-        parts={**_LLAMA.parts, "ffn_gate_inp": "block_sparse_moe.gate"},
-        experts=_experts("block_sparse_moe", "w1", "w3", "w2"),
-    ),
+    "llama": replace(_LLAMA, parts=_BLOCK_SPARSE, experts=_BLOCK_SPARSE_EXPERTS),
     "granite": _LLAMA,
     "internlm2": _LLAMA,  # its converter takes the one matrix of q, k and v apart
     "smollm3": _LLAMA,
     "qwen2": _PLAIN,
-    "qwen3": replace(_PLAIN, parts={**_PLAIN.parts, **_HEAD_NORMS}),
+    "qwen3": _PLAIN,
     "gemma": _GEMMA,
-    "gemma2": _GEMMA_2,
-    "gemma3": replace(_GEMMA_2, parts={**_GEMMA_2.parts, **_HEAD_NORMS}),
-    "olmo2": replace(_PLAIN, parts={**_ATTENTION, **_HEAD_NORMS, **_MLP, **_LATE_NORMS}),
-    "phi3": replace(
-        _PLAIN,
-        parts={
-            **_NORMS,
-            "attn_qkv": "self_attn.qkv_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_up": "mlp.gate_up_proj",
-            "ffn_down": "mlp.down_proj",
-        },
-    ),
+    "gemma2": _SANDWICHED,
+    "gemma3": _SANDWICHED,
+    "olmo2": _PLAIN,
+    "phi3": replace(_PLAIN, parts={**_PARTS, "ffn_up": "mlp.gate_up_proj"}),
     "gpt2": Architecture(
         modules={
             "token_embd": "transformer.wte",
@@ -216,58 +195,42 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": replace(
         _MIXTURE,
         parts={
-            **_MIXTURE.parts,
-            **_shared("mlp.shared_expert"),
+            **_PARTS,
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
             "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
         },
         of_one_row=("ffn_gate_inp_shexp",),
     ),
-    "qwen3moe": _MIXTURE_QK,
-    "olmoe": _MIXTURE_QK,
+    "qwen3moe": _MIXTURE,
+    "olmoe": _MIXTURE,
     "granitemoe": replace(
         _LLAMA,
         parts={
-            **_LLAMA.parts,
-            **_shared("shared_mlp"),
+            **_PARTS,
             "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_shexp": "shared_mlp.gate_proj",
+            "ffn_up_shexp": "shared_mlp.up_proj",
             "ffn_down_shexp": "shared_mlp.output_linear",
         },
-        experts=_experts("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+        experts=_experts("block_sparse_moe"),
     ),
     "gpt-oss": replace(
         _MIXTURE,
-        parts={**_MIXTURE.parts, **_LATE_NAME, "ffn_gate_inp": "mlp.router"},
+        parts={**_PARTS, "ffn_gate_inp": "mlp.router"},
         tensors={"attn_sinks.weight": "self_attn.sinks"},
     ),
-    "glm4moe": replace(
-        _MIXTURE_QK,
-        parts={**_MIXTURE_QK.parts, **_LATE_NAME, **_shared("mlp.shared_experts"), **_NEXT},
-        tensors=_CORRECTED,
-    ),
-    "deepseek2": replace(
-        _MIXTURE,
-        parts={
-            **_MIXTURE.parts,
-            **_LATENT,
-            **_shared("mlp.shared_experts"),
-            **_NEXT,
-        },
-        tensors=_CORRECTED,
-    ),
-    "dots1": replace(
-        _MIXTURE_QK,
-        parts={**_MIXTURE_QK.parts, **_shared("mlp.shared_experts")},
-        tensors=_CORRECTED,
-    ),
+    "glm4moe": _CORRECTED,
+    "deepseek2": _CORRECTED,
+    "dots1": _CORRECTED,
     "ernie4_5-moe": replace(
-        _MIXTURE,
-        parts={**_MIXTURE.parts, **_shared("mlp.shared_experts")},
-        tensors={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        _MIXTURE, tensors={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}
     ),
-    "minimax-m2": Architecture(
-        modules=_DECODER,
-        parts={**_BLOCK_SPARSE, **_HEAD_NORMS},
-        experts=_experts("block_sparse_moe", "w1", "w3", "w2"),
+    "minimax-m2": replace(
+        _PLAIN,
+        parts=_BLOCK_SPARSE,
+        experts=_BLOCK_SPARSE_EXPERTS,
         tensors={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
     ),
 }
@@ -276,23 +239,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 def placed_tensors(file: GgufFile) -> Iterator[tuple[Place, GgufTensor]]:
     """All tensors of a file that belong to the model's weights. Raises FileError if one cannot be read."""
-    name = file.metadata.get("general.architecture")
-    known = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if known is None:
-        raise FileError(
-            f"{file.path}: general.architecture is {name!r}, which is not read from GGUF files, but only "
-            f"{', '.join(ARCHITECTURES)}: use the model's own checkpoint"
-        )
+    scope = str(file.metadata["general.architecture"])  # `raw_config` has refused those that are not read
+    known = ARCHITECTURES[scope]
     for tensor in file.tensors.values():
         if tensor.name.partition(".")[0] in _CONFIG_TENSORS:
             continue
-        if tensor.coding not in (*PLAIN, *QUANTIZED):
+        if tensor.coding not in (*PLAIN, *CODINGS):
             raise FileError(
                 f"{tensor.file}: the tensor {shown(tensor.name)} is stored as {tensor.coding}, which is not "
-                f"read, but only {', '.join((*PLAIN, *QUANTIZED))}: use another file of the model, such as "
+                f"read, but only {', '.join((*PLAIN, *CODINGS))}: use another file of the model, such as "
                 "one of Q4_K_M or Q8_0"
             )
-        for place in _places(tensor, known, f"{name}", file.metadata):
+        for place in _places(tensor, known, scope, file.metadata):
             yield place, tensor
 
 

@@ -1,50 +1,44 @@
 """The tensors of a GGUF file as the model's own checkpoint has them: its names, and no converter's changes.
 
 Files are mapped: nothing is read before a piece is asked for, and of that no more than whole blocks. Blocks
-come as bytes, which `models/quantization/formats/gguf.py` takes apart.
+come as bytes, which `models/quantization/readers/gguf.py` takes apart.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.checkpoint.files import Stored
+from models.checkpoint.files import Source, Stored, place_of
 from models.gguf.file import GgufTensor, read_gguf
-from models.gguf.latent.halves import joined_halves
 from models.gguf.names import Place, placed_tensors
 from models.plain_files import FileError
-from models.quantization.gguf_codings import CODINGS, BlockSize
+from models.quantization.methods.gguf import GGML_TYPES, GgmlType
+from models.quantization.readers.gguf import widened_blocks
 from models.weight_pieces import Cut, WeightsError
 
 _NUMBERS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-_SIZES = {coding.name: coding for coding in CODINGS.values()}
+_SIZES = {coding.name: coding for coding in GGML_TYPES.values()}
 
 
-class GgufSource:
-    """The tensors of a file, or of all its parts."""
-
-    def __init__(self, path: Path) -> None:
-        if sys.byteorder != "little":
-            raise WeightsError(f"{path}: GGUF files are read on little-endian machines only")
-        try:
-            file = read_gguf(path)
-            found = list(placed_tensors(file))
-        except FileError as error:
-            raise WeightsError(str(error)) from None
-        self.place = path.name if len(file.parts) == 1 else f"{path.name} and {len(file.parts) - 1} more"
-        mapped = {part: _mapped(part) for part in file.parts}
-        self.tensors: Mapping[str, Stored] = joined_halves(
-            {place.name: _Piece(tensor, place, mapped[tensor.file]).stored() for place, tensor in found}
-        )
-
-    def find(self, name: str, shape: tuple[int, ...], kinds: Sequence[str]) -> Stored | None:
-        return self.tensors.get(name)
+def open_gguf(path: Path) -> Source:
+    """Open the tensors of a file, or of all its parts."""
+    if sys.byteorder != "little":
+        raise WeightsError(f"{path}: GGUF files are read on little-endian machines only")
+    try:
+        file = read_gguf(path)
+        found = list(placed_tensors(file))
+    except FileError as error:
+        raise WeightsError(str(error)) from None
+    mapped = {part: _mapped(part) for part in file.parts}
+    tensors = {place.name: _Piece(tensor, place, mapped[tensor.file]).stored() for place, tensor in found}
+    return Source(place_of([part.name for part in file.parts]), _joined_halves(tensors))
 
 
 def _mapped(part: Path) -> Tensor:
@@ -60,7 +54,7 @@ class _Piece:
         self._place = place
         self._mapped = mapped
         self._shape = tensor.shape if place.shape is None else place.shape
-        self._coding: BlockSize = _SIZES[tensor.coding]
+        self._coding: GgmlType = _SIZES[tensor.coding]
 
     def stored(self) -> Stored:
         shape, kind = self._shape, _NUMBERS.get(self._tensor.coding, self._tensor.coding)
@@ -111,3 +105,64 @@ class _Piece:
         """The place in a row where a column begins."""
         coding = self._coding
         return column if self._tensor.coding in _NUMBERS else column // coding.numbers * coding.nbytes
+
+
+_KEYS, _VALUES, _WHOLE = (f".{name}_b_proj.weight" for name in ("k", "v", "kv"))
+
+
+def _joined_halves(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Put one matrix of latent attention in the place of its halves, which newer files have: keys and values.
+
+    A file that has it besides needs no halves. Keys are turned within each head, and their blocks lie along
+    the other dimension, so that no block is one of the whole matrix: what is read is widened, as the model
+    keeps this matrix in any case.
+    """
+    found = dict(tensors)
+    ends = (_KEYS, _VALUES)
+    for scope in sorted({name.removesuffix(end) for name in tensors for end in ends if name.endswith(end)}):
+        halves = [found.pop(scope + end, None) for end in ends]
+        if scope + _WHOLE not in tensors:
+            found[scope + _WHOLE] = _Halves(scope, *halves).stored()
+    return found
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """Keys [heads, rank, nope] and values [heads, value, rank] of one layer."""
+
+    scope: str
+    keys: Stored | None
+    values: Stored | None
+
+    def stored(self) -> Stored:
+        keys, values = self.keys, self.values
+        if keys is None or values is None:
+            there, missing = ("v_b_proj", "k_b_proj") if keys is None else ("k_b_proj", "v_b_proj")
+            raise WeightsError(f"{self.scope} has {there}, and {missing} is missing in the file")
+        shapes = keys.shape, values.shape
+        if [len(shape) for shape in shapes] != [3, 3] or (shapes[0][:2] != shapes[1][::2]):
+            raise WeightsError(
+                f"{keys.file}: {self.scope} has keys of the shape {list(shapes[0])} and values of "
+                f"{list(shapes[1])}, which are no halves of one matrix: use a file that llama.cpp has made"
+            )
+        heads, value, rank = values.shape
+        rows = heads * (keys.shape[2] + value)
+        return Stored((rows, rank), "float32", keys.file, lambda cut: _read_both(keys, values, cut))
+
+
+def _read_both(keys: Stored, values: Stored, cut: Cut | None) -> Tensor:
+    """Read a piece of the whole matrix, and of the halves the heads that it touches."""
+    heads, each = keys.shape[0], keys.shape[2] + values.shape[1]
+    start, stop = (cut.start, cut.stop) if cut is not None and cut.dim == 0 else (0, heads * each)
+    first = start // each
+    touched = Cut(0, first, -(-stop // each))
+    whole = torch.cat([_numbers(keys, touched).transpose(1, 2), _numbers(values, touched)], dim=1)
+    rows = whole.flatten(0, 1)[start - first * each : stop - first * each]
+    return cut.of(rows) if cut is not None and cut.dim == 1 else rows
+
+
+def _numbers(half: Stored, heads: Cut) -> Tensor:
+    read = half.read(heads)
+    if read.is_floating_point():
+        return read.float()
+    return widened_blocks(read.flatten(0, 1), half.dtype).view(*read.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache. A layer says what its cache is like; the worker makes it, and binds it."""
+"""Attention over the paged cache, which a layer describes and the worker binds; encoders have none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.context import context
 from models.layers.linear import cut_of, frozen
-from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import UNSCALED, CacheScales
+from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from models.parallel.shares import Span
-from models.quantization.formats.scope import read_one_scale
+from models.quantization.readers.pieces import read_one_scale
 
 _OF_KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale")
 _OF_VALUES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "qkv_proj.v_scale", "v_proj.output_scale")
@@ -144,6 +143,38 @@ class Attention(CachedAttention):
             scales=scales,
         )  # [T, heads, head_dim]
         return out.flatten(1)
+
+
+class EncoderAttention(nn.Module):
+    """Attention of encoders, in which a token sees its whole text, which is one step: there is no cache."""
+
+    def __init__(self, *, head_dim: int, scale: float, window: int | None = None) -> None:
+        """`window` is the number of positions that a token sees on each side; None means all."""
+        super().__init__()
+        self.head_dim = head_dim
+        self.scale = scale
+        self.window = window
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prep: HeadPrep = AS_PROJECTED,
+        *,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """q, k, v [T, heads * head_dim] -> [T, heads * head_dim]. Keys and values may have fewer heads.
+
+        bias [heads, 2 * reach + 1]: added to the scores by distance, as `ops.encoder_attention` says.
+        """
+        q, k, v = (x.view(len(x), -1, self.head_dim) for x in (q, k, v))
+        if prep.q_norm is not None and prep.k_norm is not None:
+            q, k = ops.rms_norm(q, prep.q_norm, prep.eps), ops.rms_norm(k, prep.k_norm, prep.eps)
+        if prep.cos_sin is not None:
+            q, k = ops.rotate(q, prep.cos_sin), ops.rotate(k, prep.cos_sin)
+        heads = ops.encoder_attention(q, k, v, context(), scale=self.scale, window=self.window, bias=bias)
+        return heads.flatten(1)
 
 
 def read_cache_scales(scope: Weights) -> CacheScales | None:

@@ -11,6 +11,13 @@ from models.checkpoint.weights import Weights
 from models.layers.linear import cut_of, frozen
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from models.parallel.parallel import Parallel
+from models.quantization.matrices import (
+    has_matrix,
+    ignore_matrix,
+    read_embeddings,
+    read_matrix,
+    read_plain_matrix,
+)
 from models.weight_pieces import Cut
 
 
@@ -42,7 +49,7 @@ class Embedding(nn.Module):
         if not self.parallel.first:
             weights.ignore("weight")
             return
-        rows = weights.table((self.span.size, self.size), cut_of(0, self.span))
+        rows = read_embeddings(weights, (self.span.size, self.size), cut_of(0, self.span))
         rows = _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
         self.packed = isinstance(rows, Grouped) and not self.plain
         self.weight = frozen(ops.pack(rows, wide=True) if self.packed else widen(rows))
@@ -92,9 +99,9 @@ class LMHead(nn.Module):
         self._embedding = (embedding,)
 
     def pull(self, weights: Weights) -> None:
-        tied = self.tied or (self.tied is None and not weights.has_matrix)
+        tied = self.tied or (self.tied is None and not has_matrix(weights))
         if tied or self.tokens is not None or not self.parallel.last:
-            weights.ignore_matrix()
+            ignore_matrix(weights)
         if not self.parallel.last:
             return
         (embedding,) = self._embedding
@@ -108,13 +115,15 @@ class LMHead(nn.Module):
                 self.weight = frozen(ops.pack(share, wide=True))
         elif self.tokens:
             cuts = [Cut(0, token, token + 1) for token in self.tokens]
-            rows = [source.plain_matrix((self.span.size, self.size), cut, torch.float32) for cut in cuts]
+            rows = [
+                read_plain_matrix(source, (self.span.size, self.size), cut, torch.float32) for cut in cuts
+            ]
             self.weight = frozen(torch.cat(rows))
 
     def _take_share(self, weights: Weights, *, tied: bool) -> Matrix:
         """Read this rank's rows of the head's own matrix, or of the embedding's."""
         shape, cut = (self.span.size, self.size), cut_of(0, self.span)
-        rows = weights.table(shape, cut) if tied else weights.matrix(shape, cut)
+        rows = read_embeddings(weights, shape, cut) if tied else read_matrix(weights, shape, cut)
         return _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -122,6 +131,15 @@ class LMHead(nn.Module):
             return F.linear(hidden.float(), self.weight)
         mine = ops.linear(hidden, self.weight, wide=True)  # [R, rows of the share]
         return self.parallel.all_gather(mine)[:, : self.span.size]
+
+
+def check_learned_positions(model: str, learned: int, max_len: int) -> None:
+    """Refuse texts that are longer than a model's table of positions."""
+    if max_len > learned:
+        raise ValueError(
+            f"{model} has learned {learned} positions, and cannot serve {max_len}: "
+            f"lower --max-model-len to {learned}"
+        )
 
 
 def _pad(rows: Matrix, missing: int) -> Matrix:

@@ -15,7 +15,8 @@ from models.layers.linear import cut_of, frozen
 from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
-from models.quantization.formats import fp8, mxfp4
+from models.quantization.matrices import has_matrix, read_matrix
+from models.quantization.readers.fp8_mxfp4 import BLOCKS, read_member
 from models.weight_pieces import Cut
 
 ReadParts = Callable[[int], list[Matrix]]
@@ -118,8 +119,8 @@ class Experts(nn.Module):
         """Whether the checkpoint has one tensor for the matrices of all experts."""
         name = self.saved.all_gate_up
         if weights.is_real:
-            return name in weights or f"{name}{mxfp4.BLOCKS}" in weights
-        return self.saved.in_one and not (weights / f"experts.0.{self.saved.gate}").has_matrix
+            return name in weights or f"{name}{BLOCKS}" in weights
+        return self.saved.in_one and not has_matrix(weights / f"experts.0.{self.saved.gate}")
 
     def _apart(self, weights: Weights) -> tuple[ReadParts, ReadMatrix]:
         """Functions that read the gate and the up of an expert, and its down, from modules of their own."""
@@ -129,23 +130,27 @@ class Experts(nn.Module):
 
         def gate_up(number: int) -> list[Matrix]:
             scope = weights / f"experts.{number}"
-            return [(scope / name).matrix((inner.size, self.size), rows) for name in (saved.gate, saved.up)]
+            return [
+                read_matrix(scope / name, (inner.size, self.size), rows) for name in (saved.gate, saved.up)
+            ]
 
         def down(number: int) -> Matrix:
             scope = weights / f"experts.{number}"
-            return (scope / saved.down).matrix((self.size, inner.size), columns)
+            return read_matrix(scope / saved.down, (self.size, inner.size), columns)
 
         return gate_up, down
 
     def _in_one(self, weights: Weights) -> tuple[ReadParts, ReadMatrix]:
         """The same functions for tensors that hold the matrices of all experts, plain, in mxfp4 or in fp8."""
         inner, saved = self.share, self.saved
-        transposed = saved.transposed and not self._is_turned(weights.stored_shape(saved.all_gate_up))
+        turned = (self.count, 2 * inner.size, self.size)  # certainly [outputs, inputs], if it is not square
+        is_turned = weights.stored_shape(saved.all_gate_up) == turned and turned[1] != turned[2]
+        transposed = saved.transposed and not is_turned
 
         def read(name: str, shape: tuple[int, int], dim: int, start: int, stop: int, number: int) -> Matrix:
-            for ending, form in ((mxfp4.BLOCKS, mxfp4), (fp8.STACK_SCALES, fp8)):
-                if f"{name}{ending}" in weights:
-                    return form.read_member(weights, name, self.count, shape, Cut(dim, start, stop, number))
+            packed = read_member(weights, name, self.count, shape, Cut(dim, start, stop, number))
+            if packed is not None:
+                return packed
             if transposed:
                 shape, dim = (shape[1], shape[0]), 1 - dim
             piece = weights.take(name, [self.count, *shape], Cut(dim, start, stop, number))
@@ -163,11 +168,6 @@ class Experts(nn.Module):
             return read(saved.all_down, (self.size, inner.size), 1, inner.start, inner.stop, number)
 
         return gate_up, down
-
-    def _is_turned(self, stored: tuple[int, ...] | None) -> bool:
-        """Whether gates and ups are certainly stored as [outputs, inputs]."""
-        outputs, inputs = 2 * self.share.size, self.size
-        return stored == (self.count, outputs, inputs) and outputs != inputs
 
     def _biases_apart(self, weights: Weights) -> tuple[nn.Parameter, nn.Parameter]:
         """Read the biases of experts here, [E, 2I] and [E, H], of which each module has its own."""

@@ -14,6 +14,7 @@ from models.layers.linear import Linear, Pairs, RowLinear, cut_of, frozen
 from models.layers.norm import FrontRMSNorm, RMSNorm
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
+from models.quantization.matrices import read_plain_matrix
 
 _EPS = 1e-6
 """The epsilon of the two small norms, whatever config.json says of the others."""
@@ -57,7 +58,7 @@ class LatentAttention(CachedAttention):
         spec, each = self.spec, self.spec.nope + self.spec.value
         shape, cut = (self.heads.size * each, spec.rank), cut_of(0, self.heads.times(each))
         scope = weights.sibling("kv_b_proj")
-        matrix = scope.plain_matrix(shape, cut, scope.dtype)
+        matrix = read_plain_matrix(scope, shape, cut, scope.dtype)
         self.up = frozen(ops.pack_latent(matrix, self.heads.length, spec.nope, spec.rank))
 
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
-from models.ops.grouped_matrix import Grouped, Matrix
+from models.ops.grouped_matrix import Grouped, Matrix, halves, stacked
 from models.parallel.parallel import Parallel
 from models.parallel.shares import Span
+from models.quantization.matrices import read_matrix
 from models.weight_pieces import Cut
 
 Part = TypeVar("Part", Tensor, Matrix)
@@ -112,7 +113,7 @@ class Linear(nn.Module):
     def _matrix(self, weights: Weights, size: int, rows: Span) -> Matrix:
         """Read the piece `rows` of a matrix with `size` outputs, and of it the piece of the inputs."""
         cut = cut_of(0, rows) or cut_of(1, self.inputs)  # never both: a layer is cut by column or by row
-        return weights.matrix((size, self.inputs.size), cut, transposed=self.transposed)
+        return read_matrix(weights, (size, self.inputs.size), cut, transposed=self.transposed)
 
     def _bias(self, weights: Weights, size: int, rows: Span) -> Tensor:
         return weights.take("bias", [size], cut_of(0, rows))
@@ -129,12 +130,18 @@ class GatedLinear(Linear):
         activation: str,
         bias: bool = False,
         sources: Sequence[str] = (),
+        up_first: bool = False,
     ) -> None:
+        """`up_first`: the checkpoint has up and gate in one matrix, in this order."""
         super().__init__(inputs, [outputs, outputs], bias=bias, sources=sources)
         self.kind = activation
+        self.up_first = up_first
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(ops.pack(*self._matrices(weights), gated=True))
+        parts = self._matrices(weights)
+        if self.up_first:
+            parts = reversed(halves(stacked(parts)))
+        self.weight = frozen(ops.pack(*parts, gated=True))
         self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""The gated feed-forward block of all Llama-like models, and the names of activations."""
+"""The feed-forward blocks of layers, plain and gated, and the names of activations."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models.layers.linear import GatedLinear, RowLinear
+from models.checkpoint.weights import Weights, load
+from models.layers.linear import GatedLinear, Linear, RowLinear
 from models.parallel.parallel import Parallel
 
 _KINDS = {
@@ -30,19 +31,69 @@ def gate_kind(name: str) -> str:
     return name if name == "clamped" else activation_kind(name)
 
 
-class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)). The checkpoint holds gate and up apart or, if `fused`, as one."""
+class MLP(nn.Module):
+    """Two linear layers with an activation between; `names` are theirs in the checkpoint."""
 
     def __init__(
-        self, size: int, inner: int, parallel: Parallel, *, activation: str, bias: bool, fused: bool
+        self,
+        size: int,
+        inner: int,
+        parallel: Parallel,
+        *,
+        activation: str,
+        names: tuple[str, str],
+        bias: bool,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         share = parallel.share(inner, "features of the MLP")
-        sources = () if fused else ("gate_proj", "up_proj")
+        kind = activation_kind(activation)
+        self.names = names
+        self.inner = Linear(size, share, bias=bias, transposed=transposed, activation=kind)
+        self.outer = RowLinear(share, size, parallel, bias=bias, transposed=transposed)
+
+    def pull(self, weights: Weights) -> None:
+        for layer, name in zip((self.inner, self.outer), self.names, strict=True):
+            load(layer, weights / name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x))
+
+
+GATE_AND_UP = ("gate_proj", "up_proj")
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)). The checkpoint holds gate and up apart, as `sources`, or as one.
+
+    `names` are those of both in one and of down; `up_first` says that the one has up ahead of gate.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        parallel: Parallel,
+        *,
+        activation: str,
+        bias: bool = False,
+        down_bias: bool | None = None,
+        sources: tuple[str, ...] = (),
+        names: tuple[str, str] | None = None,
+        up_first: bool = False,
+    ) -> None:
+        super().__init__()
+        share = parallel.share(inner, "features of the MLP")
+        kind = activation_kind(activation)
+        self.names = names or ("gate_up_proj", "down_proj")
         self.gate_up_proj = GatedLinear(
-            size, share, activation=activation_kind(activation), bias=bias, sources=sources
+            size, share, activation=kind, bias=bias, sources=sources, up_first=up_first
         )
-        self.down_proj = RowLinear(share, size, parallel, bias=bias)
+        self.down_proj = RowLinear(share, size, parallel, bias=bias if down_bias is None else down_bias)
+
+    def pull(self, weights: Weights) -> None:
+        for layer, name in zip((self.gate_up_proj, self.down_proj), self.names, strict=True):
+            load(layer, weights / name)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.gate_up_proj(x))

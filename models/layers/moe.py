@@ -11,9 +11,10 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.layers.experts import Experts, SavedExperts
 from models.layers.linear import frozen
-from models.layers.mlp import GatedMLP, gate_kind
-from models.ops.routing import Routing
+from models.layers.mlp import GATE_AND_UP, GatedMLP, gate_kind
+from models.ops.expert_ops import Routing
 from models.parallel.parallel import Parallel
+from models.quantization.matrices import has_matrix, read_plain_matrix
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Router(nn.Module):
         """Read the router; `weights` is the scope of the layer's mixture."""
         spec, count = self.spec, self.spec.routing.experts
         scope = weights / spec.router
-        matrix = scope.plain_matrix((count, self.size), None, scope.dtype)
+        matrix = read_plain_matrix(scope, (count, self.size), None, scope.dtype)
         self.weight = frozen(ops.pack(matrix, plain=True))
         self.bias = frozen(scope.take("bias", [count])) if spec.router_bias else None
         self.correction = None
@@ -101,14 +102,14 @@ class MoeMLP(nn.Module):
             biased=spec.biased,
         )
         self.shared = None
-        if spec.shared is not None:
+        if (shared := spec.shared) is not None:
             self.shared = GatedMLP(
                 size,
-                spec.shared.width,
+                shared.width,
                 parallel,
                 activation=spec.activation,
-                bias=False,
-                fused=False,
+                sources=GATE_AND_UP,
+                names=shared.fused,
             )
 
     def pull(self, weights: Weights) -> None:
@@ -119,13 +120,11 @@ class MoeMLP(nn.Module):
         if (spec := self.spec.shared) is None or self.shared is None:
             return
         shared = (weights.sibling("") if spec.beside else scope) / spec.scope
-        if spec.fused is None:
-            load(self.shared, shared)
-        else:
-            if not (shared / "gate_proj").has_matrix:  # a GGUF file has it apart from up
-                self.shared.gate_up_proj.sources = ()
-            for module, name in zip(self.shared.children(), spec.fused, strict=True):
-                load(module, shared / name)
+        if spec.fused is not None and not has_matrix(
+            shared / "gate_proj"
+        ):  # a GGUF file has it apart from up
+            self.shared.gate_up_proj.sources = ()
+        load(self.shared, shared)
         if spec.gate:
             self.shared_gate = frozen((scope / spec.gate).take("weight", [1, self.size])[0])
 

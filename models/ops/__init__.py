@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
-from models.ops import expert_reference, latent_reference, pooling_reference, reference
-from models.ops.expert_reference import add_gated, collect_experts, experts, route
-from models.ops.latent_reference import front_rms_norm, latent_attention, pack_latent
-from models.ops.pooling_reference import apart, pool
-from models.ops.reference import (
+from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
+from models.ops.latent_ops import front_rms_norm, latent_attention, pack_latent  # noqa: F401
+from models.ops.pooling_ops import apart, pool  # noqa: F401
+from models.ops.reference import (  # noqa: F401
     activation,
     add,
     add_layer_norm,
@@ -41,50 +41,12 @@ from models.ops.reference import (
     sum_squares,
 )
 
-__all__ = [
-    "activation",
-    "add",
-    "add_gated",
-    "add_layer_norm",
-    "add_rms_norm",
-    "angles",
-    "apart",
-    "attention",
-    "collect_experts",
-    "embed",
-    "encoder_attention",
-    "experts",
-    "front_rms_norm",
-    "gated",
-    "gated_linear",
-    "latent_attention",
-    "layer_norm",
-    "linear",
-    "mean",
-    "normalize",
-    "pack",
-    "pack_latent",
-    "pool",
-    "rms_norm",
-    "rotary_and_cache",
-    "rotate",
-    "route",
-    "scale",
-    "scale_by_position",
-    "split_words",
-    "spread_rms_norm",
-    "sum_squares",
-    "unpacked",
-    "use",
-]
-
-
-SPECIFIED: Mapping[str, Callable[..., Any]] = (
-    vars(expert_reference) | vars(latent_reference) | vars(pooling_reference) | vars(reference)
-)
+SPECIFIED: Mapping[str, Callable[..., Any]] = {
+    name: value
+    for name, value in list(globals().items())
+    if isinstance(value, FunctionType) and value.__module__.startswith(f"{__name__}.")
+}
 """The reference of each operation, by its name."""
-
-_REFERENCE = {name: SPECIFIED[name] for name in __all__ if name not in ("use", "unpacked")}
 
 
 def use(table: Mapping[str, Callable[..., Any]]) -> None:
@@ -92,10 +54,10 @@ def use(table: Mapping[str, Callable[..., Any]]) -> None:
 
     Must precede loading: `pack` runs there.
     """
-    unknown = sorted(table.keys() - _REFERENCE.keys())
+    unknown = sorted(table.keys() - SPECIFIED.keys())
     if unknown:
-        raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(_REFERENCE)}")
-    globals().update(_REFERENCE | dict(table))
+        raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(sorted(SPECIFIED))}")
+    globals().update({**SPECIFIED, **table})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from models.coding import E4M3, LEVELS, WHOLE
+from models.weight_coding import E4M3, LEVELS, WHOLE
 
 _MOST_IN_GROUP = 128
 """Inputs of the largest groups that kernels know. Larger ones are divided: all pieces have the same scale."""
@@ -57,7 +57,7 @@ class Grouped:
     input_scale: float | None = None
     """What inputs are divided by before they are rounded to 8 bits; None: by scales of their own."""
     kind: str = WHOLE
-    """What codes mean, as in `coding.py`. Only WHOLE has offsets."""
+    """What codes mean, as in `weight_coding.py`. Only WHOLE has offsets."""
     minimums: Tensor | None = None
     """[N, groups] as scales: what is added to each element of a group. Then codes count from 0."""
     factors: Factors | None = None

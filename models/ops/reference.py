@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep, widened, write_cache
 from models.ops.grouped_matrix import Matrix, widen
-from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import UNSCALED, CacheScales, widened, write_cache
 from models.ops.tree_sum import add_in_pairs
 
 # Loading

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.config import ConfigError, ModelConfig
-from models.parallel.shares import kv_heads_of, share_of
+from models.parallel.shares import HEADS, kv_heads_of, share_of
 
 Placement = Literal["linear", "round_robin"]
 """Whether a rank holds neighbouring experts, or every n-th one of n ranks."""
@@ -77,10 +77,9 @@ def check_experts(model: ModelConfig, ranks: int, redundant: int = 0) -> None:
         raise ConfigError(
             f"--enable-expert-parallel: {model.architecture} has no experts; leave the option out"
         )
-    if redundant:
-        if (count + redundant) % ranks:
-            raise ConfigError(_indivisible_copies(count, redundant, ranks))
-    elif count % ranks:
+    if redundant and (count + redundant) % ranks:
+        raise ConfigError(_indivisible_copies(count, redundant, ranks))
+    if not redundant and count % ranks:
         possible = (n for n in range(2, count + 1) if count % n == 0 and _cuts_heads(model, n))
         raise ConfigError(_indivisible(count, ranks, possible))
 
@@ -109,7 +108,7 @@ def _indivisible_copies(count: int, redundant: int, ranks: int) -> str:
 def _cuts_heads(model: ModelConfig, ranks: int) -> bool:
     """Whether attention can be cut over so many ranks."""
     try:
-        share_of(0, ranks, model.num_heads, "attention heads")
+        share_of(0, ranks, model.num_heads, HEADS)
         kv_heads_of(0, ranks, model.num_kv_heads)
     except ValueError:
         return False

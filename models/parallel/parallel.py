@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from models.parallel.experts import ExpertPlace
-from models.parallel.shares import Span, heads_of, kv_heads_of, layers_of, sections_of, share_of
+from models.parallel.shares import HEADS, Span, kv_heads_of, layers_of, sections_of, share_of
 
 PADDING = 64
 """A rank's share of the vocabulary's rows is a multiple of this, for the kernels' sake."""
@@ -96,7 +96,7 @@ class Parallel:
         return share_of(self.rank, self.size, size, what)
 
     def share_heads(self, heads: int) -> Span:
-        return heads_of(self.rank, self.size, heads)
+        return share_of(self.rank, self.size, heads, HEADS)
 
     def share_kv_heads(self, heads: int) -> Span:
         return kv_heads_of(self.rank, self.size, heads)

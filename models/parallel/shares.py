@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from models.config import ModelConfig
 
+HEADS = "attention heads"
+
 
 @dataclass(frozen=True)
 class Span:
@@ -39,7 +41,7 @@ def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
     if ranks * stages > 1:
         model.require()
     layers_of(0, stages, model.num_layers)
-    heads_of(0, ranks, model.num_heads)
+    share_of(0, ranks, model.num_heads, HEADS)
     kv_heads_of(0, ranks, model.num_kv_heads)
 
 
@@ -64,10 +66,6 @@ def share_of(rank: int, ranks: int, size: int, what: str) -> Span:
         )
     piece = size // ranks
     return Span(size, rank * piece, (rank + 1) * piece)
-
-
-def heads_of(rank: int, ranks: int, heads: int) -> Span:
-    return share_of(rank, ranks, heads, "attention heads")
 
 
 def kv_heads_of(rank: int, ranks: int, heads: int) -> Span:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
 from models.pooling.config import Activation
 from models.pooling.sentence_files import Mode
 
@@ -118,10 +118,7 @@ _MERGE: dict[Mode, Callable[[Tensor, int], Tensor]] = {
 
 
 def _sigmoid(rows: Tensor) -> Tensor:
-    """The sigmoid by operations whose last digits do not depend on where in memory a number stands.
-
-    Those of torch.sigmoid do.
-    """
+    """The sigmoid whose last digits, unlike those of torch.sigmoid, do not depend on a number's place."""
     return 1 / (1 + torch.exp(-rows))
 
 
@@ -181,10 +178,8 @@ class TaskHead:
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """Cut and activate rows [R, width] -> [R, the cut width]."""
         rows = rows[:, : self.cut(dimensions)]
-        return self.activation(rows) if self._activates(use_activation) else rows
-
-    def _activates(self, use_activation: bool | None) -> bool:
-        return self.activates if use_activation is None else use_activation
+        activates = self.activates if use_activation is None else use_activation
+        return self.activation(rows) if activates else rows
 
 
 class Pooler(nn.Module):

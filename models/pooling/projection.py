@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from models.checkpoint.weights import Weights, open_weights
 from models.layers.linear import frozen
 from models.pooling.sentence_files import Dense, LayerNorm, Normalize, Step
+from models.quantization.matrices import read_plain_matrix
 from models.weight_pieces import WeightsError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,7 +38,7 @@ class Matrix(nn.Module):
         self.has_bias = bias
 
     def pull(self, weights: Weights) -> None:
-        self.weight = frozen(weights.plain_matrix(self.shape, None, torch.float32))
+        self.weight = frozen(read_plain_matrix(weights, self.shape, None, torch.float32))
         has_bias = "bias" in weights if self.has_bias is None else self.has_bias
         self.bias = frozen(weights.take("bias", self.shape[:1], dtype=torch.float32)) if has_bias else None
 
@@ -58,12 +59,12 @@ class Projection(nn.Module):
         for step in steps:
             match step:
                 case Dense():
-                    self._check(step.folder, step.inputs)
+                    self._check(step.folder, step.in_features)
                     modules.append(_Dense(step, folder / step.folder, load_format))
-                    self.width = step.outputs
+                    self.width = step.out_features
                 case LayerNorm():
-                    self._check(step.folder, step.size)
-                    modules.append(_LayerNorm(step.size, folder / step.folder, load_format))
+                    self._check(step.folder, step.dimension)
+                    modules.append(_LayerNorm(step.dimension, folder / step.folder, load_format))
                 case Normalize():
                     modules.append(_Normalize())
         self.steps = nn.ModuleList(modules)
@@ -83,11 +84,13 @@ class _Dense(nn.Module):
         super().__init__()
         self.folder = folder
         self.load_format = load_format
-        self.linear = Matrix(step.inputs, step.outputs, bias=step.bias)
-        self.activation = _activation(step.activation, folder)
-        self.adds_input = step.residual
-        needs_matrix = step.residual and step.inputs != step.outputs
-        self.residual = Matrix(step.inputs, step.outputs, bias=False) if needs_matrix else nn.Identity()
+        self.linear = Matrix(step.in_features, step.out_features, bias=step.bias)
+        self.activation = _activation(step.activation_function, folder)
+        self.adds_input = step.use_residual
+        needs_matrix = step.use_residual and step.in_features != step.out_features
+        self.residual = (
+            Matrix(step.in_features, step.out_features, bias=False) if needs_matrix else nn.Identity()
+        )
 
     def pull(self, weights: Weights) -> None:
         own = _open(self.folder, self.load_format, weights)

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar, cast, get_args
 import msgspec
 
 from models.config import ConfigError
-from models.plain_files import FileError, lies_within, read_text_bytes
+from models.plain_files import lies_within, read_text_bytes
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
@@ -46,21 +46,23 @@ _TOKENS, _SENTENCE = "token_embeddings", "sentence_embedding"
 
 
 class Dense(msgspec.Struct, frozen=True, tag=True):
-    """A linear layer with an activation."""
+    """A linear layer with an activation, by the names of its fields in its config.json."""
 
-    folder: str
-    """The folder of its weights, within the checkpoint."""
-    inputs: int
-    outputs: int
+    in_features: int
+    out_features: int
     bias: bool = True
-    activation: str = "torch.nn.modules.activation.Tanh"
-    residual: bool = False
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    use_residual: bool = False
     """Whether the input is added to the result, itself projected if the widths differ."""
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+    folder: str = ""
+    """The folder of its weights, within the checkpoint."""
 
 
 class LayerNorm(msgspec.Struct, frozen=True, tag=True):
-    folder: str
-    size: int
+    dimension: int
+    folder: str = ""
 
 
 class Normalize(msgspec.Struct, frozen=True, tag=True):
@@ -109,20 +111,6 @@ class _Module(msgspec.Struct):
     def kind(self) -> str:
         """The name of the class, with its module unless that belongs to a library that we know."""
         return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARIES) else self.type
-
-
-class _DenseFile(msgspec.Struct):
-    in_features: int
-    out_features: int
-    bias: bool = True
-    activation_function: str = "torch.nn.modules.activation.Tanh"
-    module_input_name: str | None = None
-    module_output_name: str | None = None
-    use_residual: bool = False
-
-
-class _LayerNormFile(msgspec.Struct):
-    dimension: int
 
 
 class _NormalizeFile(msgspec.Struct):
@@ -229,8 +217,8 @@ class _Chain:
             case "Dense":
                 self._add_dense(module, path)
             case "LayerNorm":
-                size = _read(path, _LayerNormFile).dimension
-                self._add_step(module, LayerNorm(module.path, size), _SENTENCE, None)
+                norm = msgspec.structs.replace(_read(path, LayerNorm), folder=module.path)
+                self._add_step(module, norm, _SENTENCE, None)
             case "Normalize":
                 file = _read(path, _NormalizeFile) if path.is_file() else _NormalizeFile()
                 self._add_step(module, Normalize(), file.module_input_name, file.module_output_name)
@@ -266,17 +254,9 @@ class _Chain:
         self.include_prompt = fields.get("include_prompt", True) is not False
 
     def _add_dense(self, module: _Module, path: Path) -> None:
-        file = _read(path, _DenseFile)
-        step = Dense(
-            folder=module.path,
-            inputs=file.in_features,
-            outputs=file.out_features,
-            bias=file.bias,
-            activation=file.activation_function,
-            residual=file.use_residual,
-        )
+        step = msgspec.structs.replace(_read(path, Dense), folder=module.path)
         default = _TOKENS if module.type.startswith("pylate.") else _SENTENCE
-        self._add_step(module, step, file.module_input_name or default, file.module_output_name)
+        self._add_step(module, step, step.module_input_name or default, step.module_output_name)
 
     def _add_step(self, module: _Module, step: Step, reads: str, writes: str | None) -> None:
         expected = _SENTENCE if self.modes else _TOKENS
@@ -319,8 +299,6 @@ _File = TypeVar("_File")
 def _read(path: Path, kind: type[_File]) -> _File:
     try:
         return msgspec.json.decode(read_text_bytes(path), type=kind)
-    except FileError as error:
-        raise ConfigError(str(error)) from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
     except RecursionError:

@@ -7,16 +7,12 @@ from typing import Any
 
 import msgspec
 
-from models.coding import Quantization
 from models.config import ConfigError, ModelConfig
-from models.quantization.methods.auto_round import AutoRound, AutoRoundFields
-from models.quantization.methods.awq import Awq, AwqFields
-from models.quantization.methods.compressed import Compressed, CompressedFields
-from models.quantization.methods.fp8 import Fp8, Fp8Fields
+from models.quantization.methods.compressed_tensors import Compressed, CompressedFields
+from models.quantization.methods.fp8_mxfp4 import Fp8, Fp8Fields, Mxfp4, Mxfp4Fields
 from models.quantization.methods.gguf import Gguf, GgufFields
-from models.quantization.methods.gptq import Gptq, GptqFields
-from models.quantization.methods.mxfp4 import Mxfp4, Mxfp4Fields
-from models.saved_quantization import SavedQuantization
+from models.quantization.methods.gptq_awq import AutoRound, AutoRoundFields, Awq, AwqFields, Gptq, GptqFields
+from models.weight_coding import Quantization, SavedQuantization
 
 METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, Any], Quantization]]] = {
     "gptq": (GptqFields, Gptq),
@@ -113,3 +109,35 @@ def _method(fields: Mapping[str, object]) -> str:
         "bits": "gptq",
     }
     return next((method for field, method in marks.items() if field in fields), "not named")
+
+
+class CacheScheme(msgspec.Struct, frozen=True, kw_only=True):
+    """The field `kv_cache_scheme` of compressed-tensors."""
+
+    num_bits: int = 8
+    type: str = "int"
+    strategy: str | None = None
+    dynamic: bool | str = False
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why keys and values cannot be cached so, as the end of a sentence; None if they can be in fp8."""
+        if (self.num_bits, self.type) != (8, "float"):
+            return f"numbers of {self.num_bits} bits of the type {self.type!r}, and fp8 alone is known"
+        if self.strategy == "attn_head":
+            return "a scale for each head, and one for each layer alone is known"
+        return None
+
+
+def read_cache_scheme(config: ModelConfig) -> CacheScheme | None:
+    """Read how the checkpoint wants its KV cache; None if it says nothing.
+
+    Other methods than compressed-tensors do not say it: they have scales, which an option puts to use.
+    """
+    saved = config.quantization
+    if saved is None or "config_groups" not in saved.fields:
+        return None
+    try:
+        return msgspec.convert(saved.fields.get("kv_cache_scheme"), CacheScheme | None)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{saved.place}: 'kv_cache_scheme': {error}") from None

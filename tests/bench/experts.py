@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 from worker.kernels.cpu import operations
 from worker.kernels.cpu.library import LONG, POINTER, Library
 from worker.kernels.cpu.portable import Table

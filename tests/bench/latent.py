@@ -18,7 +18,7 @@ from paged import make_step
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops import latent_reference
+from models.ops import latent_ops
 from worker.host.memory import huge_pages
 from worker.kernels.cpu import operations
 
@@ -60,9 +60,9 @@ class Layer:
         return self.table["latent_attention"](*given, scale=0.1)
 
     def attend_by_reference(self) -> Tensor:
-        up = latent_reference.pack_latent(self.weight, self.heads, self.nope, self.rank)
+        up = latent_ops.pack_latent(self.weight, self.heads, self.nope, self.rank)
         given = self.q, self.latent, up, self.cache, self.step, self.cos_sin
-        return latent_reference.latent_attention(*given, scale=0.1)
+        return latent_ops.latent_attention(*given, scale=0.1)
 
     def products(self) -> int:
         """Multiplications and sums of a whole prompt."""

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from forms import FORMS, Shape
 
-from models.coding import E4M3
 from models.ops.grouped_matrix import Grouped, Matrix
+from models.weight_coding import E4M3
 from worker.kernels.cpu import linear
 from worker.kernels.cpu.library import INT, levels_here, open_library
 from worker.kernels.cpu.portable import Table

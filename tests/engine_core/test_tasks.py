@@ -17,7 +17,7 @@ from tiny import hf_greedy, hf_model, tiny_checkpoint
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
-from models.checkpoint.finite import FiniteCheck
+from models.checkpoint.damage import FiniteCheck
 from models.config import ConfigError
 from worker.protocol import QUERY_GONE, Pooling, Sampling, Task
 from worker.steps.output import NOT_FINITE, NOT_FINITE_VALUES

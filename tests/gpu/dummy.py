@@ -18,7 +18,7 @@ from sizes import worker_config
 from workbench import Workbench
 
 from models.config import read_config
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 

@@ -11,7 +11,7 @@ from paged import make_step
 from results import Result
 from workbench import BF16, Workbench
 
-from models.ops.latent_reference import pack_latent
+from models.ops.latent_ops import pack_latent
 from worker.kernels import check
 from worker.sampling.draw import Draws
 from worker.sampling.groups import BY_TORCH, GroupedLogits

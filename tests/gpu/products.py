@@ -15,8 +15,8 @@ from results import Result
 from torch import Tensor, nn
 from workbench import BF16, Workbench
 
-from models.coding import E4M3, WHOLE
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E4M3, WHOLE
 
 FORMS = {"4 bits, groups of 128": (4, 128, WHOLE), "4 bits, groups of 32": (4, 32, WHOLE)} | {
     "8 bits, groups of 128": (8, 128, WHOLE),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+from tiny import tiny_checkpoint
 
 from models import ops
 from models.checkpoint.weights import Reading
@@ -38,3 +42,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Reading, "finish", counted)
     return seen
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def folder(llama: Path, tmp_path: Path) -> Path:
+    """A copy of `llama` that a test may change."""
+    return shutil.copytree(llama, tmp_path / "model")

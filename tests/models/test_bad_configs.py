@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from broken import EMBEDDINGS, WEIGHTS, Case, case, config, put, refusal, replaced
-from live import PATIENCE
-from tiny import VOCAB_SIZE, tiny_checkpoint
+from broken import EMBEDDINGS, WEIGHTS, Case, assert_refused, case, config, put, replaced
+from tiny import VOCAB_SIZE
 
 from models.config import read_config
 from models.loader import LoadOptions, load_model
@@ -97,8 +94,18 @@ FIELDS: list[Case] = [
     case("an activation nobody knows", config(hidden_act="swoosh"), "swoosh"),
     case("an architecture nobody knows", config(architectures=["FooForCausalLM"]), "FooForCausalLM"),
     case("no architecture", config(architectures=[]), CONFIG, "'architectures' must be a list"),
-    case("tied by a number", config(tie_word_embeddings=1), CONFIG, "'tie_word_embeddings' is 1"),
-    case("ends that are texts", config(eos_token_id=["</s>"]), CONFIG, "'eos_token_id' is ['</s>']"),
+    case(
+        "tied by a number",
+        config(tie_word_embeddings=1),
+        CONFIG,
+        "'tie_word_embeddings' is 1, but must be true or false",
+    ),
+    case(
+        "ends that are texts",
+        config(eos_token_id=["</s>"]),
+        CONFIG,
+        "'eos_token_id' is ['</s>'], but must be a token id or a list of token ids",
+    ),
     case("long nonsense", config(eos_token_id=["x" * 10_000]), CONFIG, "'eos_token_id' is ["),
     case(
         "no window",
@@ -152,24 +159,9 @@ CONFIG_FILES: list[Case] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def folder(llama: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(llama, tmp_path / "model")
-
-
 @pytest.mark.parametrize("broken", [*FIELDS, *CONFIG_FILES], ids=lambda each: each.name)
 def test_what_lies_is_refused(broken: Case, folder: Path) -> None:
-    broken.breaks(folder)
-    started = time.monotonic()
-    line = refusal(folder)
-    assert time.monotonic() - started < 5 * PATIENCE
-    assert len(line) <= 200
-    assert [text for text in broken.told if text not in line] == [], line
+    assert_refused(broken, folder)
 
 
 @pytest.mark.parametrize("strange", [VOCAB_SIZE, -1, 10**20])

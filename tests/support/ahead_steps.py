@@ -15,7 +15,7 @@ from meta_cuda import MetaCuda, opened
 from sizes import worker_config
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from worker import runner as runner_module
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

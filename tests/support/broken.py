@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from live import PATIENCE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.pooling.config import read_pooling
 from worker.logs import one_line
@@ -53,6 +55,19 @@ def refusal(folder: Path, load_format: str = "auto", dtype: torch.dtype = torch.
     except Exception as error:
         return f"error: {one_line(error)}"
     raise AssertionError(f"{folder} was loaded")
+
+
+def assert_refused(broken: Case, folder: Path) -> None:
+    """Break a checkpoint: loading it ends soon, with one short line that has all these texts."""
+    broken.breaks(folder)
+    started = time.monotonic()
+    assert_told(refusal(folder), broken.told)
+    assert time.monotonic() - started < 5 * PATIENCE
+
+
+def assert_told(line: str, told: tuple[str, ...]) -> None:
+    assert len(line) <= 200
+    assert [text for text in told if text not in line] == [], line
 
 
 # Files

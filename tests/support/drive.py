@@ -240,6 +240,15 @@ class Driver:
         )
 
 
+def assert_logits(
+    folder: Path, expected: Tensor, prompt: list[int], *ranks: int, placement: Placement | None = None
+) -> None:
+    """A checkpoint has these logits after each token of a prompt, held by one rank or by so many."""
+    for size in ranks or (1,):
+        logits = run_in_chunks(Driver(load_ranks(folder, size, placement=placement)), 0, prompt, 7)
+        torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
+
+
 def run_in_chunks(driver: Driver, row: int, tokens: Sequence[int], size: int) -> Tensor:
     """Runs one sequence alone, `size` tokens a step; -> [T, V]."""
     chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]

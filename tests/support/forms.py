@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.coding import E2M1, IQ4, WHOLE
 from models.ops.grouped_matrix import Factors, Grouped
+from models.weight_coding import E2M1, IQ4, WHOLE
 
 
 @dataclass(frozen=True)

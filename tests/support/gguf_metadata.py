@@ -7,50 +7,72 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 from gguf_latent import latent_fields
 from gguf_writer import ARRAY as _ARRAY
 from gguf_writer import F32, I32, Typed
+from tiny import PAD_ID
 
 Fields = dict[str, object]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 BLANK = "\u2581"
 
-ARCHES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "GraniteForCausalLM": "granite",
-    "SmolLM3ForCausalLM": "smollm3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Olmo2ForCausalLM": "olmo2",
-    "Phi3ForCausalLM": "phi3",
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "MixtralForCausalLM": "llama",
-    "Qwen2MoeForCausalLM": "qwen2moe",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-    "OlmoeForCausalLM": "olmoe",
-    "GraniteMoeForCausalLM": "granitemoe",
-    "GraniteMoeSharedForCausalLM": "granitemoe",
-    "GptOssForCausalLM": "gpt-oss",
-    "Glm4MoeForCausalLM": "glm4moe",
-    "Dots1ForCausalLM": "dots1",
-    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
-    "MiniMaxM2ForCausalLM": "minimax-m2",
-    "DeepseekV2ForCausalLM": "deepseek2",
-    "DeepseekV3ForCausalLM": "deepseek2",
-    "Glm4MoeLiteForCausalLM": "deepseek2",
-    "YoutuForCausalLM": "deepseek2",
-    "BertModel": "bert",
-    "RobertaForSequenceClassification": "bert",
-    "NomicBertModel": "nomic-bert",
+
+@dataclass(frozen=True)
+class Family:
+    arch: gguf.MODEL_ARCH
+    interleaved: bool = False
+    """Whether the rows of q and k are interleaved, for a rotation of neighbours."""
+    shifted: bool = False
+    """Whether 1 is added to the weights of norms."""
+    transposed: tuple[str, ...] = ()
+    """Ends of the names of matrices that are stored the other way round."""
+    left_out: tuple[str, ...] = ()
+    first_position: int = 0
+    """The rows of position embeddings ahead of the first that is used: the file leaves them out."""
+
+
+_NAMES = gguf.MODEL_ARCH
+FAMILIES = {
+    "LlamaForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "MistralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "GraniteForCausalLM": Family(_NAMES.GRANITE, interleaved=True),
+    "SmolLM3ForCausalLM": Family(_NAMES.SMOLLM3, interleaved=True),
+    "Qwen2ForCausalLM": Family(_NAMES.QWEN2),
+    "Qwen3ForCausalLM": Family(_NAMES.QWEN3),
+    "Olmo2ForCausalLM": Family(_NAMES.OLMO2),
+    "Phi3ForCausalLM": Family(_NAMES.PHI3),
+    "GemmaForCausalLM": Family(_NAMES.GEMMA, shifted=True),
+    "Gemma2ForCausalLM": Family(_NAMES.GEMMA2, shifted=True),
+    "Gemma3ForCausalLM": Family(_NAMES.GEMMA3, shifted=True),
+    "GPT2LMHeadModel": Family(
+        _NAMES.GPT2, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"), left_out=("lm_head",)
+    ),
+    "MixtralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
+    "Qwen2MoeForCausalLM": Family(_NAMES.QWEN2MOE),
+    "Qwen3MoeForCausalLM": Family(_NAMES.QWEN3MOE),
+    "OlmoeForCausalLM": Family(_NAMES.OLMOE),
+    "GraniteMoeForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
+    "GraniteMoeSharedForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
+    "GptOssForCausalLM": Family(_NAMES.GPT_OSS),
+    "Glm4MoeForCausalLM": Family(_NAMES.GLM4_MOE),
+    "Dots1ForCausalLM": Family(_NAMES.DOTS1),
+    "Ernie4_5_MoeForCausalLM": Family(_NAMES.ERNIE4_5_MOE),
+    "MiniMaxM2ForCausalLM": Family(_NAMES.MINIMAXM2),
+    "DeepseekV2ForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "DeepseekV3ForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "Glm4MoeLiteForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "YoutuForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "BertModel": Family(_NAMES.BERT, left_out=("pooler",)),
+    "RobertaForSequenceClassification": Family(_NAMES.BERT, first_position=PAD_ID + 1),
+    "NomicBertModel": Family(_NAMES.NOMIC_BERT),
 }
+
 _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions"),
     "embedding_length": ("hidden_size", "n_embd"),
@@ -86,7 +108,7 @@ _KEYS = {
 def model_fields(folder: Path, *, joined: bool = False) -> Fields:
     """The fields that describe the model of a checkpoint; `joined` as older files of latent attention do."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    arch = ARCHES[config["architectures"][0]]
+    arch = gguf.MODEL_ARCH_NAMES[FAMILIES[config["architectures"][0]].arch]
     fields: Fields = {"general.architecture": arch}
     for key, names in _KEYS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)

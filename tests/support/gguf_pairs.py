@@ -6,6 +6,7 @@ Names of tensors are those of the package `gguf`, by which the converter goes.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from drive import ThreadGroup
+from drive import Driver, ThreadGroup, run_in_chunks
 from gguf_blocks import KINDS, Array, in_blocks
 from gguf_experts import take_stacks
 from gguf_latent import take_halves
-from gguf_metadata import model_fields, tokenizer_fields
+from gguf_metadata import FAMILIES, Family, model_fields, tokenizer_fields
 from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file, save_file
-from tiny import PAD_ID, tiny_checkpoint
+from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
 from models.config import read_config
@@ -30,57 +31,6 @@ from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 
 _PLAIN = {"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)}
-
-
-@dataclass(frozen=True)
-class Family:
-    arch: gguf.MODEL_ARCH
-    interleaved: bool = False
-    """Whether the rows of q and k are interleaved, for a rotation of neighbours."""
-    shifted: bool = False
-    """Whether 1 is added to the weights of norms."""
-    transposed: tuple[str, ...] = ()
-    """Ends of the names of matrices that are stored the other way round."""
-    left_out: tuple[str, ...] = ()
-    first_position: int = 0
-    """The rows of position embeddings ahead of the first that is used: the file leaves them out."""
-
-
-_NAMES = gguf.MODEL_ARCH
-FAMILIES = {
-    "LlamaForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
-    "MistralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
-    "GraniteForCausalLM": Family(_NAMES.GRANITE, interleaved=True),
-    "SmolLM3ForCausalLM": Family(_NAMES.SMOLLM3, interleaved=True),
-    "Qwen2ForCausalLM": Family(_NAMES.QWEN2),
-    "Qwen3ForCausalLM": Family(_NAMES.QWEN3),
-    "Olmo2ForCausalLM": Family(_NAMES.OLMO2),
-    "Phi3ForCausalLM": Family(_NAMES.PHI3),
-    "GemmaForCausalLM": Family(_NAMES.GEMMA, shifted=True),
-    "Gemma2ForCausalLM": Family(_NAMES.GEMMA2, shifted=True),
-    "Gemma3ForCausalLM": Family(_NAMES.GEMMA3, shifted=True),
-    "GPT2LMHeadModel": Family(
-        _NAMES.GPT2, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"), left_out=("lm_head",)
-    ),
-    "MixtralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
-    "Qwen2MoeForCausalLM": Family(_NAMES.QWEN2MOE),
-    "Qwen3MoeForCausalLM": Family(_NAMES.QWEN3MOE),
-    "OlmoeForCausalLM": Family(_NAMES.OLMOE),
-    "GraniteMoeForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
-    "GraniteMoeSharedForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
-    "GptOssForCausalLM": Family(_NAMES.GPT_OSS),
-    "Glm4MoeForCausalLM": Family(_NAMES.GLM4_MOE),
-    "Dots1ForCausalLM": Family(_NAMES.DOTS1),
-    "Ernie4_5_MoeForCausalLM": Family(_NAMES.ERNIE4_5_MOE),
-    "MiniMaxM2ForCausalLM": Family(_NAMES.MINIMAXM2),
-    "DeepseekV2ForCausalLM": Family(_NAMES.DEEPSEEK2),
-    "DeepseekV3ForCausalLM": Family(_NAMES.DEEPSEEK2),
-    "Glm4MoeLiteForCausalLM": Family(_NAMES.DEEPSEEK2),
-    "YoutuForCausalLM": Family(_NAMES.DEEPSEEK2),
-    "BertModel": Family(_NAMES.BERT, left_out=("pooler",)),
-    "RobertaForSequenceClassification": Family(_NAMES.BERT, first_position=PAD_ID + 1),
-    "NomicBertModel": Family(_NAMES.NOMIC_BERT),
-}
 
 
 _SAID: dict[str, dict[str, object]] = {
@@ -240,3 +190,21 @@ def load_pair(
         )
         for rank in range(size)
     ]
+
+
+PROMPT = random.Random(2).choices(range(5, 300), k=23)
+
+
+def assert_same_logits(pair: Pair, *ranks: int, dtype: torch.dtype = torch.float32) -> None:
+    """The file, as so many ranks, has the logits that transformers computes from what it means."""
+    expected = hf_logits(pair.plain, PROMPT, dtype).log_softmax(-1)
+    for size in ranks:
+        logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
+
+
+def assert_dummy_weights_are_alike(pair: Pair) -> None:
+    """Dummy weights have the shapes and types of those of the file."""
+    real, dummy = (load_pair(pair, load_format=load_format)[0] for load_format in ("auto", "dummy"))
+    sizes = ({name: (x.shape, x.dtype) for name, x in model.named_parameters()} for model in (real, dummy))
+    assert next(sizes) == next(sizes)

@@ -16,10 +16,10 @@ from tiny import tiny_checkpoint, write_tokenizer
 from torch import Tensor
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
 from models.pooling.pooler import PoolBatch

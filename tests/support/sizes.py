@@ -8,7 +8,7 @@ from msgspec import structs
 
 from engine_core.config import EngineConfig
 from models.config import ModelConfig
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from server.options.option_table import assemble
 from worker.config import WorkerConfig
 from worker.options import WorkerOptions

@@ -15,7 +15,7 @@ from tiny import tiny_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import read_config
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sizes import MODEL, worker_config
 
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
 from worker.devices.cpu import Cpu

@@ -9,9 +9,8 @@ import torch
 
 from models import ops
 from models.config import has_latent_cache
-from models.ops.narrow import CACHE_DTYPES
-from models.quantization.cache_scheme import read_cache_scheme
-from models.quantization.config import MADE_ON_LOADING, makes_fp8
+from models.ops.attention_inputs import CACHE_DTYPES
+from models.quantization.config import MADE_ON_LOADING, makes_fp8, read_cache_scheme
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu

@@ -13,13 +13,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from models.coding import E2M1, E4M3, IQ4, WHOLE
 from models.context import ForwardContext
-from models.ops import SPECIFIED, latent_reference
+from models.ops import SPECIFIED, latent_ops
+from models.ops.attention_inputs import HeadPrep
+from models.ops.expert_ops import Routing
 from models.ops.grouped_matrix import Factors, Grouped
-from models.ops.head_prep import HeadPrep
-from models.ops.routing import Routing
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
+from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _CACHING = ("rotary_and_cache", "latent_attention")
@@ -72,7 +72,7 @@ class _Case:
         elif self.name == "route":
             arguments[1] = table["pack"](arguments[1], plain=True)
         elif self.name == "latent_attention":
-            arguments[2] = table.get("pack_latent", latent_reference.pack_latent)(*arguments[2])
+            arguments[2] = table.get("pack_latent", latent_ops.pack_latent)(*arguments[2])
         result = table[self.name](*arguments, **self.options)
         return (result, arguments[3]) if self.name in _CACHING else result
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
 from models.pooling.pooler import PoolBatch, Pooler
 from worker.config import WorkerConfig
 from worker.pooling.hidden import HiddenStore

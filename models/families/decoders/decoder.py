@@ -1,6 +1,6 @@
 """The decoder that Llama-like families share: attention and a gated MLP, each with its norms, on one stream.
 
-A family is a `DecoderSpec`, built in its own file from its own fields of config.json. A family that would
+A family is a `DecoderSpec`, which its own file makes of its own fields of config.json. A family that would
 need yet another switch here gets a decoder of its own instead.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -17,20 +17,19 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.composites import HEADS, TRUNKS
-from models.config import Eps, ModelConfig, Size
-from models.conversion.served_as import looks_ahead
-from models.layers.attention import Attention, CachedAttention, QueryGrowth
+from models.config import Eps, ModelConfig, Size, family_fields
+from models.conversion.conversion_choice import looks_ahead
+from models.layers.attention import Attention, CachedAttention, EncoderAttention, QueryGrowth
 from models.layers.embedding import Embedding, LMHead
-from models.layers.encoder_attention import EncoderAttention
 from models.layers.latent_attention import LatentSelfAttention, LatentSpec
 from models.layers.linear import Linear, Pairs, RowLinear
-from models.layers.mlp import GatedMLP
+from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
-from models.layers.rotary import Rope, Rotary
+from models.layers.rotary import Rope, Rotary, read_rope
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
-from models.ops.head_prep import HeadPrep
+from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
 
 
@@ -97,27 +96,59 @@ class DecoderSpec:
     logit_scale: float = 1.0
 
 
+WITHOUT_BIASES = {"qkv_bias": False, "o_bias": False}
+"""A part of what is `fixed` in families whose attention has no biases, even if config.json says so."""
+
+
 class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that all families of this decoder have; each family adds its own."""
+    """The fields of config.json that all families of this decoder have, and the decoder that they describe.
+
+    A family adds its own fields, and overrides the methods whose answers differ in it.
+    """
+
+    default_theta: ClassVar[float] = 10000.0
+    """The base of the rotation where config.json says none."""
 
     intermediate_size: Size
     rms_norm_eps: Eps = 1e-6
     hidden_act: str = "silu"
     attention_bias: bool = False
-    mlp_bias: bool = False
     sliding_window: Size | None = None
     layer_types: tuple[str, ...] | None = None
 
-    def spec(self, config: ModelConfig, layers: tuple[LayerSpec, ...], **others: Any) -> DecoderSpec:
-        """The decoder that these fields describe; `others` are what the family sets itself."""
-        spec = DecoderSpec(
-            layers=layers,
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        """The decoder; a family replaces in it what it does otherwise."""
+        return DecoderSpec(
+            layers=self.layers(setup, rope),
             intermediate_size=self.intermediate_size,
             activation=self.hidden_act,
             eps=self.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
+            attention_scale=setup.config.head_dim**-0.5,
+            qkv_bias=self.attention_bias,
+            o_bias=self.attention_bias,
         )
-        return replace(spec, **others)
+
+    def rope(self, setup: ModelSetup) -> Rope:
+        config = setup.config
+        return read_rope(config.raw, config.head_dim, setup.max_len, default_theta=self.default_theta)
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        return tuple(
+            LayerSpec(rope=rope, window=self.window(index), experts=self.experts(index))
+            for index in range(setup.config.num_layers)
+        )
+
+    def window(self, index: int) -> int | None:
+        """The window of a layer; None means that it has none."""
+        return None
+
+    def slides(self, index: int, otherwise: bool) -> bool:
+        """Whether a layer has a window, as `layer_types` says; without them, `otherwise`."""
+        return otherwise if self.layer_types is None else self.layer_types[index] == "sliding_attention"
+
+    def experts(self, index: int) -> ExpertSpec | None:
+        """The mixture of experts of a layer; None means that it has an MLP."""
+        return None
 
 
 class DecoderAttention(nn.Module):
@@ -231,24 +262,49 @@ class Decoder(nn.Module):
         return hidden
 
 
-class DecoderForCausalLM(nn.Module):
-    """The trunk and the LM head; a family's class passes its spec."""
+class TrunkForCausalLM(nn.Module):
+    """A trunk and the LM head behind it, which may share the matrix of the trunk's embeddings."""
 
-    def __init__(self, setup: ModelSetup, spec: DecoderSpec) -> None:
+    def __init__(self, setup: ModelSetup, trunk: nn.Module, embedding: Embedding) -> None:
         super().__init__()
-        config, parallel = setup.config, setup.parallel
-        self.causal = not looks_ahead(config)
-        self.model = Decoder(config, spec, parallel)
+        self.model = trunk
         self.lm_head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            parallel,
-            embedding=self.model.embed_tokens,
-            tied=config.tie_word_embeddings,
+            setup.config.vocab_size,
+            embedding.size,
+            setup.parallel,
+            embedding=embedding,
+            tied=setup.config.tie_word_embeddings,
             tokens=setup.head_tokens,
         )
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        return self.model(ids, positions, stream)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)  # [R, vocab_size] float32
+
+    def attention_layers(self) -> list[CachedAttention]:
+        return [module for module in self.modules() if isinstance(module, CachedAttention)]
+
+
+class DecoderForCausalLM(TrunkForCausalLM):
+    """A family of this decoder: its class names the struct that reads its fields of config.json."""
+
+    fields: ClassVar[type[DecoderFields]] = DecoderFields
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
+
+    def __init__(self, setup: ModelSetup) -> None:
+        spec = replace(self.spec(setup), **self.fixed)
+        trunk = Decoder(setup.config, spec, setup.parallel)
+        super().__init__(setup, trunk, trunk.embed_tokens)
+        self.causal = not looks_ahead(setup.config)
         self.logit_scale = spec.logit_scale
         self.logit_softcap = spec.logit_softcap
+
+    def spec(self, setup: ModelSetup) -> DecoderSpec:
+        fields = family_fields(setup.config, self.fields)
+        return fields.spec(setup, fields.rope(setup))
 
     def pull(self, weights: Weights) -> None:
         """Read the head behind the embeddings, which it may share, and ahead of the layers.
@@ -259,22 +315,16 @@ class DecoderForCausalLM(nn.Module):
         trunk = weights.first(*TRUNKS)
         for name, module in self.model.named_children():
             load(module, trunk / name)
-            if module is self.model.embed_tokens:
+            if name == "embed_tokens":
                 load(self.lm_head, weights.first(*HEADS))
 
-    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        return self.model(ids, positions, stream)
-
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self.lm_head(hidden)  # [R, vocab_size] float32
+        logits = super().logits(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         if self.logit_softcap is not None:
             logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits
-
-    def attention_layers(self) -> list[CachedAttention]:
-        return [module for module in self.modules() if isinstance(module, CachedAttention)]
 
 
 def _attention(
@@ -303,7 +353,7 @@ def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Par
         parallel,
         activation=spec.activation,
         bias=spec.mlp_bias,
-        fused=spec.fused,
+        sources=() if spec.fused else GATE_AND_UP,
     )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from models.config import ModelConfig, Size, family_fields
+from models.config import Size
 from models.families.decoders.decoder import (
-    PRE_NORMS,
     SANDWICH_NORMS,
     DecoderFields,
     DecoderForCausalLM,
     DecoderSpec,
     LayerSpec,
-    Norms,
 )
 from models.layers.rotary import Rope, plain_rope, read_rope
 from models.model import ModelSetup
@@ -32,6 +31,17 @@ class GemmaFields(DecoderFields, frozen=True, kw_only=True):
         named = self.hidden_activation or self.hidden_act
         return "gelu_pytorch_tanh" if named == "gelu" else named
 
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(
+            super().spec(setup, rope),
+            activation=self.activation,
+            attention_scale=(self.query_pre_attn_scalar or setup.config.head_dim) ** -0.5,
+            norm_offset=1.0,
+            embedding_scale=setup.config.hidden_size**0.5,
+            attention_softcap=self.attn_logit_softcapping,
+            logit_softcap=self.final_logit_softcapping,
+        )
+
 
 class Gemma2Fields(GemmaFields, frozen=True, kw_only=True):
     query_pre_attn_scalar: float | None = 256
@@ -41,81 +51,49 @@ class Gemma2Fields(GemmaFields, frozen=True, kw_only=True):
     sliding_window_pattern: int = 2
     """The number of layers of which one, the last, has no window."""
 
-    def slides(self, index: int) -> bool:
-        if self.layer_types is not None:
-            return self.layer_types[index] == "sliding_attention"
-        return (index + 1) % self.sliding_window_pattern != 0
+    def is_near(self, index: int) -> bool:
+        """Whether a layer has a window, or would have one if config.json said how wide."""
+        return self.slides(index, (index + 1) % self.sliding_window_pattern != 0)
+
+    def window(self, index: int) -> int | None:
+        return self.sliding_window if self.is_near(index) else None
 
 
 class Gemma3Fields(Gemma2Fields, frozen=True, kw_only=True):
+    default_theta: ClassVar[float] = 1000000.0
+
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     sliding_window_pattern: int = 6
     rope_local_base_freq: float = 10000.0
     rope_parameters: dict[str, Any] | None = None
 
+    def rope(self, setup: ModelSetup) -> Rope:
+        """The rope of layers without a window."""
+        config, theta = setup.config, self.default_theta
+        return read_rope(
+            config.raw, config.head_dim, setup.max_len, layer_type="full_attention", default_theta=theta
+        )
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        raw, dim = setup.config.raw, setup.config.head_dim
+        if self.rope_parameters and "sliding_attention" in self.rope_parameters:
+            near = read_rope(raw, dim, setup.max_len, layer_type="sliding_attention")
+        else:
+            near = plain_rope(self.rope_local_base_freq, dim)  # it is never stretched
+        layers = enumerate(super().layers(setup, rope))
+        return tuple(replace(layer, rope=near) if self.is_near(index) else layer for index, layer in layers)
+
 
 class GemmaForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = (LayerSpec(rope=rope),) * config.num_layers
-        super().__init__(setup, _spec(config, family_fields(config, GemmaFields), layers, PRE_NORMS))
+    fields = GemmaFields
 
 
 class Gemma2ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Gemma2Fields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = _layers(config, fields, far=rope, near=rope)
-        super().__init__(setup, _spec(config, fields, layers, SANDWICH_NORMS))
+    fields = Gemma2Fields
+    fixed = {"norms": SANDWICH_NORMS}
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Gemma3Fields)
-        far, near = _far_and_near(setup, fields)
-        layers = _layers(config, fields, far=far, near=near)
-        super().__init__(setup, _spec(config, fields, layers, SANDWICH_NORMS, per_head_norm=True))
-
-
-def _far_and_near(setup: ModelSetup, fields: Gemma3Fields) -> tuple[Rope, Rope]:
-    """The ropes of layers without a window and of layers with one, which are never stretched."""
-    raw, dim = setup.config.raw, setup.config.head_dim
-    far = read_rope(raw, dim, setup.max_len, layer_type="full_attention", default_theta=1000000.0)
-    if fields.rope_parameters and "sliding_attention" in fields.rope_parameters:
-        near = read_rope(raw, dim, setup.max_len, layer_type="sliding_attention")
-    else:
-        near = plain_rope(fields.rope_local_base_freq, dim)
-    return far, near
-
-
-def _layers(config: ModelConfig, fields: Gemma2Fields, far: Rope, near: Rope) -> tuple[LayerSpec, ...]:
-    slide = LayerSpec(rope=near, window=fields.sliding_window)
-    full = LayerSpec(rope=far)
-    return tuple(slide if fields.slides(index) else full for index in range(config.num_layers))
-
-
-def _spec(
-    config: ModelConfig,
-    fields: GemmaFields,
-    layers: tuple[LayerSpec, ...],
-    norms: Norms,
-    per_head_norm: bool = False,
-) -> DecoderSpec:
-    return fields.spec(
-        config,
-        layers,
-        activation=fields.activation,
-        attention_scale=(fields.query_pre_attn_scalar or config.head_dim) ** -0.5,
-        norms=norms,
-        norm_offset=1.0,
-        qk_norm="head" if per_head_norm else None,
-        qkv_bias=fields.attention_bias,
-        o_bias=fields.attention_bias,
-        embedding_scale=config.hidden_size**0.5,
-        attention_softcap=fields.attn_logit_softcapping,
-        logit_softcap=fields.final_logit_softcapping,
-    )
+    fields = Gemma3Fields
+    fixed = {"norms": SANDWICH_NORMS, "qk_norm": "head"}

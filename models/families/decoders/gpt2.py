@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import Eps, Size, family_fields
+from models.families.decoders.decoder import TrunkForCausalLM
 from models.layers.attention import Attention
-from models.layers.embedding import Embedding, LMHead
+from models.layers.embedding import Embedding, check_learned_positions
 from models.layers.linear import Linear, RowLinear
-from models.layers.mlp import activation_kind
+from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
-from models.parallel.parallel import Parallel
 
 
 class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,49 +28,27 @@ class GPT2Fields(msgspec.Struct, frozen=True, kw_only=True):
     scale_attn_by_inverse_layer_idx: bool = False
 
 
-class GPT2LMHeadModel(nn.Module):
+class GPT2LMHeadModel(TrunkForCausalLM):
     def __init__(self, setup: ModelSetup) -> None:
-        super().__init__()
-        config = setup.config
-        self.transformer = GPT2Model(setup)
-        self.lm_head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            setup.parallel,
-            embedding=self.transformer.wte,
-            tied=config.tie_word_embeddings,
-            tokens=setup.head_tokens,
-        )
+        trunk = GPT2Model(setup)
+        super().__init__(setup, trunk, trunk.wte)
 
     def pull(self, weights: Weights) -> None:
         # The first GPT-2 checkpoints were saved without their head.
-        load(self.transformer, weights.first("transformer", ""))
+        load(self.model, weights.first("transformer", ""))
         load(self.lm_head, weights / "lm_head")
-
-    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        return self.transformer(ids, positions, stream)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
-
-    def attention_layers(self) -> list[Attention]:
-        return [module for module in self.modules() if isinstance(module, Attention)]
 
 
 class GPT2Model(nn.Module):
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__()
-        config = setup.config
-        if setup.max_len > config.max_len:
-            raise ValueError(
-                f"GPT-2 has learned {config.max_len} positions, and cannot serve {setup.max_len}: "
-                f"lower --max-model-len to {config.max_len}"
-            )
+        config, parallel = setup.config, setup.parallel
+        check_learned_positions("GPT-2", config.max_len, setup.max_len)
         fields = family_fields(config, GPT2Fields)
-        self.wte = Embedding(config.vocab_size, config.hidden_size, setup.parallel)
-        self.wpe = Embedding(config.max_len, config.hidden_size, setup.parallel.undivided)
-        self.h = Layers(config.num_layers, setup.parallel, lambda number: GPT2Block(setup, fields, number))
-        self.ln_f = if_held(setup.parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
+        self.wte = Embedding(config.vocab_size, config.hidden_size, parallel)
+        self.wpe = Embedding(config.max_len, config.hidden_size, parallel.undivided)
+        self.h = Layers(config.num_layers, parallel, lambda number: GPT2Block(setup, fields, number))
+        self.ln_f = if_held(parallel.last, LayerNorm(config.hidden_size, fields.layer_norm_epsilon))
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         hidden = ops.add(self.wte(ids), self.wpe(positions)) if stream is None else stream  # [T, H]
@@ -86,7 +64,15 @@ class GPT2Block(nn.Module):
         self.ln_1 = LayerNorm(size, fields.layer_norm_epsilon)
         self.attn = GPT2Attention(setup, fields, layer)
         self.ln_2 = LayerNorm(size, fields.layer_norm_epsilon)
-        self.mlp = GPT2MLP(size, fields, setup.parallel)
+        self.mlp = MLP(
+            size,
+            fields.n_inner or 4 * size,
+            setup.parallel,
+            activation=fields.activation_function,
+            names=("c_fc", "c_proj"),
+            bias=True,
+            transposed=True,
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = ops.add(hidden, self.attn(self.ln_1(hidden)))
@@ -113,15 +99,3 @@ class GPT2Attention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         q, k, v = self.c_attn(hidden).split(self.c_attn.widths, dim=-1)  # [T, heads * D] each
         return self.c_proj(self.attention(q, k, v))
-
-
-class GPT2MLP(nn.Module):
-    def __init__(self, size: int, fields: GPT2Fields, parallel: Parallel) -> None:
-        super().__init__()
-        share = parallel.share(fields.n_inner or 4 * size, "features of the MLP")
-        kind = activation_kind(fields.activation_function)
-        self.c_fc = Linear(size, share, bias=True, transposed=True, activation=kind)
-        self.c_proj = RowLinear(share, size, parallel, bias=True, transposed=True)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.c_proj(self.c_fc(hidden))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from models.checkpoint.weights import Reading, Weights
-from models.config import ModelConfig, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
-from models.layers.rotary import read_rope
+from models.config import ModelConfig
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.weight_pieces import Cut, WeightsError
 
@@ -32,16 +33,16 @@ class InternLM2Fields(DecoderFields, frozen=True, kw_only=True):
     bias: bool = False
     """Whether the four projections of attention have biases."""
 
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), qkv_bias=self.bias, o_bias=self.bias)
+
 
 class InternLM2ForCausalLM(DecoderForCausalLM):
+    fields = InternLM2Fields
+
     def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, InternLM2Fields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = (LayerSpec(rope=rope),) * config.num_layers
-        spec = fields.spec(config, layers, qkv_bias=fields.bias, o_bias=fields.bias)
-        super().__init__(setup, spec)
-        self.config = config
+        super().__init__(setup)
+        self.config = setup.config
 
     def pull(self, weights: Weights) -> None:
         if weights.reading.quantization is not None:
@@ -63,7 +64,7 @@ class _Renamed(Weights):
         return _Renamed(self.reading, path, self._config)
 
     def __contains__(self, name: str) -> bool:
-        return _stored_name(self._join(name)) in self.reading.names
+        return _stored_name(self.join(name)) in self.reading.names
 
     def take(
         self, name: str, shape: Sequence[int], cut: Cut | None = None, dtype: torch.dtype | None = None
@@ -71,12 +72,12 @@ class _Renamed(Weights):
         scope, _, part = self.path.rpartition(".")
         dtype = dtype or self.dtype
         if part not in ("q_proj", "k_proj", "v_proj"):
-            return self.reading.take(_stored_name(self._join(name)), tuple(shape), cut, dtype)
+            return self.reading.take(_stored_name(self.join(name)), tuple(shape), cut, dtype)
         return self._take_interleaved(f"{_stored_name(scope)}.wqkv.{name}", part, shape, cut, dtype)
 
     def ignore(self, *names: str) -> None:
         for name in names:
-            self.reading.ignore(_stored_name(self._join(name)))
+            self.reading.ignore(_stored_name(self.join(name)))
 
     def _take_interleaved(
         self, name: str, part: str, shape: Sequence[int], cut: Cut | None, dtype: torch.dtype

@@ -6,32 +6,34 @@ from dataclasses import replace
 
 import msgspec
 
-from models.config import Size, family_fields
-from models.families.decoders.decoder import (
-    DecoderFields,
-    DecoderForCausalLM,
-    DecoderSpec,
-    LayerSpec,
-)
+from models.config import Size
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
 from models.layers.attention import QueryGrowth
-from models.layers.rotary import read_rope
+from models.layers.rotary import Rope
 from models.model import ModelSetup
 
 
+class LlamaFields(DecoderFields, frozen=True, kw_only=True):
+    mlp_bias: bool = False
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), mlp_bias=self.mlp_bias)
+
+
 class LlamaForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(setup, _spec(setup, family_fields(setup.config, DecoderFields), window=None))
+    fields = LlamaFields
 
 
-class MistralFields(DecoderFields, frozen=True, kw_only=True):
+class MistralFields(LlamaFields, frozen=True, kw_only=True):
     sliding_window: Size | None = 4096
     """The window of all layers; later checkpoints say null."""
 
+    def window(self, index: int) -> int | None:
+        return self.sliding_window
+
 
 class MistralForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, MistralFields)
-        super().__init__(setup, _spec(setup, fields, window=fields.sliding_window))
+    fields = MistralFields
 
 
 class GrowthFields(msgspec.Struct, frozen=True):
@@ -48,26 +50,13 @@ class GrowthFields(msgspec.Struct, frozen=True):
         return QueryGrowth(self.llama_4_scaling_beta, length)
 
 
-class Ministral3Fields(DecoderFields, frozen=True, kw_only=True):
+class Ministral3Fields(MistralFields, frozen=True, kw_only=True):
+    sliding_window: Size | None = None
     rope_parameters: GrowthFields
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), query_growth=self.rope_parameters.growth(setup.max_len))
 
 
 class Ministral3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, Ministral3Fields)
-        growth = fields.rope_parameters.growth(setup.max_len)
-        spec = _spec(setup, fields, window=fields.sliding_window)
-        super().__init__(setup, replace(spec, query_growth=growth))
-
-
-def _spec(setup: ModelSetup, fields: DecoderFields, window: int | None) -> DecoderSpec:
-    config = setup.config
-    rope = read_rope(config.raw, config.head_dim, setup.max_len)
-    layers = (LayerSpec(rope=rope, window=window),) * config.num_layers
-    return fields.spec(
-        config,
-        layers,
-        qkv_bias=fields.attention_bias,
-        o_bias=fields.attention_bias,
-        mlp_bias=fields.mlp_bias,
-    )
+    fields = Ministral3Fields

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import Size, family_fields
+from models.families.decoders.decoder import TrunkForCausalLM
 from models.layers.attention import Attention
-from models.layers.embedding import Embedding, LMHead
+from models.layers.embedding import Embedding, check_learned_positions
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm
@@ -31,47 +32,22 @@ class OPTFields(msgspec.Struct, frozen=True, kw_only=True):
     remove_final_layer_norm: bool = msgspec.field(name="_remove_final_layer_norm", default=False)
 
 
-class OPTForCausalLM(nn.Module):
+class OPTForCausalLM(TrunkForCausalLM):
     def __init__(self, setup: ModelSetup) -> None:
-        super().__init__()
-        config = setup.config
-        fields = family_fields(config, OPTFields)
-        width = fields.word_embed_proj_dim or config.hidden_size
-        self.decoder = OPTDecoder(setup, fields, width)
-        self.lm_head = LMHead(
-            config.vocab_size,
-            width,
-            setup.parallel,
-            embedding=self.decoder.embed_tokens,
-            tied=config.tie_word_embeddings,
-            tokens=setup.head_tokens,
-        )
+        trunk = OPTDecoder(setup, family_fields(setup.config, OPTFields))
+        super().__init__(setup, trunk, trunk.embed_tokens)
 
     def pull(self, weights: Weights) -> None:
-        load(self.decoder, weights.first("model", "") / "decoder")
+        load(self.model, weights.first("model", "") / "decoder")
         load(self.lm_head, weights / "lm_head")
-
-    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        return self.decoder(ids, positions, stream)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
-
-    def attention_layers(self) -> list[Attention]:
-        return [module for module in self.modules() if isinstance(module, Attention)]
 
 
 class OPTDecoder(nn.Module):
-    def __init__(self, setup: ModelSetup, fields: OPTFields, width: int) -> None:
+    def __init__(self, setup: ModelSetup, fields: OPTFields) -> None:
         super().__init__()
-        config = setup.config
-        size = config.hidden_size
-        if setup.max_len > config.max_len:
-            raise ValueError(
-                f"OPT has learned {config.max_len} positions, and cannot serve {setup.max_len}: "
-                f"lower --max-model-len to {config.max_len}"
-            )
-        parallel = setup.parallel
+        config, parallel, size = setup.config, setup.parallel, setup.config.hidden_size
+        check_learned_positions("OPT", config.max_len, setup.max_len)
+        width = fields.word_embed_proj_dim or size
         project_in = Linear(width, size) if width != size else nn.Identity()
         project_out = Linear(size, width) if width != size else nn.Identity()
         has_norm = fields.do_layer_norm_before and not fields.remove_final_layer_norm

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from models.config import family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
-from models.layers.rotary import read_rope
-from models.model import ModelSetup
+from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM
+
+
+class Phi3Fields(DecoderFields, frozen=True, kw_only=True):
+    def window(self, index: int) -> int | None:
+        return self.sliding_window
 
 
 class Phi3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, DecoderFields)
-        layer = LayerSpec(
-            rope=read_rope(config.raw, config.head_dim, setup.max_len), window=fields.sliding_window
-        )
-        super().__init__(setup, fields.spec(config, (layer,) * config.num_layers, fused=True))
+    fields = Phi3Fields
+    fixed = {"fused": True, **WITHOUT_BIASES}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
-
-from models.config import Eps, Size, family_fields
-from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.config import family_fields
+from models.families.encoders.encoder import (
+    Embeddings,
+    Encoder,
+    EncoderFields,
+    LayerNames,
+    plain_layers,
+)
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
@@ -16,18 +20,13 @@ _NAMES = LayerNames(
     out="attention.dense",
     attention_norm="attention.LayerNorm",
     mlp_norm="full_layer_layer_norm",
+    mlp_parts=("ffn", "ffn_output"),
 )
 
 
-class AlbertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that ModelConfig lacks."""
-
-    intermediate_size: Size
-    max_position_embeddings: int
+class AlbertFields(EncoderFields, frozen=True, kw_only=True):
     embedding_size: int = 128
-    type_vocab_size: int = 2
     hidden_act: str = "gelu_new"
-    layer_norm_eps: Eps = 1e-12
     num_hidden_groups: int = 1
     inner_group_num: int = 1
     """The number of layers in a group, which run one after the other."""
@@ -38,34 +37,24 @@ def albert_trunk(setup: ModelSetup) -> Encoder:
     embeddings = Embeddings(
         setup, fields.embedding_size, positions=fields.max_position_embeddings, types=fields.type_vocab_size
     )
-    layers = {
-        f"encoder.albert_layer_groups.{group}.albert_layers.{index}": _layer(setup, fields)
+    scopes = [
+        f"encoder.albert_layer_groups.{group}.albert_layers.{index}"
         for group in range(fields.num_hidden_groups)
         for index in range(fields.inner_group_num)
-    }
+    ]
+    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
+    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
     groups = (step * fields.num_hidden_groups // config.num_layers for step in range(config.num_layers))
     size = fields.inner_group_num
     return Encoder(
         setup,
         embeddings,
         layers,
-        eps=fields.layer_norm_eps,
+        eps=eps,
         width=fields.embedding_size,
         project="encoder.embedding_hidden_mapping_in",
         order=[group * size + index for group in groups for index in range(size)],
     )
-
-
-def _layer(setup: ModelSetup, fields: AlbertFields) -> EncoderLayer:
-    mlp = MLP(
-        setup.config.hidden_size,
-        fields.intermediate_size,
-        setup.parallel,
-        activation=fields.hidden_act,
-        names=("ffn", "ffn_output"),
-        bias=True,
-    )
-    return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
 
 
 AlbertModel, AlbertForSequenceClassification, AlbertForTokenClassification = encoder_classes(

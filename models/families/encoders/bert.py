@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
 import torch.nn.functional as F
 
-from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
-from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.config import ConfigError, ModelConfig, family_fields
+from models.families.encoders.encoder import (
+    Embeddings,
+    Encoder,
+    EncoderFields,
+    LayerNames,
+    plain_layers,
+)
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
@@ -17,17 +22,11 @@ _NAMES = LayerNames(
     out="attention.output.dense",
     attention_norm="attention.output.LayerNorm",
     mlp_norm="output.LayerNorm",
+    mlp_parts=("intermediate.dense", "output.dense"),
 )
 
 
-class BertFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that ModelConfig lacks."""
-
-    intermediate_size: Size
-    max_position_embeddings: int
-    type_vocab_size: int = 2
-    hidden_act: str = "gelu"
-    layer_norm_eps: Eps = 1e-12
+class BertFields(EncoderFields, frozen=True, kw_only=True):
     pad_token_id: int = 0
     embedding_size: int | None = None
     """The width of embeddings that a projection brings to the layers' width."""
@@ -54,27 +53,17 @@ def bert_trunk(setup: ModelSetup, *, first_position: int = 0) -> Encoder:
         first_position=first_position,
         types=fields.type_vocab_size,
     )
-    layers = {f"encoder.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
+    scopes = [f"encoder.layer.{index}" for index in range(config.num_layers)]
+    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
+    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
     return Encoder(
         setup,
         embeddings,
         layers,
-        eps=fields.layer_norm_eps,
+        eps=eps,
         width=width,
         project="embeddings_project" if width != config.hidden_size else "",
     )
-
-
-def _layer(setup: ModelSetup, fields: BertFields) -> EncoderLayer:
-    mlp = MLP(
-        setup.config.hidden_size,
-        fields.intermediate_size,
-        setup.parallel,
-        activation=fields.hidden_act,
-        names=("intermediate.dense", "output.dense"),
-        bias=True,
-    )
-    return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
 
 
 def roberta_trunk(setup: ModelSetup) -> Encoder:

@@ -8,7 +8,7 @@ import msgspec
 import torch.nn.functional as F
 
 from models.config import Size, family_fields
-from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder import Embeddings, Encoder, LayerNames, plain_layers
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.model import ModelSetup
 
@@ -19,6 +19,7 @@ _NAMES = LayerNames(
     attention_norm="sa_layer_norm",
     mlp="ffn",
     mlp_norm="output_layer_norm",
+    mlp_parts=("lin1", "lin2"),
 )
 
 
@@ -33,20 +34,10 @@ class DistilBertFields(msgspec.Struct, frozen=True, kw_only=True):
 def distilbert_trunk(setup: ModelSetup) -> Encoder:
     config, fields = setup.config, family_fields(setup.config, DistilBertFields)
     embeddings = Embeddings(setup, config.hidden_size, positions=fields.max_position_embeddings)
-    layers = {f"transformer.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
+    scopes = [f"transformer.layer.{index}" for index in range(config.num_layers)]
+    inner, kind = fields.hidden_dim, fields.activation
+    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=_EPS)
     return Encoder(setup, embeddings, layers, eps=_EPS)
-
-
-def _layer(setup: ModelSetup, fields: DistilBertFields) -> EncoderLayer:
-    mlp = MLP(
-        setup.config.hidden_size,
-        fields.hidden_dim,
-        setup.parallel,
-        activation=fields.activation,
-        names=("lin1", "lin2"),
-        bias=True,
-    )
-    return EncoderLayer(setup, _NAMES, mlp, eps=_EPS)
 
 
 DistilBertModel, DistilBertForSequenceClassification, DistilBertForTokenClassification = encoder_classes(

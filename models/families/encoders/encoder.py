@@ -6,24 +6,25 @@ names of their parts in its checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
+from models.config import Eps, Size
 from models.context import context
-from models.layers.embedding import Embedding
-from models.layers.encoder_attention import EncoderAttention
+from models.layers.attention import EncoderAttention
+from models.layers.embedding import Embedding, check_learned_positions
 from models.layers.linear import Linear, RowLinear
-from models.layers.mlp import activation_kind
+from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm
 from models.layers.stages import if_held
 from models.model import ModelSetup
-from models.ops.head_prep import HeadPrep
-from models.parallel.parallel import Parallel
+from models.ops.attention_inputs import HeadPrep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,22 @@ class LayerNames:
     mlp: str = ""
     """The name of the MLP; empty if its parts lie beside those of attention."""
     mlp_norm: str
+    mlp_parts: tuple[str, str] = ("", "")
+    """The names of the MLP's two layers, if it is no gated one."""
+
+
+class EncoderFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of config.json that most encoders have and ModelConfig lacks."""
+
+    intermediate_size: Size
+    max_position_embeddings: int
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: Eps = 1e-12
 
 
 class Embeddings(nn.Module):
-    """The sum of a token's embedding and, if the family has them, those of its position and its type.
-
-    Types tell the second text of a pair from the first.
-    """
+    """The sum of a token's embedding and, if the family has them, those of its position and its type."""
 
     ignored = ("position_ids", "token_type_ids")  # constants that old checkpoints carry
 
@@ -52,12 +62,8 @@ class Embeddings(nn.Module):
     ) -> None:
         """`positions` is the length of the table of learned positions; texts begin at `first_position`."""
         super().__init__()
-        learned = positions - first_position
-        if positions and setup.max_len > learned:
-            raise ValueError(
-                f"{setup.config.architecture} has learned {learned} positions, and cannot serve "
-                f"{setup.max_len}: lower --max-model-len to {learned}"
-            )
+        if positions:
+            check_learned_positions(setup.config.architecture, positions - first_position, setup.max_len)
         self.first_position = first_position
         self.word_embeddings = Embedding(setup.config.vocab_size, width, setup.parallel)
         undivided = setup.parallel.undivided
@@ -77,34 +83,6 @@ class Embeddings(nn.Module):
         """The embeddings of the tokens' types [T, width], or [width] if all tokens have the same type."""
         types = context().token_types  # RoBERTa has one type, so it does not tell the texts of a pair apart
         return rows[0] if types is None or len(rows) == 1 else F.embedding(types, rows)
-
-
-class MLP(nn.Module):
-    """Two linear layers with an activation between; `names` are theirs in the checkpoint."""
-
-    def __init__(
-        self,
-        size: int,
-        inner: int,
-        parallel: Parallel,
-        *,
-        activation: str,
-        names: tuple[str, str],
-        bias: bool,
-    ) -> None:
-        super().__init__()
-        share = parallel.share(inner, "features of the MLP")
-        self.names = names
-        self.inner = Linear(size, share, bias=bias, activation=activation_kind(activation))
-        self.outer = RowLinear(share, size, parallel, bias=bias)
-
-    def pull(self, weights: Weights) -> None:
-        inner, outer = self.names
-        load(self.inner, weights / inner)
-        load(self.outer, weights / outer)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.outer(self.inner(hidden))
 
 
 class EncoderLayer(nn.Module):
@@ -143,6 +121,19 @@ class EncoderLayer(nn.Module):
         heads = self.attention(q, k, v, HeadPrep(cos_sin), bias=bias)
         hidden, _ = self.attention_norm.add(self.out(heads), hidden)  # [T, H], here and below
         return self.mlp_norm.add(self.mlp(hidden), hidden)[0]
+
+
+def plain_layers(
+    setup: ModelSetup, scopes: Iterable[str], names: LayerNames, *, inner: int, activation: str, eps: float
+) -> dict[str, EncoderLayer]:
+    """Layers by their scopes, with biases everywhere, whose MLPs have `inner` features and no gate."""
+
+    def layer() -> EncoderLayer:
+        size, parallel = setup.config.hidden_size, setup.parallel
+        mlp = MLP(size, inner, parallel, activation=activation, names=names.mlp_parts, bias=True)
+        return EncoderLayer(setup, names, mlp, eps=eps)
+
+    return {scope: layer() for scope in scopes}
 
 
 class Encoder(nn.Module):

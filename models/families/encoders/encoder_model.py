@@ -82,6 +82,7 @@ class Head(nn.Module):
     """Rows [R, hidden_size] -> [R, labels], in float32: a dense layer with an activation, and a classifier.
 
     `dense` has the names of which the dense layer has one in a checkpoint; if it is empty, there is none.
+    `norm` is one between both, behind its name.
     """
 
     def __init__(
@@ -89,14 +90,17 @@ class Head(nn.Module):
         setup: ModelSetup,
         *,
         dense: tuple[str, ...] = (),
+        dense_bias: bool = True,
         activation: Callable[[Tensor], Tensor] = torch.tanh,
+        norm: tuple[str, nn.Module] = ("", nn.Identity()),
         out: str = "classifier",
     ) -> None:
         super().__init__()
         size = setup.config.hidden_size
-        self.dense = Matrix(size, size, bias=True) if dense else None
+        self.dense = Matrix(size, size, bias=dense_bias) if dense else None
         self.activation = activation
         self.out = Matrix(size, setup.pooling.num_labels, bias=True)
+        self.norm_name, self.norm = norm
         self.dense_names, self.out_name = dense, out
         self.held = setup.parallel.last
 
@@ -105,10 +109,11 @@ class Head(nn.Module):
             return
         if self.dense is not None:
             load(self.dense, weights.first(*self.dense_names))
+        load(self.norm, weights / self.norm_name)
         load(self.out, weights / self.out_name)
 
     def forward(self, rows: Tensor) -> Tensor:
         rows = rows.float()
         if self.dense is not None:
             rows = self.activation(self.dense(rows))
-        return self.out(rows)
+        return self.out(self.norm(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -10,19 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from models import ops
-from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
-from models.families.encoders.encoder_model import EncoderModel
+from models.families.encoders.encoder_model import EncoderModel, Head
+from models.layers.attention import EncoderAttention
 from models.layers.embedding import Embedding
-from models.layers.encoder_attention import EncoderAttention
-from models.layers.linear import GatedLinear, Linear, RowLinear
-from models.layers.mlp import activation_kind
+from models.layers.linear import Linear, RowLinear
+from models.layers.mlp import GatedMLP, activation_kind
 from models.layers.norm import LayerNorm
 from models.layers.rotary import Rope, Rotary, read_rope
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
-from models.ops.head_prep import HeadPrep
-from models.pooling.projection import Matrix
+from models.ops.attention_inputs import HeadPrep
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
 
@@ -91,7 +90,14 @@ class ModernBertLayer(nn.Module):
         self.attn_norm = _norm(setup.config, fields) if index else nn.Identity()
         self.attn = ModernBertAttention(setup, fields, kind)
         self.mlp_norm = _norm(setup.config, fields)
-        self.mlp = ModernBertMLP(setup, fields)
+        self.mlp = GatedMLP(
+            setup.config.hidden_size,
+            fields.intermediate_size,
+            setup.parallel,
+            activation=fields.hidden_activation,
+            bias=fields.mlp_bias,
+            names=("Wi", "Wo"),
+        )
 
     def forward(self, hidden: Tensor, rotations: Mapping[str, Tensor]) -> Tensor:
         hidden = ops.add(hidden, self.attn(self.attn_norm(hidden), rotations[self.kind]))
@@ -115,40 +121,19 @@ class ModernBertAttention(nn.Module):
         return self.Wo(self.attention(q, k, v, HeadPrep(cos_sin)))
 
 
-class ModernBertMLP(nn.Module):
-    def __init__(self, setup: ModelSetup, fields: ModernBertFields) -> None:
-        super().__init__()
-        size, parallel = setup.config.hidden_size, setup.parallel
-        share = parallel.share(fields.intermediate_size, "features of the MLP")
-        kind = activation_kind(fields.hidden_activation)
-        self.Wi = GatedLinear(size, share, activation=kind, bias=fields.mlp_bias)
-        self.Wo = RowLinear(share, size, parallel, bias=fields.mlp_bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.Wo(self.Wi(hidden))
-
-
-class ModernBertHead(nn.Module):
-    """A dense layer, a norm and a classifier: rows [R, H] -> [R, labels], in float32."""
-
-    def __init__(self, setup: ModelSetup, fields: ModernBertFields) -> None:
-        super().__init__()
-        size = setup.config.hidden_size
-        self.kind = activation_kind(fields.classifier_activation)
-        self.dense = Matrix(size, size, bias=fields.classifier_bias)
-        self.norm = LayerNorm(size, fields.norm_eps, bias=fields.norm_bias, dtype=torch.float32)
-        self.classifier = Matrix(size, setup.pooling.num_labels, bias=True)
-        self.held = setup.parallel.last
-
-    def pull(self, weights: Weights) -> None:
-        if not self.held:  # `EncoderModel.pull` ignores the tensors of all heads
-            return
-        load(self.dense, weights / "head.dense")
-        load(self.norm, weights / "head.norm")
-        load(self.classifier, weights / "classifier")
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.classifier(self.norm(ops.activation(self.dense(rows.float()), self.kind)))
+def _head(setup: ModelSetup) -> Head:
+    """A dense layer, a norm and a classifier."""
+    fields = family_fields(setup.config, ModernBertFields)
+    kind = activation_kind(fields.classifier_activation)
+    size = setup.config.hidden_size
+    norm = LayerNorm(size, fields.norm_eps, bias=fields.norm_bias, dtype=torch.float32)
+    return Head(
+        setup,
+        dense=("head.dense",),
+        dense_bias=fields.classifier_bias,
+        activation=partial(ops.activation, kind=kind),
+        norm=("head.norm", norm),
+    )
 
 
 class _ModernBert(EncoderModel):
@@ -163,8 +148,8 @@ class ModernBertModel(_ModernBert):
 
 class ModernBertForSequenceClassification(_ModernBert):
     def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(ModernBert(setup), _head(setup))
         fields = family_fields(setup.config, ModernBertFields)
-        super().__init__(ModernBert(setup), ModernBertHead(setup, fields))
         self.default_pooling = "MEAN" if fields.classifier_pooling == "mean" else "CLS"
 
 
@@ -172,8 +157,7 @@ class ModernBertForTokenClassification(_ModernBert):
     token_head = True
 
     def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, ModernBertFields)
-        super().__init__(ModernBert(setup), ModernBertHead(setup, fields))
+        super().__init__(ModernBert(setup), _head(setup))
 
 
 def _norm(config: ModelConfig, fields: ModernBertFields) -> LayerNorm:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights
-from models.config import Eps, ModelConfig, Size, family_fields
-from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.config import ModelConfig, Size, family_fields
+from models.families.encoders.encoder import (
+    Embeddings,
+    Encoder,
+    EncoderFields,
+    LayerNames,
+    plain_layers,
+)
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.layers.linear import frozen
 from models.model import ModelSetup
@@ -27,41 +32,23 @@ _NAMES = LayerNames(
     out="attention.attn.o",
     attention_norm="attention.LayerNorm",
     mlp_norm="output.LayerNorm",
+    mlp_parts=("intermediate.dense", "output.dense"),
 )
 
 
-class MPNetFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that ModelConfig lacks."""
-
+class MPNetFields(EncoderFields, frozen=True, kw_only=True):
     intermediate_size: Size = 3072
     max_position_embeddings: int = 512
-    hidden_act: str = "gelu"
-    layer_norm_eps: Eps = 1e-12
 
 
 def mpnet_trunk(setup: ModelSetup) -> Encoder:
     config, fields = setup.config, family_fields(setup.config, MPNetFields)
-    embeddings = Embeddings(
-        setup,
-        config.hidden_size,
-        positions=fields.max_position_embeddings,
-        first_position=_FIRST_POSITION,
-    )
-    layers = {f"encoder.layer.{index}": _layer(setup, fields) for index in range(config.num_layers)}
-    bias = DistanceBias(config, setup.parallel)
-    return Encoder(setup, embeddings, layers, eps=fields.layer_norm_eps, bias=bias)
-
-
-def _layer(setup: ModelSetup, fields: MPNetFields) -> EncoderLayer:
-    mlp = MLP(
-        setup.config.hidden_size,
-        fields.intermediate_size,
-        setup.parallel,
-        activation=fields.hidden_act,
-        names=("intermediate.dense", "output.dense"),
-        bias=True,
-    )
-    return EncoderLayer(setup, _NAMES, mlp, eps=fields.layer_norm_eps)
+    positions = fields.max_position_embeddings
+    embeddings = Embeddings(setup, config.hidden_size, positions=positions, first_position=_FIRST_POSITION)
+    scopes = [f"encoder.layer.{index}" for index in range(config.num_layers)]
+    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
+    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
+    return Encoder(setup, embeddings, layers, eps=eps, bias=DistanceBias(config, setup.parallel))
 
 
 class DistanceBias(nn.Module):

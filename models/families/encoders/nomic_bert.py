@@ -13,10 +13,10 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.config import ConfigError, Eps, Size, family_fields
 from models.context import context
-from models.families.encoders.encoder import MLP, Embeddings, Encoder, EncoderLayer, LayerNames
+from models.families.encoders.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
-from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
-from models.layers.mlp import activation_kind
+from models.layers.linear import Linear, frozen
+from models.layers.mlp import MLP, GatedMLP, activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
@@ -53,16 +53,6 @@ class NomicFields(msgspec.Struct, frozen=True, kw_only=True):
     moe_top_k: int = 1
     moe_every_n_layers: int = 0
 
-    # Variants in the code beside the checkpoints that no published checkpoint uses.
-    prenorm: bool = False
-    parallel_block: bool = False
-    use_rms_norm: bool | None = False
-    rotary_emb_interleaved: bool = False
-    rotary_emb_scale_base: float | None = None
-    moe_normalize_expert_weights: bool = False
-    expert_choice_router: bool = False
-    num_shared_experts: int = 0
-
     @property
     def eps(self) -> float:
         return self.layer_norm_eps if self.layer_norm_epsilon is None else self.layer_norm_epsilon
@@ -81,12 +71,13 @@ _UNSERVED = (
     "expert_choice_router",
     "num_shared_experts",
 )
+"""Variants in the code beside the checkpoints that no published checkpoint uses."""
 
 
 def nomic_trunk(setup: ModelSetup) -> Encoder:
     config, fields = setup.config, family_fields(setup.config, NomicFields)
     for name in _UNSERVED:
-        if getattr(fields, name):
+        if config.raw.get(name):
             raise ConfigError(
                 f"config.json of this {config.architecture}: {name!r} is set, which is not served"
             )
@@ -107,28 +98,22 @@ def nomic_trunk(setup: ModelSetup) -> Encoder:
 
 
 def _mlp(setup: ModelSetup, fields: NomicFields, index: int) -> nn.Module:
-    size = setup.config.hidden_size
+    size, parallel, named = setup.config.hidden_size, setup.parallel, fields.activation_function
     inner = fields.intermediate_size or fields.n_inner or 4 * size
-    named = fields.activation_function
     if fields.has_experts(index):
-        return NomicExperts(size, inner, fields, setup.parallel)
-    if named is None or named in _GATED:
-        return NomicGatedMLP(size, inner, fields, setup.parallel)
-    return MLP(size, inner, setup.parallel, activation=named, names=("fc1", "fc2"), bias=fields.mlp_fc1_bias)
-
-
-class NomicGatedMLP(nn.Module):
-    def __init__(self, size: int, inner: int, fields: NomicFields, parallel: Parallel) -> None:
-        super().__init__()
-        share = parallel.share(inner, "features of the MLP")
-        kind = activation_kind(_GATED.get(fields.activation_function or "", fields.hidden_act))
-        self.fc1 = GatedLinear(
-            size, share, activation=kind, bias=fields.mlp_fc1_bias, sources=("fc12", "fc11")
-        )
-        self.fc2 = RowLinear(share, size, parallel, bias=fields.mlp_fc2_bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.fc2(self.fc1(hidden))
+        return NomicExperts(size, inner, fields, parallel)
+    if named is not None and named not in _GATED:
+        return MLP(size, inner, parallel, activation=named, names=("fc1", "fc2"), bias=fields.mlp_fc1_bias)
+    return GatedMLP(
+        size,
+        inner,
+        parallel,
+        activation=_GATED.get(named or "", fields.hidden_act),
+        bias=fields.mlp_fc1_bias,
+        down_bias=fields.mlp_fc2_bias,
+        sources=("fc12", "fc11"),
+        names=("fc1", "fc2"),
+    )
 
 
 class NomicExperts(nn.Module):

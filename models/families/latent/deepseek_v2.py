@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from models.config import ConfigError, family_fields
-from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.latent.fields import latent_spec
+from models.config import ConfigError
+from models.families.decoders.decoder import DecoderSpec
+from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
+from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 
 class DeepseekV2Fields(DeepSeekExperts, frozen=True, kw_only=True):
@@ -19,6 +20,15 @@ class DeepseekV2Fields(DeepSeekExperts, frozen=True, kw_only=True):
     norm_topk_prob: bool | None = False
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
     scoring_func: Literal["softmax"] = "softmax"
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        if self.norm_topk_prob:
+            raise ConfigError(
+                "config.json of this DeepSeek-V2 divides the weights of experts by their sum "
+                "('norm_topk_prob'), which no published one does and implementations differ in: if it was "
+                """trained without, say --hf-overrides '{"norm_topk_prob": false}'"""
+            )
+        return super().spec(setup, rope)
 
     def routing(self) -> Routing:
         grouped = self.topk_method == "group_limited_greedy"
@@ -33,13 +43,6 @@ class DeepseekV2Fields(DeepSeekExperts, frozen=True, kw_only=True):
         )
 
 
-class DeepseekV2ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, DeepseekV2Fields)
-        if fields.norm_topk_prob:
-            raise ConfigError(
-                "config.json of this DeepSeek-V2 divides the weights of experts by their sum "
-                "('norm_topk_prob'), which no published one does and implementations differ in: if it was "
-                """trained without, say --hf-overrides '{"norm_topk_prob": false}'"""
-            )
-        super().__init__(setup, latent_spec(setup, fields, fields.experts, turns_neighbours=True))
+class DeepseekV2ForCausalLM(LatentForCausalLM):
+    fields = DeepseekV2Fields
+    turns_neighbours = True

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from models.config import Eps, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM
-from models.families.latent.fields import latent_spec, no_experts
+from models.config import Eps, Size
+from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
-from models.model import ModelSetup
 
 
 class DeepseekV3Fields(DeepSeekExperts, frozen=True, kw_only=True):
@@ -30,18 +28,13 @@ class Glm4MoeLiteFields(DeepSeekExperts, frozen=True, kw_only=True):
     scoring_func: Literal["sigmoid"] = "sigmoid"
 
 
-class DeepseekV3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, DeepseekV3Fields)
-        super().__init__(setup, latent_spec(setup, fields, fields.experts))
+class DeepseekV3ForCausalLM(LatentForCausalLM):
+    fields = DeepseekV3Fields
 
 
-class Glm4MoeLiteForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, Glm4MoeLiteFields)
-        super().__init__(setup, latent_spec(setup, fields, fields.experts))
+class Glm4MoeLiteForCausalLM(LatentForCausalLM):
+    fields = Glm4MoeLiteFields
 
 
-class YoutuForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(setup, latent_spec(setup, family_fields(setup.config, DecoderFields), no_experts))
+class YoutuForCausalLM(LatentForCausalLM):
+    """The same decoder without experts."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from models.config import Eps, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM
-from models.families.latent.fields import latent_spec, no_experts
+from models.config import Eps, Size
+from models.families.decoders.decoder import DecoderSpec
+from models.families.decoders.llama import LlamaFields
+from models.families.latent.latent_decoder import LatentForCausalLM
+from models.layers.rotary import Rope
 from models.model import ModelSetup
 
 
-class MiniCPM3Fields(DecoderFields, frozen=True, kw_only=True):
+class MiniCPM3Fields(LlamaFields, frozen=True, kw_only=True):
     rms_norm_eps: Eps = 1e-5
     scale_emb: float = 12.0
     scale_depth: float | None = 1.4
@@ -18,20 +21,16 @@ class MiniCPM3Fields(DecoderFields, frozen=True, kw_only=True):
     dim_model_base: Size | None = 256
     """The hidden size for which the size of logits was chosen."""
 
-
-class MiniCPM3ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, MiniCPM3Fields)
-        depth, base = fields.scale_depth, fields.dim_model_base
-        spec = latent_spec(
-            setup,
-            fields,
-            no_experts,
-            turns_neighbours=False,
-            mlp_bias=fields.mlp_bias,
-            embedding_scale=fields.scale_emb,
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        config, depth, base = setup.config, self.scale_depth, self.dim_model_base
+        return replace(
+            super().spec(setup, rope),
+            embedding_scale=self.scale_emb,
             residual_scale=1.0 if depth is None else depth / math.sqrt(config.num_layers),
             logit_scale=1.0 if base is None else base / config.hidden_size,
         )
-        super().__init__(setup, spec)
+
+
+class MiniCPM3ForCausalLM(LatentForCausalLM):
+    fields = MiniCPM3Fields
+    turns_neighbours = False

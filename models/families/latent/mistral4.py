@@ -5,16 +5,17 @@ Where config.json says `mscale_all_dim`, YaRN sharpens scores, as in transformer
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from models.config import family_fields
-from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder import DecoderFields, DecoderSpec
 from models.families.decoders.llama import GrowthFields
-from models.families.latent.fields import latent_spec
+from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
 from models.layers.experts import SavedExperts
+from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 
 class Mistral4Rope(GrowthFields, frozen=True):
@@ -31,6 +32,9 @@ class Mistral4Fields(DeepSeekExperts, frozen=True, kw_only=True):
     n_shared_experts: int | None = 1
     rope_parameters: Mistral4Rope
 
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), query_growth=self.rope_parameters.growth(setup.max_len))
+
     def routing(self) -> Routing:
         return Routing(
             experts=self.n_routed_experts,
@@ -43,15 +47,9 @@ class Mistral4Fields(DeepSeekExperts, frozen=True, kw_only=True):
         )
 
 
-class Mistral4ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        fields = family_fields(setup.config, Mistral4Fields)
-        rope = fields.rope_parameters
-        spec = latent_spec(
-            setup,
-            fields,
-            fields.experts,
-            part_of=setup.config.head_dim if rope.partial_rotary_factor is not None else None,
-            query_growth=rope.growth(setup.max_len),
-        )
-        super().__init__(setup, spec)
+class Mistral4ForCausalLM(LatentForCausalLM):
+    fields = Mistral4Fields
+
+    def rope(self, setup: ModelSetup, fields: DecoderFields, width: int) -> Rope:
+        in_part = isinstance(fields, Mistral4Fields) and fields.rope_parameters.partial_rotary_factor
+        return super().rope(setup, fields, setup.config.head_dim if in_part else width)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from models.config import ConfigError, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from typing import ClassVar
+
+from models.config import ConfigError, Size
+from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM, DecoderSpec
 from models.layers.moe import ExpertSpec, SharedExpert
-from models.layers.rotary import read_rope
+from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 
 class Ernie45MoeFields(DecoderFields, frozen=True, kw_only=True):
+    default_theta: ClassVar[float] = 500000.0
+
     rms_norm_eps: float = 1e-5
     use_bias: bool = False
     moe_intermediate_size: Size = 1536
@@ -23,7 +27,17 @@ class Ernie45MoeFields(DecoderFields, frozen=True, kw_only=True):
     moe_layer_interval: Size = 1
     moe_norm_min: float = 1e-12
 
-    def experts(self) -> ExpertSpec:
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        if self.use_bias:
+            raise ConfigError(
+                "config.json of this ERNIE has biases ('use_bias'), which no published one has: "
+                "--model-impl transformers serves it"
+            )
+        return super().spec(setup, rope)
+
+    def experts(self, index: int) -> ExpertSpec | None:
+        if not self.has_experts(index):
+            return None
         width, shared = self.moe_intermediate_size, None
         if self.moe_num_shared_experts:
             shared = SharedExpert("shared_experts", self.moe_num_shared_experts * width)
@@ -43,22 +57,5 @@ class Ernie45MoeFields(DecoderFields, frozen=True, kw_only=True):
 
 
 class Ernie45MoeForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Ernie45MoeFields)
-        if fields.use_bias:
-            raise ConfigError(
-                "config.json of this ERNIE has biases ('use_bias'), which no published one has: "
-                "--model-impl transformers serves it"
-            )
-        rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=500000.0)
-        layers = tuple(
-            LayerSpec(rope=rope, experts=fields.experts() if fields.has_experts(index) else None)
-            for index in range(config.num_layers)
-        )
-        spec = fields.spec(
-            config,
-            layers,
-            turns_neighbours=True,
-        )
-        super().__init__(setup, spec)
+    fields = Ernie45MoeFields
+    fixed = {"turns_neighbours": True, **WITHOUT_BIASES}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from models.config import ModelConfig, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from models.config import Size
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
-from models.layers.rotary import read_rope
+from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 
 class DeepSeekExperts(DecoderFields, frozen=True, kw_only=True):
@@ -71,6 +72,9 @@ class Glm4MoeFields(DeepSeekExperts, frozen=True, kw_only=True):
     use_qk_norm: bool = False
     first_k_dense_replace: int | None = 1
 
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), qk_norm="head" if self.use_qk_norm else None)
+
 
 class Dots1Fields(DeepSeekExperts, frozen=True, kw_only=True):
     norm_topk_prob: bool | None = False
@@ -78,47 +82,16 @@ class Dots1Fields(DeepSeekExperts, frozen=True, kw_only=True):
     max_window_layers: int | None = 62
     """The number of lower layers that have no window."""
 
-    def has_window(self, config: ModelConfig, index: int) -> bool:
-        if self.layer_types is not None:
-            return self.layer_types[index] == "sliding_attention"
-        return self.max_window_layers is not None and index >= self.max_window_layers
+    def window(self, index: int) -> int | None:
+        is_upper = self.max_window_layers is not None and index >= self.max_window_layers
+        return self.sliding_window if self.slides(index, is_upper) else None
 
 
 class Glm4MoeForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Glm4MoeFields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = tuple(
-            LayerSpec(rope=rope, experts=fields.experts(index)) for index in range(config.num_layers)
-        )
-        spec = fields.spec(
-            config,
-            layers,
-            qk_norm="head" if fields.use_qk_norm else None,
-            qkv_bias=fields.attention_bias,
-        )
-        super().__init__(setup, spec)
+    fields = Glm4MoeFields
+    fixed = {"o_bias": False}
 
 
 class Dots1ForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Dots1Fields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = tuple(
-            LayerSpec(
-                rope=rope,
-                window=fields.sliding_window if fields.has_window(config, index) else None,
-                experts=fields.experts(index),
-            )
-            for index in range(config.num_layers)
-        )
-        spec = fields.spec(
-            config,
-            layers,
-            qk_norm="head",
-            qkv_bias=fields.attention_bias,
-            o_bias=fields.attention_bias,
-        )
-        super().__init__(setup, spec)
+    fields = Dots1Fields
+    fixed = {"qk_norm": "head"}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from models.config import ConfigError, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from typing import ClassVar
+
+from models.config import ConfigError, Size
+from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
-from models.layers.rotary import read_rope
-from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 _SAVED = SavedExperts(in_one=True, transposed=True, interleaved=True)
 
 
 class GptOssFields(DecoderFields, frozen=True, kw_only=True):
+    default_theta: ClassVar[float] = 150000.0
+
     rms_norm_eps: float = 1e-5
     attention_bias: bool = True
     sliding_window: Size | None = 128
@@ -22,12 +24,10 @@ class GptOssFields(DecoderFields, frozen=True, kw_only=True):
     swiglu_limit: float = 7.0
     swiglu_alpha: float = 1.702
 
-    def slides(self, index: int) -> bool:
-        if self.layer_types is not None:
-            return self.layer_types[index] == "sliding_attention"
-        return index % 2 == 0
+    def window(self, index: int) -> int | None:
+        return self.sliding_window if self.slides(index, index % 2 == 0) else None
 
-    def experts(self) -> ExpertSpec:
+    def experts(self, index: int) -> ExpertSpec:
         if (self.swiglu_limit, self.swiglu_alpha) != (7.0, 1.702):
             raise ConfigError(
                 f"config.json of this gpt-oss has 'swiglu_limit' {self.swiglu_limit} and 'swiglu_alpha' "
@@ -45,23 +45,5 @@ class GptOssFields(DecoderFields, frozen=True, kw_only=True):
 
 
 class GptOssForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, GptOssFields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=150000.0)
-        layers = tuple(
-            LayerSpec(
-                rope=rope,
-                window=fields.sliding_window if fields.slides(index) else None,
-                experts=fields.experts(),
-            )
-            for index in range(config.num_layers)
-        )
-        spec = fields.spec(
-            config,
-            layers,
-            sinks=True,
-            qkv_bias=fields.attention_bias,
-            o_bias=fields.attention_bias,
-        )
-        super().__init__(setup, spec)
+    fields = GptOssFields
+    fixed = {"sinks": True}

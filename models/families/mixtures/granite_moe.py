@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from models.config import Size, family_fields
-from models.families.decoders.decoder import DecoderForCausalLM, LayerSpec
+from models.config import Size
+from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.granite import GraniteFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
-from models.layers.rotary import read_rope
-from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 _SAVED = SavedExperts(all_gate_up="input_linear.weight", all_down="output_linear.weight", in_one=True)
 
@@ -20,7 +18,7 @@ class GraniteMoeFields(GraniteFields, frozen=True, kw_only=True):
     shared_intermediate_size: int = 0
     """The width of the expert that all tokens share; 0 means that there is none."""
 
-    def experts(self) -> ExpertSpec:
+    def experts(self, index: int) -> ExpertSpec:
         shared = None
         if self.shared_intermediate_size > 0:
             names = ("input_linear", "output_linear")
@@ -37,9 +35,4 @@ class GraniteMoeFields(GraniteFields, frozen=True, kw_only=True):
 
 
 class GraniteMoeForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, GraniteMoeFields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len)
-        layers = (LayerSpec(rope=rope, experts=fields.experts()),) * config.num_layers
-        super().__init__(setup, fields.spec_with_factors(config, layers))
+    fields = GraniteMoeFields

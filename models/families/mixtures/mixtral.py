@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from models.config import Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, LayerSpec
+from typing import ClassVar, Literal
+
+from models.config import Size
+from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
-from models.layers.rotary import read_rope
-from models.model import ModelSetup
-from models.ops.routing import Routing
-
-SAVED = SavedExperts(gate="w1", up="w3", down="w2")
+from models.ops.expert_ops import Routing
 
 
 class MixtralFields(DecoderFields, frozen=True, kw_only=True):
+    default_theta: ClassVar[float] = 1000000.0
+    scores: ClassVar[Literal["softmax", "sigmoid"]] = "softmax"
+    correction: ClassVar[str] = ""
+
     num_local_experts: Size = 8
     num_experts_per_tok: Size = 2
 
+    def window(self, index: int) -> int | None:
+        return self.sliding_window
+
+    def experts(self, index: int) -> ExpertSpec:
+        routing = Routing(experts=self.num_local_experts, chosen=self.num_experts_per_tok, scores=self.scores)
+        return ExpertSpec(
+            routing=routing,
+            width=self.intermediate_size,
+            activation=self.hidden_act,
+            scope="block_sparse_moe",
+            correction=self.correction,
+            saved=SavedExperts(gate="w1", up="w3", down="w2"),
+        )
+
 
 class MixtralForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, MixtralFields)
-        rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=1000000.0)
-        experts = ExpertSpec(
-            routing=Routing(experts=fields.num_local_experts, chosen=fields.num_experts_per_tok),
-            width=fields.intermediate_size,
-            activation=fields.hidden_act,
-            scope="block_sparse_moe",
-            saved=SAVED,
-        )
-        layer = LayerSpec(rope=rope, window=fields.sliding_window, experts=experts)
-        super().__init__(setup, fields.spec(config, (layer,) * config.num_layers))
+    fields = MixtralFields
+    fixed = WITHOUT_BIASES

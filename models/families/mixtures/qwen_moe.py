@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from models.config import Size, family_fields
-from models.families.decoders.decoder import DecoderForCausalLM, LayerSpec
+from models.config import Size
+from models.families.decoders.decoder import DecoderForCausalLM, DecoderSpec
 from models.families.decoders.qwen2 import QwenFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
-from models.layers.rotary import read_rope
+from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 
 class QwenMoeFields(QwenFields, frozen=True, kw_only=True):
+    saved: ClassVar[SavedExperts] = SavedExperts()
+
     sliding_window: int | None = 4096
     """The window, where there is one; transformers writes 0 where there is none."""
     num_experts: int = 60
@@ -27,31 +30,32 @@ class QwenMoeFields(QwenFields, frozen=True, kw_only=True):
     """The distance of layers with experts from each other."""
     mlp_only_layers: tuple[int, ...] | None = None
 
-    def experts(
-        self, shared: SharedExpert | None = None, saved: SavedExperts = SavedExperts()
-    ) -> ExpertSpec | None:
+    def experts(self, index: int) -> ExpertSpec | None:
         count = self.num_local_experts or self.num_experts
-        if count < 1:
+        if count < 1 or index in (self.mlp_only_layers or ()) or (index + 1) % self.decoder_sparse_step:
             return None
+        routing = Routing(experts=count, chosen=self.num_experts_per_tok, normalised=self.norm_topk_prob)
         return ExpertSpec(
-            routing=Routing(
-                experts=count,
-                chosen=self.num_experts_per_tok,
-                normalised=self.norm_topk_prob,
-            ),
+            routing=routing,
             width=self.moe_intermediate_size,
             activation=self.hidden_act,
-            shared=shared,
-            saved=saved,
+            saved=self.saved,
+            shared=self.shared(),
         )
 
-    def has_experts(self, index: int) -> bool:
-        return index not in (self.mlp_only_layers or ()) and (index + 1) % self.decoder_sparse_step == 0
+    def shared(self) -> SharedExpert | None:
+        return None
 
 
 class Qwen2MoeFields(QwenMoeFields, frozen=True, kw_only=True):
     shared_expert_intermediate_size: Size = 5632
     qkv_bias: bool = True
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        return replace(super().spec(setup, rope), qkv_bias=self.qkv_bias)
+
+    def shared(self) -> SharedExpert:
+        return SharedExpert("shared_expert", self.shared_expert_intermediate_size, gate="shared_expert_gate")
 
 
 class Qwen3MoeFields(QwenMoeFields, frozen=True, kw_only=True):
@@ -59,55 +63,27 @@ class Qwen3MoeFields(QwenMoeFields, frozen=True, kw_only=True):
     num_experts_per_tok: Size = 8
     moe_intermediate_size: Size = 768
 
+    def window(self, index: int) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
+
 
 class Qwen3VLMoeFields(Qwen3MoeFields, frozen=True, kw_only=True):
+    """The text of Qwen3-VL-MoE, which saves one tensor for all experts of a layer."""
+
+    saved: ClassVar[SavedExperts] = SavedExperts(in_one=True, transposed=True)
+
     norm_topk_prob: bool = True
 
 
 class Qwen2MoeForCausalLM(DecoderForCausalLM):
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, Qwen2MoeFields)
-        shared = SharedExpert(
-            "shared_expert", fields.shared_expert_intermediate_size, gate="shared_expert_gate"
-        )
-        windows = fields.windows(config)
-        layers = _layers(setup, fields, fields.experts(shared), windows)
-        super().__init__(setup, fields.spec(config, layers, qkv_bias=fields.qkv_bias))
+    fields = Qwen2MoeFields
+    fixed = {"o_bias": False}
 
 
 class Qwen3MoeForCausalLM(DecoderForCausalLM):
-    fields_type: ClassVar[type[Qwen3MoeFields]] = Qwen3MoeFields
-    saved: ClassVar[SavedExperts] = SavedExperts()
-
-    def __init__(self, setup: ModelSetup) -> None:
-        config = setup.config
-        fields = family_fields(config, self.fields_type)
-        experts = fields.experts(saved=self.saved)
-        window = fields.sliding_window if fields.use_sliding_window else None
-        layers = _layers(setup, fields, experts, [window] * config.num_layers)
-        spec = fields.spec(
-            config,
-            layers,
-            qk_norm="head",
-            qkv_bias=fields.attention_bias,
-            o_bias=fields.attention_bias,
-        )
-        super().__init__(setup, spec)
+    fields = Qwen3MoeFields
+    fixed = {"qk_norm": "head"}
 
 
 class Qwen3VLMoeForCausalLM(Qwen3MoeForCausalLM):
-    """The text of Qwen3-VL-MoE, which saves one tensor for all experts of a layer."""
-
-    fields_type = Qwen3VLMoeFields
-    saved = SavedExperts(in_one=True, transposed=True)
-
-
-def _layers(
-    setup: ModelSetup, fields: QwenMoeFields, experts: ExpertSpec | None, windows: list[int | None]
-) -> tuple[LayerSpec, ...]:
-    rope = read_rope(setup.config.raw, setup.config.head_dim, setup.max_len)
-    return tuple(
-        LayerSpec(rope=rope, window=window, experts=experts if fields.has_experts(index) else None)
-        for index, window in enumerate(windows)
-    )
+    fields = Qwen3VLMoeFields

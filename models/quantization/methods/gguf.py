@@ -1,34 +1,95 @@
-"""GGUF: the coding of each matrix by GGML's name, and what those codings are. No torch."""
+"""GGUF: GGML's types of tensors, which are codings, and the one that each matrix has. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
-from models.coding import E2M1, IQ4, Coding
 from models.config import ConfigError
-from models.saved_quantization import SavedQuantization
+from models.weight_coding import E2M1, IQ4, WHOLE, Coding, Quantization, SavedQuantization
+
+
+@dataclass(frozen=True)
+class GgmlType:
+    """A type of GGML, which is a coding: so many numbers of a row are stored in so many bytes."""
+
+    name: str
+    numbers: int
+    nbytes: int
+
+
+GGML_TYPES: dict[int, GgmlType] = {
+    0: GgmlType("F32", 1, 4),
+    1: GgmlType("F16", 1, 2),
+    2: GgmlType("Q4_0", 32, 18),
+    3: GgmlType("Q4_1", 32, 20),
+    6: GgmlType("Q5_0", 32, 22),
+    7: GgmlType("Q5_1", 32, 24),
+    8: GgmlType("Q8_0", 32, 34),
+    9: GgmlType("Q8_1", 32, 36),
+    10: GgmlType("Q2_K", 256, 84),
+    11: GgmlType("Q3_K", 256, 110),
+    12: GgmlType("Q4_K", 256, 144),
+    13: GgmlType("Q5_K", 256, 176),
+    14: GgmlType("Q6_K", 256, 210),
+    15: GgmlType("Q8_K", 256, 292),
+    16: GgmlType("IQ2_XXS", 256, 66),
+    17: GgmlType("IQ2_XS", 256, 74),
+    18: GgmlType("IQ3_XXS", 256, 98),
+    19: GgmlType("IQ1_S", 256, 50),
+    20: GgmlType("IQ4_NL", 32, 18),
+    21: GgmlType("IQ3_S", 256, 110),
+    22: GgmlType("IQ2_S", 256, 82),
+    23: GgmlType("IQ4_XS", 256, 136),
+    24: GgmlType("I8", 1, 1),
+    25: GgmlType("I16", 1, 2),
+    26: GgmlType("I32", 1, 4),
+    27: GgmlType("I64", 1, 8),
+    28: GgmlType("F64", 1, 8),
+    29: GgmlType("IQ1_M", 256, 56),
+    30: GgmlType("BF16", 1, 2),
+    34: GgmlType("TQ1_0", 256, 54),
+    35: GgmlType("TQ2_0", 256, 66),
+    39: GgmlType("MXFP4", 32, 17),
+    40: GgmlType("NVFP4", 64, 36),
+    41: GgmlType("Q1_0", 128, 18),
+}
+
+REMOVED = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+"""Codings of older files, which GGML itself no longer reads."""
+
+PLAIN = ("F32", "F16", "BF16")
+"""The codings that are read of tensors that are not quantized."""
 
 CODINGS: Mapping[str, Coding] = {
-    coding.format: coding
-    for coding in (
-        Coding(format="Q8_0", bits=8, group=32),
-        Coding(format="Q4_0", bits=4, group=32),
-        Coding(format="Q4_1", bits=4, group=32),
-        Coding(format="Q5_0", bits=5, group=32),
-        Coding(format="Q5_1", bits=5, group=32),
-        Coding(format="Q4_K", bits=4, group=32),
-        Coding(format="Q5_K", bits=5, group=32),
-        Coding(format="Q6_K", bits=6, group=16),
-        Coding(format="IQ4_NL", bits=4, group=32, codes=IQ4),
-        Coding(format="IQ4_XS", bits=4, group=32, codes=IQ4),
-        Coding(format="MXFP4", bits=4, group=32, codes=E2M1),
+    name: Coding(format=name, bits=bits, group=group, codes=codes)
+    for name, bits, group, codes in (
+        ("Q8_0", 8, 32, WHOLE),
+        ("Q4_0", 4, 32, WHOLE),
+        ("Q4_1", 4, 32, WHOLE),
+        ("Q5_0", 5, 32, WHOLE),
+        ("Q5_1", 5, 32, WHOLE),
+        ("Q4_K", 4, 32, WHOLE),
+        ("Q5_K", 5, 32, WHOLE),
+        ("Q6_K", 6, 16, WHOLE),
+        ("IQ4_NL", 4, 32, IQ4),
+        ("IQ4_XS", 4, 32, IQ4),
+        ("MXFP4", 4, 32, E2M1),
     )
 }
-"""The codings of blocks that are read, as `models/quantization/gguf_codings.py` lists them."""
-_BITS_OF_PLAIN = 16
+"""The codings of blocks that are read: their bits, the numbers that share a scale, and what codes mean."""
 _NUMBER = re.compile(r"(?<=\.experts\.)\d+\.")
 
 
@@ -48,11 +109,10 @@ class GgufFields(msgspec.Struct, frozen=True, kw_only=True):
     """llama.cpp's name of this mixture of codings."""
 
 
-class Gguf:
+class Gguf(Quantization):
     """A GGUF file, each of whose matrices may have another coding."""
 
     method = "gguf"
-    ordered = False
 
     def __init__(self, saved: SavedQuantization, fields: GgufFields) -> None:
         for module, name in fields.codings.items():
@@ -62,7 +122,7 @@ class Gguf:
                     f"{', '.join(CODINGS)}: use another file of the model"
                 )
         self._fields = fields
-        self.bits = min((CODINGS[name].bits for name in fields.codings.values()), default=_BITS_OF_PLAIN)
+        self.codings = [CODINGS[name] for name in dict.fromkeys(fields.codings.values())]
 
     def coding_of(self, module: str) -> Coding | None:
         name = self._fields.codings.get(module_of_all(module))

@@ -13,8 +13,8 @@ from tiny import tiny_checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.checkpoint.damage import FiniteCheck
 from models.checkpoint.files import Upload
-from models.checkpoint.finite import FiniteCheck
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.weight_pieces import WeightsError

@@ -9,7 +9,7 @@ import pytest
 from fake_hub import FakeHub
 
 from models.checkpoint import hub
-from models.checkpoint.gguf_choice import SeveralFiles, choose
+from models.checkpoint.hub import HubError, choose_gguf
 
 FILES = [
     "Qwen3-0.6B-Q4_K_M.gguf",
@@ -39,11 +39,11 @@ FILES = [
     ],
 )
 def test_the_file_with_this_form_in_its_name(quant: str, file: str) -> None:
-    assert choose(FILES, quant, "here") == file
+    assert choose_gguf(FILES, quant, "here") == file
 
 
 def test_a_single_file_needs_no_name() -> None:
-    assert choose(["mmproj-f16.gguf", "model.gguf"], None, "here") == "model.gguf"
+    assert choose_gguf(["mmproj-f16.gguf", "model.gguf"], None, "here") == "model.gguf"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_a_single_file_needs_no_name() -> None:
     ],
 )
 def test_none_or_several_are_refused_with_the_list(names: list[str], quant: str | None, message: str) -> None:
-    with pytest.raises(SeveralFiles, match=message):
-        choose(names, quant, "here")
+    with pytest.raises(HubError, match=message):
+        choose_gguf(names, quant, "here")
 
 
 def resolve(model: str, quant: str | None = None) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from drive import Driver, load_ranks, run_in_chunks
+from drive import assert_logits, load_ranks
 from safetensors.torch import load_file, save_file
 from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise, shape_of
 from torch import Tensor
@@ -148,15 +148,10 @@ def rewritten(
     return folder
 
 
-def assert_expected(folder: Path, expected: Tensor, ranks: int = 1) -> None:
-    logits = run_in_chunks(Driver(load_ranks(folder, ranks)), 0, PROMPT, 7)
-    torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_its_logits_are_those_of_transformers(built: Composite, ranks: int) -> None:
     assert built.expected.std() > 0.3
-    assert_expected(built.folder, built.expected, ranks)
+    assert_logits(built.folder, built.expected, PROMPT, ranks)
 
 
 def as_on_the_hub(name: str) -> str:
@@ -183,7 +178,7 @@ def test_both_ways_of_naming_its_tensors_are_read(
     family: str, rename: Callable[[str], str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     composite: Composite = request.getfixturevalue(family)
-    assert_expected(rewritten(composite, tmp_path, rename), composite.expected)
+    assert_logits(rewritten(composite, tmp_path, rename), composite.expected, PROMPT)
 
 
 def test_every_composite_is_built() -> None:
@@ -225,7 +220,7 @@ def test_a_head_of_its_own_is_used_whatever_the_top_level_says(
     text = json.loads((mistral.folder / "config.json").read_text())["text_config"]
     text["tie_word_embeddings"] = False
     folder = rewritten(mistral, tmp_path, text_config=text, tie_word_embeddings=top)
-    assert_expected(folder, mistral.expected)
+    assert_logits(folder, mistral.expected, PROMPT)
 
 
 def test_fields_that_gemmas_files_leave_out_have_the_values_of_transformers(tmp_path: Path) -> None:

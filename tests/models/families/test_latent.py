@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from drive import Driver, load_ranks, run_in_chunks
+from drive import Driver, assert_logits, load_ranks
 from packed_floats import write_floats
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 
 from models import ops
 from models.config import ConfigError, read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.loader import LoadOptions, load_model
 from worker.kernels.cpu import quantized
@@ -62,10 +62,6 @@ def v3(built: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_near(logits: torch.Tensor, expected: torch.Tensor, most: float = 1e-4) -> None:
-    torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=most, rtol=0)
-
-
 def test_kimi_k2_as_published(built: Path, v3: Path) -> None:
     """Its config says nothing of heads' width, and numbers of them that mean nothing; MTP layers follow."""
     tensors = load_file(v3 / "model.safetensors")
@@ -89,8 +85,7 @@ def test_kimi_k2_as_published(built: Path, v3: Path) -> None:
     )
     config = read_config(v3)
     assert (config.num_kv_heads, config.head_dim, config.problems) == (1, 20, {})
-    driver = Driver(load_ranks(v3))
-    assert_near(run_in_chunks(driver, 0, PROMPT, 9), hf_logits(built, PROMPT))
+    assert_logits(v3, hf_logits(built, PROMPT), PROMPT)
 
 
 def test_mistral_4_without_the_part_of_heads_that_is_rotated(tmp_path: Path) -> None:
@@ -99,7 +94,7 @@ def test_mistral_4_without_the_part_of_heads_that_is_rotated(tmp_path: Path) -> 
     expected = hf_logits(folder, PROMPT)
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
     change(folder, rope_parameters={key: rope[key] for key in rope if key != "partial_rotary_factor"})
-    assert_near(run_in_chunks(Driver(load_ranks(folder)), 0, PROMPT, 9), expected)
+    assert_logits(folder, expected, PROMPT)
 
 
 def test_every_rank_caches_one_row_for_all_heads(built: Path) -> None:
@@ -122,10 +117,7 @@ def test_scores_are_sharpened_by_yarn(tmp_path: Path) -> None:
 def test_all_of_an_fp8_checkpoint_is_read(name: str, built: Path, tmp_path: Path) -> None:
     """Blocks that divide no rows of heads, and matrices that are read as plain numbers."""
     packed, plain = write_floats(built, tmp_path, name)
-    expected = hf_logits(plain, PROMPT)
-    for ranks in (1, 2):
-        driver = Driver(load_ranks(packed, ranks))
-        assert_near(run_in_chunks(driver, 0, PROMPT, 9), expected)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, 1, 2)
 
 
 @pytest.fixture

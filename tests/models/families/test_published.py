@@ -26,7 +26,7 @@ from published_files import (
 from tiny import write_tokenizer
 
 from models.config import read_config
-from models.conversion.served_as import Conversion, resolve_conversion
+from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.pooling.config import PoolingConfig, read_pooling
 from models.pooling.pooler import Merged
@@ -238,7 +238,7 @@ def test_a_checkpoint_is_taken_for_what_it_is(published: Published, tmp_path: Pa
     assert min(length, facts.texts.max_len or length) == published.max_len
     assert tuple(facts.texts.prompts) == published.prompts
     assert facts.texts.lower_case == published.name.startswith("bge-base")
-    assert tuple(step.outputs for step in facts.steps if isinstance(step, Dense)) == published.widths
+    assert tuple(step.out_features for step in facts.steps if isinstance(step, Dense)) == published.widths
     scores = published.activation is not None
     assert model.pooler.tasks == ({"classify", "token_classify"} if scores else {"embed", "token_embed"})
     head = model.pooler.heads["classify" if scores else "embed"]

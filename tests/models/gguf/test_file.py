@@ -10,7 +10,7 @@ from gguf_writer import ARRAY, F64, I8, I16, I64, U8, U16, U64, Blob, Typed, fie
 
 from models.gguf.file import read_gguf
 from models.plain_files import FileError
-from models.quantization.gguf_codings import CODINGS
+from models.quantization.methods.gguf import GGML_TYPES
 
 _MAGIC = b"GGUF" + struct.pack("<I", 3)
 
@@ -182,7 +182,7 @@ def test_a_pipe_and_a_folder_are_refused_without_waiting(tmp_path: Path) -> None
 
 
 def test_no_coding_is_named_twice() -> None:
-    names = [coding.name for coding in CODINGS.values()]
+    names = [coding.name for coding in GGML_TYPES.values()]
     assert len(set(names)) == len(names)
 
 
@@ -190,5 +190,5 @@ def test_our_sizes_of_blocks_are_those_of_the_package_gguf() -> None:
     constants = pytest.importorskip("gguf.constants")
     for kind, (numbers, nbytes) in constants.GGML_QUANT_SIZES.items():
         if kind.name != "Q8_1":  # in no file; the package counts its sums with four bytes, GGML with two
-            assert (CODINGS[kind.value].name, CODINGS[kind.value].numbers) == (kind.name, numbers)
-            assert CODINGS[kind.value].nbytes == nbytes
+            assert (GGML_TYPES[kind.value].name, GGML_TYPES[kind.value].numbers) == (kind.name, numbers)
+            assert GGML_TYPES[kind.value].nbytes == nbytes

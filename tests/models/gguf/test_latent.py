@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from drive import Driver, run_in_chunks
 from gguf_metadata import Fields
-from gguf_pairs import Pair, Recipe, load_pair, write_pair
+from gguf_pairs import (
+    Pair,
+    Recipe,
+    assert_dummy_weights_are_alike,
+    assert_same_logits,
+    load_pair,
+    write_pair,
+)
 from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file
-from tiny import hf_logits
 
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
-from models.gguf.source import GgufSource
+from models.gguf.source import open_gguf
 from models.plain_files import FileError
 from models.weight_pieces import Cut, WeightsError
 
-PROMPT = random.Random(2).choices(range(5, 300), k=23)
 WIDTHS: dict[str, object] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -48,13 +51,6 @@ YARN = {
     "mscale_all_dim": 0.707,
 }
 SCOPE = "model.layers.0.self_attn"
-
-
-def assert_same_logits(pair: Pair, *ranks: int) -> None:
-    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
-    for size in ranks:
-        logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -111,7 +107,7 @@ def v3(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def test_any_piece_is_that_of_the_whole(v3: Pair) -> None:
     plain = load_file(v3.plain / "model.safetensors")[f"{SCOPE}.kv_b_proj.weight"]
-    stored = GgufSource(v3.file).tensors[f"{SCOPE}.kv_b_proj.weight"]
+    stored = open_gguf(v3.file).tensors[f"{SCOPE}.kv_b_proj.weight"]
     assert stored.shape == plain.shape == (4 * 48, 64)
     for cut in (None, Cut(0, 48, 144), Cut(0, 37, 90), Cut(1, 5, 40)):
         torch.testing.assert_close(
@@ -120,9 +116,7 @@ def test_any_piece_is_that_of_the_whole(v3: Pair) -> None:
 
 
 def test_dummy_weights_have_the_same_bytes(v3: Pair) -> None:
-    real, dummy = (load_pair(v3, load_format=load_format)[0] for load_format in ("auto", "dummy"))
-    sizes = ({name: (x.shape, x.dtype) for name, x in model.named_parameters()} for model in (real, dummy))
-    assert next(sizes) == next(sizes)
+    assert_dummy_weights_are_alike(v3)
 
 
 def metadata(pair: Pair, folder: Path, changed: Fields, rows: int = 0) -> dict[str, object]:
@@ -189,4 +183,4 @@ def test_halves_that_do_not_fit_are_refused(
     ]
     file = write_gguf(tmp_path / "model.gguf", {"general.architecture": "deepseek2"}, blobs)
     with pytest.raises(WeightsError, match=message):
-        GgufSource(file)
+        open_gguf(file)

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from drive import Driver, run_in_chunks
 from gguf_blocks import in_blocks
 from gguf_metadata import Fields
-from gguf_pairs import Pair, Recipe, load_pair, write_pair
+from gguf_pairs import (
+    Pair,
+    Recipe,
+    assert_dummy_weights_are_alike,
+    assert_same_logits,
+    load_pair,
+    write_pair,
+)
 from gguf_writer import Blob, write_gguf
 from safetensors.torch import load_file
-from tiny import hf_logits
 
 from models.checkpoint.weights import Reading, Weights
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
-from models.gguf.source import GgufSource
+from models.gguf.source import open_gguf
 from models.layers.experts import Experts
 from models.ops.grouped_matrix import Grouped, widen
+from models.quantization.matrices import read_matrix
 from models.quantization.methods.gguf import Gguf, GgufFields
-from models.saved_quantization import SavedQuantization
+from models.weight_coding import SavedQuantization
 from models.weight_pieces import Cut, WeightsError
 
-PROMPT = random.Random(2).choices(range(5, 300), k=23)
 SHAPE = {"hidden_size": 64, "intermediate_size": 128}
 PUBLISHED = Recipe("Q8_0", {"exps": "MXFP4"})
 """The codings of gpt-oss as it is published: experts in mxfp4, and else 8 bits."""
-
-
-def assert_same_logits(pair: Pair, *ranks: int) -> None:
-    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
-    for size in ranks:
-        logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +60,7 @@ def test_layers_that_look_further_ahead_are_left_out(tmp_path: Path) -> None:
     recipe = Recipe("F32", blobs=further)
     pair = write_pair(tmp_path, "Glm4MoeForCausalLM", recipe, num_nextn_predict_layers=1)
     assert read_gguf(pair.file).metadata["glm4moe.block_count"] == 4
-    assert "model.layers.3.shared_head.norm.weight" in GgufSource(pair.file).tensors
+    assert "model.layers.3.shared_head.norm.weight" in open_gguf(pair.file).tensors
     assert_same_logits(pair, 1)
 
 
@@ -71,7 +68,7 @@ def weights_of(pair: Pair) -> Weights:
     codings = {f"model.layers.0.mlp.experts.{name}_proj": "MXFP4" for name in ("gate", "up", "down")}
     method = Gguf(SavedQuantization(pair.file.name, {}), GgufFields(codings=codings))
     reading = Reading(
-        GgufSource(pair.file), device=torch.device("cpu"), dtype=torch.float32, quantization=method
+        open_gguf(pair.file), device=torch.device("cpu"), dtype=torch.float32, quantization=method
     )
     return Weights(reading, "model.layers.0.mlp.experts")
 
@@ -80,7 +77,7 @@ def test_a_piece_of_an_expert_reads_no_more_than_its_blocks(gpt_oss: Pair) -> No
     plain = load_file(gpt_oss.plain / "model.safetensors")["model.layers.0.mlp.experts.down_proj"][4].t()
     for cut, count in ((None, 64 * 4), (Cut(0, 8, 16), 8 * 4), (Cut(1, 32, 64), 64), (Cut(1, 48, 80), 128)):
         down = weights_of(gpt_oss) / "4.down_proj"
-        matrix = down.matrix((64, 128), cut)
+        matrix = read_matrix(down, (64, 128), cut)
         assert isinstance(matrix, Grouped)
         assert torch.equal(widen(matrix), plain if cut is None else cut.of(plain))
         assert down.reading.bytes_read == count * 17
@@ -100,9 +97,7 @@ def test_a_rank_reads_its_own_piece_of_all_experts(gpt_oss: Pair) -> None:
 
 
 def test_dummy_weights_have_the_same_bytes(gpt_oss: Pair) -> None:
-    real, dummy = (load_pair(gpt_oss, load_format=load_format)[0] for load_format in ("auto", "dummy"))
-    sizes = ({name: (x.shape, x.dtype) for name, x in model.named_parameters()} for model in (real, dummy))
-    assert next(sizes) == next(sizes)
+    assert_dummy_weights_are_alike(gpt_oss)
 
 
 def test_a_power_that_is_nan_is_refused(gpt_oss: Pair, tmp_path: Path) -> None:
@@ -127,13 +122,13 @@ def file_of(folder: Path, arch: str, more: Fields, *shape: int) -> Path:
 @pytest.mark.parametrize("shape", [(3, 2, 32), (4, 3, 32), (4, 32), (4, 0, 32)], ids=str)
 def test_tensors_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"model\.gguf: blk\.0\.ffn_gate_up_exps\.weight has .*expert"):
-        GgufSource(file_of(tmp_path, "qwen3moe", {}, *shape))
+        open_gguf(file_of(tmp_path, "qwen3moe", {}, *shape))
 
 
 def test_too_many_experts_are_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path, "qwen3moe", {"qwen3moe.expert_count": 5000}, 5000, 2, 32)
     with pytest.raises(WeightsError, match="not one of experts"):
-        GgufSource(file)
+        open_gguf(file)
 
 
 def test_other_functions_of_scores_are_refused(gpt_oss: Pair, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from models import ops
-from models.ops.routing import Routing
+from models.ops.expert_ops import Routing
 
 SIZE, ROWS = 16, 10_000
 

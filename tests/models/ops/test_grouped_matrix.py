@@ -9,8 +9,8 @@ import torch
 from forms import FORMS, Shape
 from torch import Tensor
 
-from models.coding import E2M1, E4M3, IQ4, LEVELS
 from models.ops.grouped_matrix import Grouped, from_column, halves, sorted_by_group, stacked, widen
+from models.weight_coding import E2M1, E4M3, IQ4, LEVELS
 
 ROWS, COLUMNS = 6, 16 * 40
 """COLUMNS are two and a half runs of 256, the super-blocks of GGUF."""

@@ -12,7 +12,7 @@ from models import ops
 from models.context import ForwardContext
 from models.layers.linear import Linear
 from models.ops import reference
-from models.ops.head_prep import HeadPrep
+from models.ops.attention_inputs import HeadPrep
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 8, 4
 
@@ -160,9 +160,9 @@ class TestActivations:
         torch.testing.assert_close(ops.activation(x, "relu"), x * (x > 0))
 
     def test_gate_comes_first(self) -> None:
-        gate, up = torch.randn(3, DIM), torch.randn(3, DIM)
-        expected = ops.activation(gate, "gelu_tanh") * up
-        assert torch.equal(ops.gated(torch.cat([gate, up], dim=-1), "gelu_tanh"), expected)
+        gate_up = torch.randn(3, 2 * DIM)
+        gate, up = gate_up[:, :DIM], gate_up[:, DIM:]
+        assert torch.equal(ops.gated(gate_up, "gelu_tanh"), ops.activation(gate, "gelu_tanh") * up)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_they_may_be_part_of_a_product(self, dtype: torch.dtype) -> None:

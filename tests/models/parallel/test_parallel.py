@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.families.transformers_fallback import UnsupportedModel
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pooling_files import ST, put_json, put_modules, read
@@ -68,7 +69,12 @@ def test_pooling_that_is_not_known(tmp_path: Path, fields: dict[str, object]) ->
 
 
 def test_the_chain_after_pooling(tmp_path: Path) -> None:
-    dense = {"in_features": 32, "out_features": 16, "bias": False, "activation_function": "torch.nn.GELU"}
+    dense: dict[str, Any] = {
+        "in_features": 32,
+        "out_features": 16,
+        "bias": False,
+        "activation_function": "torch.nn.GELU",
+    }
     put_modules(
         tmp_path,
         ("Transformer", None),
@@ -81,9 +87,9 @@ def test_the_chain_after_pooling(tmp_path: Path) -> None:
     )
     config = read(tmp_path)
     assert config.steps == (
-        Dense(folder="2_Dense", inputs=32, outputs=16, bias=False, activation="torch.nn.GELU"),
+        Dense(folder="2_Dense", **dense),
         Normalize(),
-        LayerNorm(folder="5_LayerNorm", size=16),
+        LayerNorm(folder="5_LayerNorm", dimension=16),
     )
     assert config.normalize
 

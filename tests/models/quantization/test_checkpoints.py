@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drive import Driver, load_ranks, run_in_chunks
+from drive import assert_logits
 from packed import Recipe, write_pair
 from tiny import hf_logits
 
@@ -39,7 +39,4 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
-    expected = hf_logits(pair.plain, PROMPT).log_softmax(-1)
-    for ranks in (1, 2, 4):
-        logits = run_in_chunks(Driver(load_ranks(pair.packed, ranks)), 0, PROMPT, 7)
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2, 4)

@@ -11,9 +11,9 @@ import pytest
 from live import PATIENCE
 from packed import change_config
 
-from models.coding import Coding, Quantization
 from models.config import ConfigError, read_config
 from models.quantization.config import check_quantization, describe_quantization, read_quantization
+from models.weight_coding import Coding, Quantization
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, "dtype": "float16"}
 GPTQ: dict[str, object] = {

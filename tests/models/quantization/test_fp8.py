@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drive import Driver, load_ranks
+from drive import assert_logits, load_ranks
 from packed import change_config
 from packed_floats import FLOAT_CASES, write_floats
 from safetensors.torch import load_file, save_file
@@ -27,10 +27,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FLOAT_CASES)
 def test_logits_are_those_of_the_plain_checkpoint(name: str, llama: Path, tmp_path: Path) -> None:
     packed, plain = write_floats(llama, tmp_path, name)
-    expected = hf_logits(plain, PROMPT).log_softmax(-1)
-    for ranks in (1, 2, 4):
-        logits = Driver(load_ranks(packed, ranks)).step({0: PROMPT})[0]
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, 1, 2, 4)
 
 
 def write_stacks(folder: Path) -> tuple[Path, Path]:
@@ -64,11 +61,7 @@ def write_stacks(folder: Path) -> tuple[Path, Path]:
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
     packed, plain = write_stacks(tmp_path)
-    expected = hf_logits(plain, PROMPT).log_softmax(-1)
-    for ranks in (1, 2, 4):
-        models = load_ranks(packed, ranks)
-        logits = Driver(models).step({0: PROMPT})[0]
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, 1, 2, 4)
 
 
 def test_experts_in_one_tensor_with_scales_of_another_shape_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from drive import Driver, load_ranks
+from drive import Driver, assert_logits, load_ranks
 from packed import change_config
 from packed_floats import write_mxfp4
 from safetensors.torch import load_file, save_file
@@ -82,9 +82,7 @@ def test_logits_are_those_of_the_plain_checkpoint(
 ) -> None:
     """Pieces of 4 ranks end within groups."""
     packed, plain = pair
-    expected = hf_logits(plain, PROMPT).log_softmax(-1)
-    logits = Driver(load_ranks(packed, ranks, placement=placement)).step({0: PROMPT})[0]
-    torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, ranks, placement=placement)
 
 
 def test_dummy_weights_are_packed_as_real_ones(
@@ -127,9 +125,7 @@ def test_transformers_computes_the_same_from_the_packed_checkpoint(pair: tuple[P
 def test_linears_of_compressed_tensors(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96}
     packed, plain = write_mxfp4(tiny_checkpoint("LlamaForCausalLM", tmp_path / "of", **shape), tmp_path)
-    expected = hf_logits(plain, PROMPT).log_softmax(-1)
-    logits = Driver(load_ranks(packed)).step({0: PROMPT})[0]
-    torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT)
 
 
 def test_scales_that_are_no_numbers_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
-from drive import Driver, load_ranks
+from drive import assert_logits
 from packed import change_config
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
@@ -112,10 +112,7 @@ def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_compressed_tensors_writes(name: str, llama: Path, tmp_path: Path) -> None:
     packed, plain = write_library(llama, tmp_path, name)
-    expected = hf_logits(plain, PROMPT).log_softmax(-1)
-    for ranks in (1, 2):
-        logits = Driver(load_ranks(packed, ranks)).step({0: PROMPT})[0]
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, 1, 2)
 
 
 def write_blocks(llama: Path, folder: Path, block: tuple[int, int] | None) -> Path:
@@ -143,6 +140,5 @@ def test_what_transformers_reads_as_fp8(block: tuple[int, int] | None, llama: Pa
     model = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.float32, quantization_config=asked)
     assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
     with torch.no_grad():
-        expected = model.eval()(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
-    logits = Driver(load_ranks(packed)).step({0: PROMPT})[0]
-    torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+        expected = model.eval()(torch.tensor([PROMPT])).logits[0]
+    assert_logits(packed, expected, PROMPT)

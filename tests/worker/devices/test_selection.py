@@ -14,7 +14,7 @@ from sizes import MODEL, worker_config
 from models import ops
 from models.config import ConfigError
 from models.ops import reference
-from models.saved_quantization import SavedQuantization
+from models.weight_coding import SavedQuantization
 from worker.config import Place
 from worker.devices import selection
 from worker.devices.base import Device

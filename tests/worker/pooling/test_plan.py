@@ -12,7 +12,7 @@ from sizes import worker_config
 from tiny import tiny_checkpoint
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.devices.cpu import Cpu
 from worker.pooling.hidden import HiddenStore

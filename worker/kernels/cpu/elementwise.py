@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops import latent_reference, reference
+from models.ops import latent_ops, reference
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import FLOAT32, KINDS
@@ -123,7 +123,7 @@ def _front_norms(library: Library) -> dict[str, Callable[..., Any]]:
             refuse("front_rms_norm", x=x, weight=weight)
         kinds = _kinds("front_rms_norm", x[:, :front], weight)
         if kinds is None:
-            return latent_reference.front_rms_norm(x, weight, eps)
+            return latent_ops.front_rms_norm(x, weight, eps)
         x, stride, rows, width = _rows(x)
         out = empty(x.shape, x.dtype)
         run(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.coding import LEVELS
 from models.ops import reference
+from models.weight_coding import LEVELS
 from worker.kernels.cpu import quantized
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import CODES, Packed

@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from models.ops import expert_reference
-from models.ops.routing import Routing
+from models.ops import expert_ops
+from models.ops.expert_ops import Routing
 from worker.kernels.cpu import portable
 from worker.kernels.cpu.elementwise import GATES
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
@@ -59,7 +59,7 @@ def _route(library: Library, linear: Operation) -> Operation:
         x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
     ) -> tuple[Tensor, Tensor]:
         if type(weight) is not Packed:
-            return expert_reference.route(x, weight, bias, correction, routing)
+            return expert_ops.route(x, weight, bias, correction, routing)
         if weight.columns != routing.experts:
             refuse("route", x=x, weight=weight)
         if correction is not None and (
@@ -176,7 +176,7 @@ def _add_gated(library: Library) -> Operation:
             refuse("add_gated", x=x, rows=rows, gate=gate, total=total)
         given = (x, rows, gate, total)
         if x.dtype not in KINDS or any(each.dtype != x.dtype for each in given):
-            return expert_reference.add_gated(x, rows, gate, total)
+            return expert_ops.add_gated(x, rows, gate, total)
         x, rows, gate, total = (each.contiguous() for each in given)
         out = empty(x.shape, x.dtype)
         run(

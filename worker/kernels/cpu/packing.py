@@ -14,9 +14,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from models.coding import E2M1, E4M3, IQ4, WHOLE
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, alike, widen
+from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import INT, LONG, POINTER, Library
 from worker.kernels.cpu.portable import Table

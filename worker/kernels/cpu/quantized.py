@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.coding import E4M3
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen
 from models.ops.tree_sum import add_in_pairs
+from models.weight_coding import E4M3
 from worker.kernels.cpu import portable
 
 

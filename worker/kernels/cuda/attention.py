@@ -17,7 +17,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.layers.attention import Attention, CachedAttention
 from models.ops import reference
-from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
+from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import attend, join
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent.plan import plan_latents

@@ -25,10 +25,10 @@ from triton.runtime import driver
 from models import ops
 from models.config import ModelConfig
 from models.context import ForwardContext, use_context
-from models.conversion.served_as import Conversion, resolve_conversion
+from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
 from worker.host.machine import usable_cores

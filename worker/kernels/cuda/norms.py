@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from models.ops import latent_reference, reference
+from models.ops import latent_ops, reference
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.inputs import NOT_ROUNDED, InputForms, WithRounded
 from worker.kernels.cuda.products.rounding_kernel import GROUP, store_rounded
@@ -113,7 +113,7 @@ def add_layer_norm(
 def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     front, width = len(weight), x.shape[-1]
     if not (_fit(x[:, :front], weight) and width <= _MOST_WIDTH and x.stride(1) == 1):
-        return latent_reference.front_rms_norm(x, weight, eps)
+        return latent_ops.front_rms_norm(x, weight, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = _block(width)
     launch(

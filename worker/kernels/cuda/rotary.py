@@ -17,8 +17,7 @@ from triton.language import constexpr
 
 from models.context import ForwardContext
 from models.ops import reference
-from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import CACHE_DTYPES, UNSCALED, CacheScales
+from models.ops.attention_inputs import AS_PROJECTED, CACHE_DTYPES, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cuda.attention import fits, padded
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.plan import Heads

@@ -17,7 +17,7 @@ from kernel_levels import NAMES, library_of, table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
-from models.ops.head_prep import HeadPrep
+from models.ops.attention_inputs import HeadPrep
 from worker.kernels.cpu import linear
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantized import SCHEMES

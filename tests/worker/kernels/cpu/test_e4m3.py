@@ -9,8 +9,8 @@ import torch
 from kernel_levels import NAMES, library_of, use_threads
 from torch import Tensor
 
-from models.coding import E4M3
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E4M3
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed

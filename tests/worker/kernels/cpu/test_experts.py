@@ -10,8 +10,8 @@ import torch
 from kernel_levels import NAMES, library_of, table_of, use_threads
 from torch import Tensor
 
-from models.ops import expert_reference
-from models.ops.routing import Routing
+from models.ops import expert_ops
+from models.ops.expert_ops import Routing
 from models.ops.tree_sum import add_in_pairs
 from worker.kernels.cpu import linear, portable, quantized
 from worker.kernels.cpu.experts import ExpertTable
@@ -71,7 +71,7 @@ class Layer:
         for token in range(len(x)):
             for number, share in zip(ids[token].tolist(), weights[token], strict=True):
                 both = self.gate_up[number].double() @ x[token].double() + into[number].double()
-                inner = expert_reference.gated(both[None].float(), kind).to(x.dtype)[0].double()
+                inner = expert_ops.gated(both[None].float(), kind).to(x.dtype)[0].double()
                 result = self.down[number].double() @ inner + out_of[number].double()
                 total[token] += share.double() * result
         return total
@@ -202,7 +202,7 @@ def test_choices_are_as_specified(name: str, dtype: torch.dtype, routing: Routin
         if correction is not None:
             correction[5] = correction[2]
         ids, shares = table["route"](x, packed, bias, correction, routing)
-        expected_ids, expected = expert_reference.route(x, weight, bias, correction, routing)
+        expected_ids, expected = expert_ops.route(x, weight, bias, correction, routing)
         same = (ids == expected_ids).all(-1)
         assert same.sum() >= len(x) - 1  # scores may be a digit apart
         torch.testing.assert_close(shares[same], expected[same], rtol=1e-4, atol=1e-6)
@@ -233,7 +233,7 @@ def test_a_shared_expert_is_added_by_its_gate(name: str, dtype: torch.dtype) -> 
     x, rows, total = torch.randn(3, 9, 67).to(dtype).unbind()
     gate = torch.randn(67).to(dtype) / 8
     found = table_of(name)["add_gated"](x, rows, gate, total)
-    expected = expert_reference.add_gated(x, rows, gate, total)
+    expected = expert_ops.add_gated(x, rows, gate, total)
     torch.testing.assert_close(found, expected)
 
 

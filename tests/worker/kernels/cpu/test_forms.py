@@ -11,9 +11,9 @@ from forms import FORMS, Shape
 from kernel_levels import NAMES, library_of, use_threads
 from torch import Tensor
 
-from models.coding import E2M1, IQ4, LEVELS
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E2M1, IQ4, LEVELS
 from worker.kernels.cpu import linear, quantized
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed

@@ -15,7 +15,7 @@ from paged import make_step, rows_of
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops import latent_reference
+from models.ops import latent_ops
 from worker.kernels.cpu.attention.latent import PackedLatent
 from worker.kernels.cpu.operations import Table
 
@@ -73,9 +73,9 @@ class Layer:
     def exact(self) -> tuple[Tensor, Tensor]:
         """The same in float64 by the reference, and the cache after it."""
         s, cache = self.sizes, self.cache.double()
-        up = latent_reference.pack_latent(self.weight.double(), s.heads, s.nope, s.rank)
+        up = latent_ops.pack_latent(self.weight.double(), s.heads, s.nope, s.rank)
         given = self.q.double(), self.latent.double(), up, cache, self.step, self.cos_sin.double()
-        return latent_reference.latent_attention(*given, scale=_SCALE), cache
+        return latent_ops.latent_attention(*given, scale=_SCALE), cache
 
 
 def assert_near(out: Tensor, expected: Tensor) -> None:
@@ -179,7 +179,7 @@ def test_the_reference_computes_what_the_kernels_cannot(level: str, dtype: torch
     results: list[Tensor] = []
     for pack, attend in (
         (table["pack_latent"], table["latent_attention"]),
-        (latent_reference.pack_latent, latent_reference.latent_attention),
+        (latent_ops.pack_latent, latent_ops.latent_attention),
     ):
         up = pack(layer.weight, sizes.heads, sizes.nope, sizes.rank)
         given = layer.q, layer.latent, up, layer.cache.clone(), layer.step, layer.cos_sin

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
-from models.ops.head_prep import HeadPrep
+from models.ops.attention_inputs import HeadPrep
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]

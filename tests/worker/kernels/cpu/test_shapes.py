@@ -11,7 +11,7 @@ from kernel_levels import NAMES, table_of
 from paged import make_cache, make_step
 from torch import Tensor
 
-from models.ops.head_prep import HeadPrep
+from models.ops.attention_inputs import HeadPrep
 from worker.kernels.cpu.operations import Table
 
 pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
-from models.ops.narrow import CacheScales
+from models.ops.attention_inputs import CacheScales
 from worker.kernels.cuda import attention
 from worker.kernels.cuda.card import Card
 from worker.steps.halves import cut_step

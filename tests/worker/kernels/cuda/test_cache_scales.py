@@ -19,7 +19,7 @@ from models import ops
 from models.config import read_config
 from models.layers.attention import Attention
 from models.model import CausalLM
-from models.ops.narrow import CacheScales
+from models.ops.attention_inputs import CacheScales
 from models.weight_pieces import WeightsError
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.command import cache_dtype_on

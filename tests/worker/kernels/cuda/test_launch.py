@@ -200,7 +200,7 @@ import torch
 from triton.runtime import driver
 from models import ops
 from models.config import read_config
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from models.parallel.parallel import Parallel
 from worker.config import Place, WorkerConfig
 from worker.devices.cuda import Cuda

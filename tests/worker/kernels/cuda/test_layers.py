@@ -13,8 +13,7 @@ from paged import make_cache, make_step
 from torch import Tensor
 
 from models.ops import reference
-from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import UNSCALED, CacheScales
+from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

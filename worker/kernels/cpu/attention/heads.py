@@ -13,8 +13,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import reference
-from models.ops.head_prep import AS_PROJECTED, HeadPrep
-from models.ops.narrow import UNSCALED, CacheScales
+from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
 from worker.kernels.cpu.packing import KINDS
 from worker.kernels.cpu.recording.outputs import empty

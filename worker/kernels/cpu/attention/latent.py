@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.context import ForwardContext
-from models.ops import latent_reference
+from models.ops import latent_ops
 from models.ops.grouped_matrix import Matrix
 from worker.kernels.cpu import quantized
 from worker.kernels.cpu.library import FLOAT, LONG, POINTER, Library
@@ -48,7 +48,7 @@ def _pack_latent(library: Library) -> Callable[..., Tensor]:
     packer = Packer(library, None, quantized.table(None))
 
     def pack_latent(weight: Matrix, heads: int, nope: int, rank: int) -> Tensor:
-        up = latent_reference.pack_latent(weight, heads, nope, rank)  # [heads, nope + value, rank]
+        up = latent_ops.pack_latent(weight, heads, nope, rank)  # [heads, nope + value, rank]
         if up.dtype not in KINDS or up.device.type != "cpu" or rank % _RANK_STEP:
             return up
         keys, values = up[:, :nope].transpose(1, 2), up[:, nope:]
@@ -88,7 +88,7 @@ def _latent_attention(library: Library) -> Callable[..., Tensor]:
         scale: float,
     ) -> Tensor:
         if type(up) is not PackedLatent:
-            return latent_reference.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
+            return latent_ops.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
         _check(q, latent, up, cache, context, cos_sin)
         tokens, heads, width = q.shape
         q = q.contiguous()

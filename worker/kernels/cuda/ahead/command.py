@@ -13,9 +13,8 @@ import torch
 from triton import knobs
 
 from models.config import ModelConfig, has_latent_cache, read_config
-from models.ops.narrow import CACHE_DTYPES
-from models.quantization.cache_scheme import read_cache_scheme
-from models.quantization.config import makes_fp8
+from models.ops.attention_inputs import CACHE_DTYPES
+from models.quantization.config import makes_fp8, read_cache_scheme
 from worker.host.machine import usable_cores
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.machine_code import faults

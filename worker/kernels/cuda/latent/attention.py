@@ -17,7 +17,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.layers.attention import CachedAttention
 from models.layers.latent_attention import LatentAttention
-from models.ops import latent_reference
+from models.ops import latent_ops
 from worker.kernels.cuda.attention import DTYPES, LOG2E, Launch, empty_results, launches, padded
 from worker.kernels.cuda.attention_kernel import join
 from worker.kernels.cuda.card import Card
@@ -47,7 +47,7 @@ def bind(card: Card) -> dict[str, Callable[..., Any]]:
         scale: float,
     ) -> Tensor:
         if not _fits(q, latent, up, cache, cos_sin):
-            return latent_reference.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
+            return latent_ops.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
         (tokens, heads, width), (_, each, rank) = q.shape, up.shape
         nope = width - (latent.shape[1] - rank)
         turned = _prepare(q, latent, cache, context, cos_sin, nope, rank)

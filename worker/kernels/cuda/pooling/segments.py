@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from models.ops import pooling_reference
-from models.ops.pooling_reference import Merge
-from models.ops.segments import Segments
+from models.ops import pooling_ops
+from models.ops.pooling_ops import Merge, Segments
 from worker.kernels.cuda.launch import launch
 
 MODES = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
@@ -68,7 +67,7 @@ def bind() -> dict[str, Callable[..., Any]]:
 
 def pool(rows: Tensor, segments: Segments, mode: str, merge: Merge) -> Tensor:
     if rows.dtype not in _DTYPES or rows.stride(1) != 1:
-        return pooling_reference.pool(rows, segments, mode, merge)
+        return pooling_ops.pool(rows, segments, mode, merge)
     count, width = len(segments.places), rows.shape[1]
     out = torch.empty(count, width, dtype=torch.float32, device=rows.device)
     launch(

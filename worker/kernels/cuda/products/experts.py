@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops import expert_reference
+from models.ops import expert_ops
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.grouped import widened_in_order
 from worker.kernels.cuda.products.kernel import WHOLE, multiply
@@ -111,7 +111,7 @@ def _experts(gated: Gate) -> Callable[..., Tensor]:
             ids = places[ids.long()]  # -1 for experts of other ranks
         biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
         if type(gate_up) is not ExpertTable or type(down) is not ExpertTable:
-            return expert_reference.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
+            return expert_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
         out = torch.empty(len(x), down.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         per_token = ids.shape[1] * (2 * gate_up.outputs * x.itemsize + 4 * down.outputs)

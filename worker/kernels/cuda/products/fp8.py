@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.coding import E4M3
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E4M3
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 _LEAST = 1e-12

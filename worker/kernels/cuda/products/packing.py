@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.coding import E2M1, E4M3, IQ4, WHOLE
-from models.coding import LEVELS as LEVELS_OF
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
+from models.weight_coding import LEVELS as LEVELS_OF
 from worker.kernels.cuda.products import kernel
 from worker.kernels.cuda.products.rounding_kernel import GROUP
 

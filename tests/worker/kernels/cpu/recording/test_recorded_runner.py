@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.config import read_config
 from models.context import context
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from models.families.decoders.decoder import Decoder, DecoderAttention
 from models.families.encoders.encoder import Encoder
 from worker.kernels.cpu.recording import recorder

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import ForwardContext
-from models.ops import latent_reference
+from models.ops import latent_ops
 from worker.kernels.cuda.attention import Launch, plan_step
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.latent import plan as latent_plan
@@ -45,7 +45,7 @@ class Layer:
     def __init__(self, sizes: Sizes, step: ForwardContext, dtype: torch.dtype) -> None:
         tokens, row, width = len(step.positions), sizes.rank + sizes.rope, sizes.nope + sizes.rope
         matrix = torch.randn(sizes.heads * (sizes.nope + sizes.value), sizes.rank) / sizes.rank**0.5
-        up = latent_reference.pack_latent(matrix, sizes.heads, sizes.nope, sizes.rank)
+        up = latent_ops.pack_latent(matrix, sizes.heads, sizes.nope, sizes.rank)
         self.up = up.to(dtype).to(DEVICE)
         queries = torch.full((tokens + 1, sizes.heads + 2, width), torch.nan, dtype=dtype)
         queries[:tokens, : sizes.heads] = torch.randn(tokens, sizes.heads, width)
@@ -75,7 +75,7 @@ class Layer:
     def exact(self) -> tuple[Tensor, Tensor]:
         """The same by the reference in float64."""
         q, latent, up, cache = (x.double() for x in (self.q, self.latent, self.up, self.cache))
-        out = latent_reference.latent_attention(q, latent, up, cache, self.step, self.cos_sin, scale=0.2)
+        out = latent_ops.latent_attention(q, latent, up, cache, self.step, self.cos_sin, scale=0.2)
         return out, cache
 
     def assert_right(self) -> None:
@@ -213,5 +213,5 @@ def test_a_short_prompt_and_one_whose_keys_would_fill_the_memory_are_compared_wi
 @pytest.mark.parametrize(("rank", "rope"), [(528, 4), (16, 130)])
 def test_what_the_kernels_do_not_know_is_left_to_the_reference(rank: int, rope: int) -> None:
     layer = Layer(Sizes(2, rank, rope, 8, 8), make_step([3], [5], 4), torch.float32)
-    assert_near(layer.computed()[0], layer.computed(latent_reference.latent_attention)[0])
+    assert_near(layer.computed()[0], layer.computed(latent_ops.latent_attention)[0])
     assert layer.step.plan is None

@@ -9,7 +9,7 @@ import torch
 from interpreted import DEVICE
 from torch import Tensor
 
-from models.ops.segments import Segments
+from models.ops.pooling_ops import Segments
 from models.pooling.pooler import _MERGE  # pyright: ignore[reportPrivateUsage]
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.pooling.segments import MODES, apart, bind, pool

@@ -10,7 +10,7 @@ import torch
 from interpreted import DEVICE
 from torch import Tensor
 
-from models.ops import expert_reference
+from models.ops import expert_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from worker.experts.moving import bytes_at, form_of
 from worker.kernels import check
@@ -75,7 +75,7 @@ def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch:
     biases = {"gate_up_bias": torch.randn(EXPERTS, 2 * INNER), "down_bias": torch.randn(EXPERTS, SIZE)}
     plain = [[widen(matrix).double() for matrix in matrices] for matrices in (ups, downs)]
     exact = {name: bias.double() for name, bias in biases.items()}
-    expected = expert_reference.experts(x.double(), ids, weights, *plain, "silu", **exact)
+    expected = expert_ops.experts(x.double(), ids, weights, *plain, "silu", **exact)
     for part in (ups, downs, *biases.values()):
         part[1] = torch.nan if isinstance(part, Tensor) else poisoned(part[1])
     packed = [

@@ -10,9 +10,9 @@ from interpreted import DEVICE
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.coding import E2M1, E4M3, IQ4, WHOLE
 from models.ops import reference
 from models.ops.grouped_matrix import Factors, Grouped, Matrix
+from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

@@ -9,8 +9,8 @@ import torch
 from interpreted import DEVICE  # before any kernel is imported
 from torch import Tensor
 
-from models.coding import E4M3
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E4M3
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from models import ops
-from models.coding import E4M3
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import E4M3
 from worker.kernels import check
 from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card

@@ -19,7 +19,7 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add
 from models import ops
 from models.config import read_config
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
 from worker import runner as runner_module
 from worker.kernels.cuda.attention import PlanKey, plan_step
 from worker.kernels.cuda.plan import Heads

@@ -23,7 +23,7 @@ from torch import Tensor
 from toy_language import bound_of
 
 from models.config import read_config
-from models.conversion.served_as import resolve_conversion
+from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepBounds, StepInput

@@ -13,15 +13,8 @@ from torch import Tensor, nn
 
 from models.checkpoint.weights import load, open_weights
 from models.config import read_config
-from models.conversion.class_adapters import (
-    adapt,
-    as_embedding_model,
-    as_pooling_model,
-    as_seq_cls_model,
-    as_token_cls_model,
-    with_pooler,
-)
-from models.conversion.served_as import Conversion
+from models.conversion.conversion_choice import Conversion
+from models.conversion.pooling_models import convert_class
 from models.families.decoders.llama import LlamaForCausalLM
 from models.families.decoders.qwen3 import Qwen3ForCausalLM
 from models.families.reward import Qwen2ForRewardModel
@@ -31,53 +24,42 @@ from models.pooling.config import TWO_WAY, PoolingConfig
 from models.pooling.pooler import PoolBatch
 from models.pooling.projection import Matrix
 
+
+def converted(
+    cls: type, runner: Any = "pooling", convert: Any = "embed", labels_tokens: bool = False
+) -> type:
+    conversion = Conversion(
+        runner=runner, convert=convert, architecture=cls.__name__, labels_tokens=labels_tokens
+    )
+    return convert_class(cls, conversion)
+
+
 # Classes
 
-
-def test_classes_are_made_once_and_have_telling_names() -> None:
-    assert as_embedding_model(Qwen3ForCausalLM) is as_embedding_model(Qwen3ForCausalLM)
-    assert as_embedding_model(Qwen3ForCausalLM) is not as_embedding_model(LlamaForCausalLM)
-    made = {
-        "Qwen3ForEmbedding": as_embedding_model,
-        "Qwen3ForSequenceClassification": as_seq_cls_model,
-        "Qwen3ForTokenClassification": as_token_cls_model,
-        "Qwen3ForCausalLMWithPooler": with_pooler,
-    }
-    for name, adapter in made.items():
-        assert adapter(Qwen3ForCausalLM).__name__ == name
-        assert adapter(Qwen3ForCausalLM).__module__ == "models.families.decoders.qwen3"
+KINDS = [
+    ("generate", "none", False, "LlamaForCausalLMWithPooler"),
+    ("generate", "embed", False, "LlamaForCausalLMWithPooler"),
+    ("pooling", "none", False, "LlamaForCausalLM"),
+    ("pooling", "embed", False, "LlamaForEmbedding"),
+    ("pooling", "classify", False, "LlamaForSequenceClassification"),
+    ("pooling", "classify", True, "LlamaForTokenClassification"),
+    ("pooling", "reward", True, "LlamaForTokenClassification"),
+]
 
 
-def test_a_class_that_pools_stays_as_it_is() -> None:
-    embedder = as_embedding_model(LlamaForCausalLM)
-    for adapter in (as_embedding_model, as_seq_cls_model, as_pooling_model, with_pooler):
-        assert adapter(embedder) is embedder
-        assert adapter(Qwen2ForRewardModel) is Qwen2ForRewardModel
-
-
-def test_the_original_is_not_touched() -> None:
-    before = dict(vars(Qwen3ForCausalLM))
-    made = as_embedding_model(Qwen3ForCausalLM)
-    assert dict(vars(Qwen3ForCausalLM)) == before
-    assert not issubclass(made, Qwen3ForCausalLM)
-
-
-@pytest.mark.parametrize(
-    ("runner", "convert", "labels_tokens", "name"),
-    [
-        ("generate", "none", False, "LlamaForCausalLMWithPooler"),
-        ("generate", "embed", False, "LlamaForCausalLMWithPooler"),
-        ("pooling", "embed", False, "LlamaForEmbedding"),
-        ("pooling", "classify", False, "LlamaForSequenceClassification"),
-        ("pooling", "classify", True, "LlamaForTokenClassification"),
-        ("pooling", "reward", True, "LlamaForTokenClassification"),
-    ],
-)
-def test_adapt(runner: Any, convert: Any, labels_tokens: bool, name: str) -> None:
-    conversion = Conversion(
-        runner=runner, convert=convert, architecture="LlamaForCausalLM", labels_tokens=labels_tokens
-    )
-    assert adapt(LlamaForCausalLM, conversion).__name__ == name
+@pytest.mark.parametrize(("runner", "convert", "labels_tokens", "name"), KINDS)
+def test_classes_are_made_once_and_have_telling_names(
+    runner: str, convert: str, labels_tokens: bool, name: str
+) -> None:
+    before = dict(vars(LlamaForCausalLM))
+    made = converted(LlamaForCausalLM, runner, convert, labels_tokens)
+    assert (made.__name__, made.__module__) == (name, "models.families.decoders.llama")
+    assert converted(LlamaForCausalLM, runner, convert, labels_tokens) is made
+    assert converted(Qwen3ForCausalLM, runner, convert, labels_tokens) is not made
+    assert dict(vars(LlamaForCausalLM)) == before
+    assert not issubclass(made, LlamaForCausalLM)
+    for pools in (made, Qwen2ForRewardModel):  # a class that pools stays as it is
+        assert converted(pools, runner, convert, labels_tokens) is pools
 
 
 # Encoders
@@ -126,7 +108,7 @@ def test_an_encoder_gets_the_pooler_of_its_head(
 ) -> None:
     config = read_config(causal_checkpoint("LlamaForCausalLM", checkpoints))
     pooling = PoolingConfig(num_labels=3)
-    made = as_pooling_model(encoder)
+    made = converted(encoder, convert="none")
     assert made.__name__ == encoder.__name__
     model = made(ModelSetup(config=config, folder=checkpoints, max_len=8, pooling=pooling))
     load(model, open_weights(checkpoints, "dummy", device=torch.device("cpu"), dtype=torch.float32))

@@ -12,15 +12,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.coding import Coding
+from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Factors, Grouped, from_column, stacked
-from models.quantization.formats.scope import Scope, covering, refuse
-from models.quantization.gguf_codings import CODINGS
-from models.quantization.methods.gguf import CODINGS as GGUF_CODINGS
+from models.quantization.methods.gguf import CODINGS, GGML_TYPES
+from models.quantization.readers.pieces import covering, refuse
+from models.weight_coding import Coding
 from models.weight_pieces import Cut
 
 MAIN = "weight"
-_SIZES = {size.name: size for size in CODINGS.values()}
+_SIZES = {size.name: size for size in GGML_TYPES.values()}
 _DUMMY_SCALE, _DUMMY_POWER = 2.0**-10, 120
 _NO_POWER = 255
 """The byte of a power of two that is NaN."""
@@ -55,7 +55,7 @@ class _Layout:
     """The place of a power of two, a byte."""
 
 
-def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+def read(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
     """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     layout, size = _LAYOUTS[coding.format], _SIZES[coding.format]
     columns_cut = cut if cut is not None and cut.dim == 1 else None
@@ -74,7 +74,7 @@ def read(scope: Scope, coding: Coding, shape: tuple[int, int], cut: Cut | None) 
 def widened_blocks(blocks: Tensor, name: str) -> Tensor:
     """Rows of blocks [N, bytes] in GGML's coding `name` -> their numbers [N, numbers] in float32."""
     numbers = _LAYOUTS[name].unpack(blocks.unflatten(1, (-1, _SIZES[name].nbytes)))
-    return _grouped(numbers, GGUF_CODINGS[name], slice(None), torch.float32).widened()
+    return _grouped(numbers, CODINGS[name], slice(None), torch.float32).widened()
 
 
 def _are_finite(scales: Tensor) -> bool:
@@ -103,7 +103,7 @@ def _grouped(numbers: _Numbers, coding: Coding, columns: slice, dtype: torch.dty
     )
 
 
-def _read_blocks(scope: Scope, name: str, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
+def _read_blocks(scope: Weights, name: str, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
     """Read blocks [N, blocks, bytes]; a cut by columns counts blocks. None if only headers are compared."""
     size = _SIZES[name]
     row = shape[1] // size.numbers

@@ -1,4 +1,4 @@
-"""Functions that make an embedder or a classifier of a model's class, or let a generating model pool as well.
+"""Classes that make an embedder or a classifier of a model's class, or let a generating model pool as well.
 
 Each composes the given class, which stays as it is, with a pooler. The trunk runs unchanged; of the LM head
 only those rows are loaded that are needed, and for vectors none is.
@@ -14,13 +14,24 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.conversion.served_as import Conversion, stem
-from models.conversion.task_heads import embedding_pooler, generating_pooler, label_pooler
+from models.config import ConfigError
+from models.conversion.conversion_choice import Conversion, stem
 from models.layers.attention import CachedAttention
 from models.layers.stages import if_held
 from models.model import ModelSetup
-from models.pooling.pooler import Pooler
-from models.pooling.projection import Matrix
+from models.pooling.config import PoolingConfig
+from models.pooling.pooler import (
+    ACTIVATIONS,
+    Every,
+    Function,
+    Merged,
+    Pooler,
+    Rows,
+    Tagged,
+    TaskHead,
+    normalize,
+)
+from models.pooling.projection import Matrix, Projection
 from models.pooling.sentence_files import Mode
 from models.weight_pieces import WeightsError
 
@@ -143,48 +154,127 @@ _NO_CLASSIFIER = (
 )
 
 
-def adapt(cls: type, conversion: Conversion) -> type:
+def convert_class(cls: type, conversion: Conversion) -> type:
     """Make the class that serves as `conversion` says of `cls`, which `conversion.architecture` names."""
+    name, family = cls.__name__, stem(cls.__name__)
     match conversion.runner, conversion.convert:
         case "generate", _:
-            return with_pooler(cls)
+            return _derive(_WithPooler, cls, f"{name}WithPooler")
         case _, "none":
-            return as_pooling_model(cls)
+            return _derive(_Native, cls, name)
         case _, "embed":
-            return as_embedding_model(cls)
+            return _derive(_ForEmbedding, cls, f"{family}ForEmbedding")
+        case _ if conversion.labels_tokens:
+            return _derive(_ForTokenClassification, cls, f"{family}ForTokenClassification")
         case _:
-            return as_token_cls_model(cls) if conversion.labels_tokens else as_seq_cls_model(cls)
+            return _derive(_ForClassification, cls, f"{family}ForSequenceClassification")
 
 
 @cache
-def as_pooling_model(cls: type) -> type:
-    """Add the pooler that an encoder was made for."""
-    return _derive(_Native, cls, cls.__name__)
-
-
-@cache
-def as_embedding_model(cls: type) -> type:
-    return _derive(_ForEmbedding, cls, f"{stem(cls.__name__)}ForEmbedding")
-
-
-@cache
-def as_seq_cls_model(cls: type) -> type:
-    return _derive(_ForClassification, cls, f"{stem(cls.__name__)}ForSequenceClassification")
-
-
-@cache
-def as_token_cls_model(cls: type) -> type:
-    return _derive(_ForTokenClassification, cls, f"{stem(cls.__name__)}ForTokenClassification")
-
-
-@cache
-def with_pooler(cls: type) -> type:
-    """Let a model that generates pool as well, with the same weights."""
-    return _derive(_WithPooler, cls, f"{cls.__name__}WithPooler")
-
-
 def _derive(kind: type[PoolingModel], cls: type, name: str) -> type:
     """Make a subclass of `kind` around `cls`. A class that pools already stays as it is."""
     if getattr(cls, "is_pooling_model", False):
         return cls
     return type(name, (kind,), {"base_class": cls, "__module__": cls.__module__})
+
+
+# The poolers of each kind of model, and the parts of which the head of each task is made.
+
+
+def embedding_pooler(setup: ModelSetup, default: Mode) -> Pooler:
+    """A pooler that makes vectors of texts and of tokens; `default` is the family's pooling mode."""
+    heads, projections = _embedding_heads(setup, default)
+    return Pooler(heads, projections)
+
+
+def label_pooler(
+    setup: ModelSetup,
+    classifier: Function,
+    default: Mode,
+    *,
+    for_texts: bool = True,
+    activates: bool = True,
+    tag: int | None = None,
+) -> Pooler:
+    """A pooler that gives labels or scores to texts (unless the head is for tokens only) and to tokens.
+
+    `classifier` turns rows [K, output_size] float32 into [K, labels], or into the logits of the tokens that
+    stand for the labels. `default`, `activates` and `tag` are the family's defaults.
+    """
+    return Pooler(_label_heads(setup, classifier, default, for_texts, activates, tag))
+
+
+def generating_pooler(setup: ModelSetup, classifier: Function | None, default: Mode) -> Pooler:
+    """The pooler of a model that generates: it makes vectors, and labels if there is a classifier."""
+    heads, projections = _embedding_heads(setup, default)
+    if classifier is not None:
+        heads |= _label_heads(setup, classifier, default, for_texts=True, activates=True, tag=None)
+    return Pooler(heads, projections)
+
+
+def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHead], list[Projection]]:
+    config = setup.pooling
+    modes = config.modes or (default,)
+    before = Projection(config.token_steps, setup.config.output_size, setup.folder, setup.load_format)
+    after = Projection(config.steps, before.width * len(modes), setup.folder, setup.load_format)
+    activates = config.normalize if config.use_activation is None else config.use_activation
+
+    def head(rows: Rows, project: Projection) -> TaskHead:
+        return TaskHead(
+            rows=rows,
+            project=project if project.steps else None,
+            width=project.width,
+            activation=normalize,
+            activates=activates,
+            dimensions=config.dimensions,
+            before=before if before.steps else None,
+        )
+
+    # A token is one row: a projection of several rows side by side cannot follow.
+    none = Projection((), before.width, setup.folder, setup.load_format)
+    heads = {
+        "embed": head(Merged(modes), after),
+        "token_embed": head(_token_rows(config, tag=None), after if len(modes) == 1 else none),
+    }
+    return heads, [before, after]
+
+
+def _label_heads(
+    setup: ModelSetup, classifier: Function, default: Mode, for_texts: bool, activates: bool, tag: int | None
+) -> dict[str, TaskHead]:
+    config = setup.pooling
+    modes = config.modes or (default,)
+    if len(modes) > 1:
+        raise ConfigError(f"a classifier reads one row for a text, not {' and '.join(modes)} side by side")
+
+    def label(rows: Tensor) -> Tensor:
+        logits = classifier(rows)  # [K, labels], or the logits of two tokens
+        if config.two_way:
+            logits = logits[:, 1:] - logits[:, :1]
+        return (logits - config.logit_mean) / config.logit_sigma
+
+    def head(rows: Rows) -> TaskHead:
+        return TaskHead(
+            rows=rows,
+            project=label,
+            width=config.num_labels,
+            activation=ACTIVATIONS[config.activation],
+            activates=activates if config.use_activation is None else config.use_activation,
+        )
+
+    heads = {"token_classify": head(_token_rows(config, tag))}
+    if for_texts:
+        heads["classify"] = head(Merged(modes))
+    return heads
+
+
+def _token_rows(config: PoolingConfig, tag: int | None) -> Rows:
+    if (config.tokens or ("STEP" if tag is not None else "ALL")) == "ALL":
+        return Every()
+    tag = config.step_tag_id if config.step_tag_id is not None else tag
+    if tag is None:
+        raise ConfigError(
+            "STEP pooling answers where one token stands: name it, "
+            """as in --pooler-config '{"pooling_type": "STEP", "step_tag_id": 12902}'"""
+        )
+    return Tagged(tag)

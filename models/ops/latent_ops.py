@@ -17,9 +17,7 @@ from models.ops.reference import rms_norm, rotate
 
 _MOST_ROWS = 512
 _MOST_SCORES = 1 << 24
-"""The most cached rows whose keys and values are made at a time, and about the most scores.
-
-Those of a long text would fill the memory."""
+"""The most cached rows whose keys and values are made at a time, to save memory, and the most scores."""
 
 
 def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

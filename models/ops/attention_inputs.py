@@ -1,4 +1,4 @@
-"""Numbers of 8 bits, as a KV cache may hold them."""
+"""What attention is told beside its tensors: the preparation of heads, and caches of 8 bits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,22 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext
+
+
+class HeadPrep(msgspec.Struct, frozen=True):
+    """Each query and key head is normalised, if there are norms, and then rotated, if there are angles."""
+
+    cos_sin: Tensor | None = None
+    """This step's rotation [T, R] float32, as `rotate` reads it."""
+    q_norm: Tensor | None = None
+    """The weights [D] of an RMS norm over each query head. Both norms are there, or neither is."""
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+AS_PROJECTED = HeadPrep()
+"""Heads are used as they are projected."""
+
 
 CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,

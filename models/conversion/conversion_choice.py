@@ -68,10 +68,7 @@ def resolve_conversion(
     model_impl: str = "auto",
     trust_remote_code: bool = False,
 ) -> Conversion:
-    """Decide how to serve the first of the checkpoint's architectures that is served.
-
-    A combination that cannot be is refused, with the nearest one that can.
-    """
+    """Decide how to serve the first architecture that is served; what cannot be is refused."""
     _check("runner", runner, get_args(Runner))
     _check("convert", convert, get_args(Convert))
     case = _choose(config, folder, model_impl, trust_remote_code)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from models.coding import E4M3, Coding, describe_form
 from models.config import ConfigError
-from models.quantization.matching import compiled
-from models.quantization.methods import mxfp4
-from models.saved_quantization import SavedQuantization
+from models.quantization.methods.fp8_mxfp4 import MXFP4, fp8_coding
+from models.quantization.methods.gptq_awq import GroupSize, refuse_bits
+from models.quantization.module_patterns import compiled
+from models.weight_coding import Coding, Quantization, SavedQuantization, describe_form
 
 _MXFP4 = "mxfp4-pack-quantized"
 _FORMATS = {
@@ -23,8 +23,8 @@ _FORMATS = {
 _LAYER = "Linear"
 """The class of all modules that can have a coding: transformers' name for layers and heads alike."""
 
-_PLAIN_BITS = 16
-"""Bits of modules that stay as they are."""
+
+_Side = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +32,9 @@ class _Weights(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["int", "float"] = "int"
     symmetric: bool = True
     strategy: str | None = None
-    group_size: Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)] | None = None
+    group_size: GroupSize | None = None
     actorder: str | bool | None = None
-    block_structure: tuple[Annotated[int, msgspec.Meta(ge=1)], Annotated[int, msgspec.Meta(ge=1)]] | None = (
-        None
-    )
+    block_structure: tuple[_Side, _Side] | None = None
 
 
 class _Inputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,24 +59,19 @@ class CompressedFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EIGHT, _CHANNELS = _Inputs(num_bits=8), _Weights(strategy="channel")
+_GROUPS = _Weights(num_bits=4, strategy="group", group_size=128)
 _PRESETS = {
     "W8A16": _Group(targets=[], weights=_CHANNELS),
-    "W4A16": _Group(targets=[], weights=_Weights(num_bits=4, strategy="group", group_size=128)),
-    "W4A16_ASYM": _Group(
-        targets=[], weights=_Weights(num_bits=4, strategy="group", group_size=128, symmetric=False)
-    ),
+    "W4A16": _Group(targets=[], weights=_GROUPS),
+    "W4A16_ASYM": _Group(targets=[], weights=msgspec.structs.replace(_GROUPS, symmetric=False)),
     "W8A8": _Group(targets=[], weights=_CHANNELS, input_activations=_EIGHT),
     "INT8": _Group(targets=[], weights=_CHANNELS, input_activations=_EIGHT),
-    "W4A8": _Group(
-        targets=[],
-        weights=_Weights(num_bits=4, strategy="group", group_size=128),
-        input_activations=_EIGHT,
-    ),
+    "W4A8": _Group(targets=[], weights=_GROUPS, input_activations=_EIGHT),
 }
 """Groups that are named instead of described, with their targets as value."""
 
 
-class Compressed:
+class Compressed(Quantization):
     """A checkpoint of compressed-tensors: groups of modules, each with a coding."""
 
     method = "compressed-tensors"
@@ -92,18 +85,16 @@ class Compressed:
                     f"{saved.place}: {name!r} is not supported: use a checkpoint of the model that is only "
                     "quantized"
                 )
+        described = {name: _described(saved.place, name, each) for name, each in fields.config_groups.items()}
         self._groups = [
             (group.targets, self._form(name, group, group.format or fields.format))
-            for name, group in (
-                (name, _described(saved.place, name, each)) for name, each in fields.config_groups.items()
-            )
+            for name, group in described.items()
         ]
-        self._codings = dict.fromkeys(coding for _, coding in self._groups if coding is not None)
+        self.codings = list(dict.fromkeys(coding for _, coding in self._groups if coding is not None))
         self._ignored = fields.ignore
         for field, names in (("ignore", fields.ignore), *(("targets", names) for names, _ in self._groups)):
-            for name in names:
-                if name.startswith("re:"):
-                    compiled(name[3:], f"{saved.place}: {field!r}")
+            for pattern in _patterns(names):
+                compiled(pattern, f"{saved.place}: {field!r}")
         if not self._groups and fields.kv_cache_scheme is None:
             raise ConfigError(f"{saved.place}: 'config_groups' names no group of quantized modules")
 
@@ -117,29 +108,18 @@ class Compressed:
         ]
         return self._groups[min(ranked)[1]][1] if ranked else None
 
-    @property
-    def bits(self) -> int:
-        return min((coding.bits for coding in self._codings), default=_PLAIN_BITS)
-
-    @property
-    def ordered(self) -> bool:
-        return any(coding.ordered for coding in self._codings)
-
     def describe(self) -> str:
         numbers = (
             describe_form(coding.bits, coding.group) + (" and inputs of 8" if coding.input_bits == 8 else "")
-            for coding in self._codings
+            for coding in self.codings
         )
         return ", ".join((self.method, "; ".join(numbers) or "plain weights"))
 
     def _rank(self, module: str, names: list[str]) -> int | None:
         """How exactly a module is named: 0 by its own name, 1 by a pattern, 2 by its class; None if not."""
-        ranks = {0: module in names, 1: self._matches(module, names), 2: _LAYER in names}
+        matches = any(compiled(pattern, self._place).match(module) for pattern in _patterns(names))
+        ranks = {0: module in names, 1: matches, 2: _LAYER in names}
         return next((rank for rank, found in ranks.items() if found), None)
-
-    def _matches(self, module: str, names: list[str]) -> bool:
-        patterns = (name[3:] for name in names if name.startswith("re:"))
-        return any(compiled(pattern, self._place).match(module) for pattern in patterns)
 
     def _form(self, name: str, group: _Group, format: str) -> Coding | None:
         weights = group.weights
@@ -158,10 +138,7 @@ class Compressed:
             static = inputs == 8 and activations is not None and activations.dynamic is False
             return _float_form(place, weights, inputs, static=static)
         if weights.num_bits not in (4, 8):
-            raise ConfigError(
-                f"{place}: 'num_bits' is {weights.num_bits}, but must be 4 or 8: use another checkpoint of "
-                "the model, or the plain one with --quantization int4"
-            )
+            raise refuse_bits(place, weights.num_bits, "4 or 8", "num_bits")
         strategy = weights.strategy or ("group" if (weights.group_size or 0) > 0 else "tensor")
         if strategy not in ("tensor", "channel", "group") or (strategy == "group" and not weights.group_size):
             raise ConfigError(
@@ -186,24 +163,16 @@ def _float_form(place: str, weights: _Weights, inputs: int, *, static: bool) -> 
             f"{place}: {weights.num_bits} bits with the strategy {weights.strategy!r} are not read, "
             "but 8 by tensor, channel or block are: use such a checkpoint of floats"
         )
-    return Coding(
-        format="fp8",
-        bits=8,
-        group=columns,
-        rows=rows,
-        codes=E4M3,
-        input_bits=inputs,
-        static_inputs=static and not rows,
-    )
+    return fp8_coding(rows, columns, inputs, static_inputs=static)
 
 
 def _mxfp4_form(place: str, weights: _Weights) -> Coding:
-    if (weights.num_bits, weights.group_size) != (mxfp4.FORM.bits, mxfp4.FORM.group):
+    if (weights.num_bits, weights.group_size) != (MXFP4.bits, MXFP4.group):
         raise ConfigError(
             f"{place}: {weights.num_bits} bits in groups of {weights.group_size} are not read in mxfp4, but "
             "4 bits in groups of 32 are: use such a checkpoint"
         )
-    return mxfp4.FORM
+    return MXFP4
 
 
 def _described(place: str, name: str, group: _Group | list[str]) -> _Group:
@@ -214,3 +183,7 @@ def _described(place: str, name: str, group: _Group | list[str]) -> _Group:
             f"{place}: the group {name!r} names a scheme that is not read: there are {', '.join(_PRESETS)}"
         )
     return msgspec.structs.replace(_PRESETS[name.upper()], targets=group)
+
+
+def _patterns(names: list[str]) -> list[str]:
+    return [name[3:] for name in names if name.startswith("re:")]

@@ -1,61 +1,21 @@
-"""What a reader of a format needs of the place of a module in a checkpoint, and what readers share."""
+"""Pieces of stored tensors, and what is made of them: the parts that readers of all formats share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import Coding
 from models.weight_pieces import DAMAGED, Cut, WeightsError
 
 SCALES = ("float16", "bfloat16", "float32")
 """Number types of scales."""
 WORD_BITS = 32
 """Bits of the words in which codes are packed."""
-
-
-class Scope(Protocol):
-    path: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The number type of the model."""
-        ...
-
-    @property
-    def headers_only(self) -> bool:
-        """Whether tensors are only compared with what is expected, and come as zeros."""
-        ...
-
-    @property
-    def is_real(self) -> bool:
-        """Whether there are files, and not weights that are made up."""
-        ...
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def stored_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor of this scope; None if there is none."""
-        ...
-
-    def stored(self, name: str, shape: Sequence[int], kinds: Sequence[str], cut: Cut | None = None) -> Tensor:
-        """Read a tensor as it was stored, in one of these number types."""
-        ...
-
-    def ignore(self, *names: str) -> None:
-        """Name tensors that are not needed."""
-        ...
-
-    def origin(self, name: str) -> str:
-        """The file and the whole name of a tensor, for messages."""
-        ...
-
-    def expect(self, name: str) -> None:
-        """Let it be an error if nobody takes this tensor, although it has been looked at."""
-        ...
 
 
 def covering(cut: Cut | None, unit: int, size: int, dim: int = 0) -> tuple[Cut | None, slice]:
@@ -70,7 +30,24 @@ def covering(cut: Cut | None, unit: int, size: int, dim: int = 0) -> tuple[Cut |
     return Cut(dim, first, -(-cut.stop // unit)), slice(cut.start - first * unit, cut.stop - first * unit)
 
 
-def groups_of(scope: Scope, stored: Tensor, matrix: Grouped) -> Tensor:
+def grouped(
+    scope: Weights, coding: Coding, codes: Tensor, scales: Tensor, offsets: Tensor | None = None
+) -> Grouped:
+    """Make the form of codes [N, K], of scales and of the codes that stand for 0."""
+    return Grouped(
+        codes=codes,
+        bits=coding.bits,
+        group=coding.group,
+        scales=scales,
+        offsets=offsets,
+        inputs=codes.shape[1],
+        dtype=scope.dtype,
+        input_bits=coding.input_bits,
+        kind=coding.codes,
+    )
+
+
+def groups_of(scope: Weights, stored: Tensor, matrix: Grouped) -> Tensor:
     """Check the stored group of each column, and return them as indices."""
     count = matrix.scales.shape[1]
     if not scope.is_real:
@@ -82,7 +59,7 @@ def groups_of(scope: Scope, stored: Tensor, matrix: Grouped) -> Tensor:
     return stored.long()
 
 
-def read_one_scale(scope: Scope, names: Sequence[str]) -> float | None:
+def read_one_scale(scope: Weights, names: Sequence[str]) -> float | None:
     """Read the first of these tensors that is a single scale; None if none is. Headers alone tell 1."""
     for name in names:
         shape = scope.stored_shape(name)
@@ -97,6 +74,6 @@ def read_one_scale(scope: Scope, names: Sequence[str]) -> float | None:
     return None
 
 
-def refuse(scope: Scope, name: str, problem: str) -> WeightsError:
+def refuse(scope: Weights, name: str, problem: str) -> WeightsError:
     """Make an error of a predicate on what the tensor `name` holds."""
     return WeightsError(f"{scope.origin(name)} {problem}; {DAMAGED}")
