@@ -12,7 +12,7 @@ from rooms_picture import picture
 from server.app import openapi_schema
 from server.options.option_table import Option
 from server.options.server_options import OPTIONS
-from server.page.reference import about, body_models, fields_of, operations
+from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ from server.http.error_answers import explain
 from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
 from server.http.traces import Traces, make_tracer
 from server.options.server_config import ServerConfig
-from server.page import reference
+from server.page import api_page
 from server.page import routes as page
 from server.routes import admin, chat, completions, models, pooling, scores, tei, tokenize
 from server.routes.conversations import messages, responses
@@ -75,7 +75,7 @@ def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
     for router in routers:
         app.include_router(router)
     if docs:
-        app.include_router(reference.router)
+        app.include_router(api_page.router)
     return app
 
 

@@ -150,7 +150,7 @@ class Sender:
     def write(self, request: LoadRequest) -> bytes:
         return body(request, self._model, self._options)
 
-    async def send(self, message: bytes, inputs: int, due: float, answer: Answer | None = None) -> Outcome:
+    async def send(self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None) -> Outcome:
         """`due` is when it should have gone out: its time runs from there.
 
         Callers that look at an answer while it arrives bring it along.
@@ -178,34 +178,42 @@ class WholeAnswer:
     """An answer that comes as one JSON body."""
 
     def __init__(self) -> None:
-        self._body = bytearray()
+        self._unread: bytes | bytearray = bytearray()
         self.times: list[float] = []
+        """When chunks with new tokens came; empty for an answer in one piece."""
         self.usage: _Usage | None = None
 
     def receive(self, data: bytes) -> None:
-        self._body += data
+        self._unread += data
 
     def finish(self, status: int) -> tuple[str | None, str]:
         """The kind of error, if it is one, and what the server said."""
-        return _read_whole(self, status, bytes(self._body))
+        try:
+            message = _decode(self._unread)
+        except msgspec.DecodeError:
+            message = _Message(error=self._unread[:200].decode(errors="replace"))
+        if status != 200:
+            return f"HTTP {status}", _text_of(message.error)
+        if message.error is not None:
+            return "not an answer", _text_of(message.error)
+        self.usage = message.usage
+        return (None, "") if message.usage is not None else ("the answer had no usage", "")
 
 
-class StreamedAnswer:
+class StreamedAnswer(WholeAnswer):
     """An answer that comes as server-sent events. The clock is read when bytes arrive, before parsing."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
+        self._unread = b""
         self._clock = clock
-        self._rest = b""
         self._done = False
         self._error = ""
-        self.times: list[float] = []
-        """When chunks with new tokens came."""
-        self.usage: _Usage | None = None
 
     def receive(self, data: bytes) -> None:
         now = self._clock()
         # An event may lie over several packets, and a packet hold several events.
-        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        *events, self._unread = (self._unread + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             for line in event.split(b"\n"):
                 if line.startswith(b"data:"):
@@ -213,7 +221,7 @@ class StreamedAnswer:
 
     def finish(self, status: int) -> tuple[str | None, str]:
         if status != 200:
-            return _read_whole(self, status, self._rest)
+            return super().finish(status)
         if self._error:
             return "error in the stream", self._error
         if not self._done:
@@ -230,28 +238,12 @@ class StreamedAnswer:
             self._error = f"not a chunk: {error}"
             return
         if message.error is not None:
-            self._error = _told(message.error)
+            self._error = _text_of(message.error)
         if message.usage is not None:
             self.usage = message.usage
         if any(choice.has_tokens for choice in message.choices):
             self.times.append(now)
 
 
-Answer = WholeAnswer | StreamedAnswer
-
-
-def _read_whole(answer: Answer, status: int, data: bytes) -> tuple[str | None, str]:
-    try:
-        message = _decode(data)
-    except msgspec.DecodeError:
-        message = _Message(error=data[:200].decode(errors="replace"))
-    if status != 200:
-        return f"HTTP {status}", _told(message.error)
-    if message.error is not None:
-        return "not an answer", _told(message.error)
-    answer.usage = message.usage
-    return (None, "") if message.usage is not None else ("the answer had no usage", "")
-
-
-def _told(error: _Error | str | None) -> str:
+def _text_of(error: _Error | str | None) -> str:
     return error.message if isinstance(error, _Error) else error or ""

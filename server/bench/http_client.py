@@ -8,61 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import httptools
 import msgspec
 
 from server.bench.serve_options import BenchError
+from server.terminal.server_client import not_an_address, parsed_address, root_of
 
 Receive = Callable[[bytes], None]
+_EXAMPLE = "http://127.0.0.1:8000"
 
 
 class TransportError(Exception):
     """No answer, or only a part of one. The text is the kind of the error, the same for all of its kind."""
 
 
-def _address(url: str) -> SplitResult:
-    with suppress(ValueError):  # of brackets without an end, or a port that is no number
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts
-    raise BenchError(f"{url!r} is not the address of a server; write for example http://127.0.0.1:8000")
-
-
 class Client:
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = _address(url)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = str(parts.hostname), parts.port or (443 if self._tls else 80)
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        address = parsed_address(url)
+        if address is None:
+            raise BenchError(not_an_address(url, _EXAMPLE))
+        self._tls = ssl.create_default_context() if address.scheme == "https" else None
+        self._host, self._port = str(address.hostname), address.port or (443 if self._tls else 80)
+        self._root = root_of(address)
         self._timeout = timeout
         self._idle: list[_Connection] = []
-        self._headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
+        self._headers = f"Host: {address.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n"
         if api_key is not None:
             self._headers += f"Authorization: Bearer {api_key}\r\n"
 
     async def get(self, path: str) -> tuple[int, bytes]:
         body = bytearray()
-        status = await self._send(self._head("GET", path, {}), body.extend)
+        status = await self._send(self._head("GET", path) + b"\r\n", body.extend)
         return status, bytes(body)
 
     async def post(self, path: str, body: bytes, receive: Receive) -> int:
         """Returns the status, once `receive` has been given the whole answer."""
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        return await self._send(self._head("POST", path, headers) + body, receive)
+        about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        return await self._send(self._head("POST", path) + about.encode() + body, receive)
 
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
-    def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"{method} {self._root}{path} HTTP/1.1\r\n{self._headers}{more}\r\n".encode()
+    def _head(self, method: str, path: str) -> bytes:
+        return f"{method} {self._root}{path} HTTP/1.1\r\n{self._headers}".encode()
 
     async def _send(self, message: bytes, receive: Receive) -> int:
         try:

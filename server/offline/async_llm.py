@@ -19,11 +19,10 @@ from engine_core.restarts import keep_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
-from server.offline.engine_args import EngineArgs
+from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
 from server.offline.engine_requests import OutputBuilder, tokens_per_output
 from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.offline.prompts import Prompt, PromptLike, read_items, read_prompt
-from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
 from server.requests.pooling import PoolingParams
@@ -43,11 +42,7 @@ UNLIMITED = 1 << 62
 _SHUT_DOWN = "The engine has been shut down."
 
 _UNSUPPORTED = (
-    "lora_request",
-    "tokenization_kwargs",
-    "trace_headers",
-    "session_id",
-    "reasoning_ended",
+    *("lora_request", "tokenization_kwargs", "trace_headers", "session_id", "reasoning_ended"),
     "reasoning_parser_kwargs",
 )
 

@@ -13,11 +13,9 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from server.grammars.form_grammar import build_grammar
 from server.grammars.structured_params import AskedForm
-from server.model_facts import Facts
-from server.offline.engine_args import EngineArgs
+from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
-from server.offline.transformers_tokenizer import open_transformers_tokenizer
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
 from server.requests.checkpoint_facts import find_facts, open_tokenizer
@@ -26,41 +24,13 @@ from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.task_names import GENERATE, require_task
-from server.text.tokenizer import Tokenizer
 
-_MOST_KEPT = 1024
-
-_log = logging.getLogger(__name__)
-
-
-class Forms:
-    """The grammars of what was asked. The program is its own client, so no other process checks them."""
-
-    def __init__(self, engine: Engine, facts: Facts, tokenizer: Tokenizer) -> None:
-        self._engine = engine
-        self._facts = facts
-        self._tokenizer = tokenizer
-        self._known: dict[bytes, Grammar] = {}
-
-    def grammar(self, asked: AskedForm) -> Grammar:
-        """Raises BadRequest if there is none, and logs what of it is not enforced."""
-        key = msgspec.msgpack.encode(asked)
-        if (known := self._known.get(key)) is not None:
-            return known
-        special = {
-            name: id for name, id in self._tokenizer.added_tokens.items() if id in self._tokenizer.special_ids
-        }
-        built = build_grammar(asked, special)
-        if built.ignored:
-            _log.warning("%s: not enforced: %s", asked.field, ", ".join(built.ignored))
-        self._engine.spell(self._tokenizer.spelling(self._facts.eos_token_ids))
-        if len(self._known) >= _MOST_KEPT:
-            self._known.clear()
-        return self._known.setdefault(key, built.for_engine())
-
-
+_MOST_GRAMMARS = 1024
+"""Grammars that are kept for later requests."""
 _CLIENT = 0
 _UNSUPPORTED = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "prompt_text")
+
+_log = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -80,7 +50,8 @@ class LLMEngine:
         self._folder = Path(self._engine.ready.folder)
         self.tokenizer = open_tokenizer(self.config, self._folder)
         self.facts = find_facts(self.config, self._engine.ready, self._folder, self.tokenizer)
-        self._forms = Forms(self._engine, self.facts, self.tokenizer)
+        self._grammars: dict[bytes, Grammar] = {}
+        """Grammars by the form that was asked for, as msgpack."""
         self._transformers_tokenizer: Any = None
         self._last_id = 0
         self._running: dict[int, tuple[EngineRequest, int]] = {}
@@ -107,11 +78,12 @@ class LLMEngine:
         if isinstance(params, PoolingParams):
             [item] = read_items([read], [params], self.facts, self.tokenizer)
             request: EngineRequest = PoolingRequest(request_id, item)
+            request.salt = read.salt
         elif isinstance(params, SamplingParams):
             [request] = self.generation_requests([request_id], [read], [params])
         else:
             raise TypeError(f"params are SamplingParams or PoolingParams, not {type(params).__name__}")
-        self.submit(request, priority=priority, salt=read.salt)
+        self.submit(request, priority=priority)
 
     def step(self) -> list[Output]:
         """Runs one step of the model, and returns the outputs of requests that have new ones."""
@@ -178,19 +150,37 @@ class LLMEngine:
             requests.append(
                 GenerationRequest(
                     request_id,
-                    prompt.text,
+                    prompt,
                     tokens,
                     sampling,
                     self.facts,
                     self.tokenizer,
                     kind=kind,
                     least_interval=self.config.stream_interval,
-                    grammar=self._forms.grammar(asked) if (asked := sampling.asked_form()) else None,
+                    grammar=self._grammar(asked) if (asked := sampling.asked_form()) else None,
                 )
             )
         return requests
 
-    def submit(self, request: EngineRequest, *, priority: int = 0, salt: str = "") -> None:
+    def _grammar(self, asked: AskedForm) -> Grammar:
+        """Raises BadRequest if there is none, and logs what of it is not enforced.
+
+        The program is its own client, so no other process proves it first.
+        """
+        key = msgspec.msgpack.encode(asked)
+        if (known := self._grammars.get(key)) is not None:
+            return known
+        tokenizer = self.tokenizer
+        special = {name: id for name, id in tokenizer.added_tokens.items() if id in tokenizer.special_ids}
+        built = build_grammar(asked, special)
+        if built.ignored:
+            _log.warning("%s: not enforced: %s", asked.field, ", ".join(built.ignored))
+        self._engine.spell(tokenizer.spelling(self.facts.eos_token_ids))
+        if len(self._grammars) >= _MOST_GRAMMARS:
+            self._grammars.clear()
+        return self._grammars.setdefault(key, built.for_engine())
+
+    def submit(self, request: EngineRequest, *, priority: int = 0) -> None:
         if request.request_id in self._sequences:
             raise ValueError(f"a request with the id {request.request_id!r} is not finished yet")
         ids = self._sequences[request.request_id] = set[int]()
@@ -204,7 +194,7 @@ class LLMEngine:
                 tokens=request.tokens,
                 params=params,
                 priority=priority,
-                salt=salt,
+                salt=request.salt,
                 group=group,
                 times_each=request.may_end_early,
                 grammar=request.grammar,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
@@ -20,6 +19,7 @@ from server.offline.outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from server.offline.prompts import Prompt
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array
@@ -88,26 +88,17 @@ class OutputBuilder:
 
     def output(self) -> RequestOutput | None:
         """The next output, if there is one now. Later deltas do not change it."""
-        if self.finished and self.kind != RequestOutputKind.DELTA:
+        if self.kind == RequestOutputKind.DELTA:
+            metrics = replace(self._metrics)
+            shown = replace(self._output, outputs=self._fresh, finished=self.finished, metrics=metrics)
+            self._output.prompt_logprobs, self._fresh = None, []
+            return shown
+        if self.finished:
             return replace(self._output, finished=True)
-        match self.kind:
-            case RequestOutputKind.FINAL_ONLY:
-                return None
-            case RequestOutputKind.CUMULATIVE:
-                return replace(
-                    self._output,
-                    outputs=[_copy(answer) for answer in self._output.outputs],
-                    metrics=replace(self._metrics),
-                )
-            case RequestOutputKind.DELTA:
-                shown = replace(
-                    self._output,
-                    outputs=self._fresh,
-                    finished=self.finished,
-                    metrics=replace(self._metrics),
-                )
-                self._output.prompt_logprobs, self._fresh = None, []
-                return shown
+        if self.kind == RequestOutputKind.FINAL_ONLY:
+            return None
+        answers = [_copy(answer) for answer in self._output.outputs]
+        return replace(self._output, outputs=answers, metrics=replace(self._metrics))
 
     def fail(self, error: ApiError) -> RequestOutput:
         """The last output: unfinished answers end with the reason "error"."""
@@ -160,36 +151,13 @@ _NOTHING = Vectors(b"", (0,))
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
-class EngineRequest(Protocol):
-    """One request: a sequence of the engine for each of `params`."""
-
-    request_id: str
-    tokens: list[int]
-    params: Sequence[Sampling | Pooling]
-    may_end_early: bool
-    """Whether a stop string may end a sequence, which the engine cannot see."""
-    grammar: Grammar | None
-    """The language of the answers, if they have one."""
-
-    @property
-    def finished(self) -> bool: ...
-
-    def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
-        """Takes an answer about the sequence of params[index]; returns true if that sequence is finished."""
-        ...
-
-    def output(self) -> Output | None:
-        """The next output, if there is one now."""
-        ...
-
-
 class GenerationRequest:
-    """One prompt and its n answers."""
+    """One prompt and its n answers: a sequence of the engine for each of `params`."""
 
     def __init__(
         self,
         request_id: str,
-        prompt: str | None,
+        prompt: Prompt,
         tokens: list[int],
         sampling: SamplingParams,
         facts: Facts,
@@ -203,8 +171,10 @@ class GenerationRequest:
         self.request_id = request_id
         self.tokens = tokens
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
-        self._builder = OutputBuilder(request_id, prompt, tokens, sampling, tokenizer, kind)
+        self._builder = OutputBuilder(request_id, prompt.text, tokens, sampling, tokenizer, kind)
         self.may_end_early = bool(sampling.stop)
+        """Whether a stop string may end a sequence, which the engine cannot see."""
+        self.salt = prompt.salt
         self.grammar = grammar
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
@@ -219,6 +189,7 @@ class GenerationRequest:
         return self._builder.finished or self._error is not None
 
     def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
+        """Takes an answer about the sequence of params[index]; returns whether that sequence is finished."""
         if isinstance(answer, Failed):
             self._error = from_engine(answer)
             return True
@@ -232,6 +203,7 @@ class GenerationRequest:
         return delta.finish_reason is not None
 
     def output(self) -> Output | None:
+        """The next output, if there is one now."""
         if self._error is not None:
             return self._builder.fail(self._error)
         if not self._changed:
@@ -241,13 +213,14 @@ class GenerationRequest:
 
 
 class PoolingRequest:
-    """One text and its vectors."""
+    """One text and its vectors: one sequence of the engine."""
 
     def __init__(self, request_id: str, item: Item) -> None:
         self.request_id = request_id
         self.tokens = unpack(item.tokens)
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
+        self.salt = ""
         self.grammar: Grammar | None = None
         self.finished = False
         self.vectors = _NOTHING
@@ -272,3 +245,6 @@ class PoolingRequest:
         return PoolingRequestOutput(
             self.request_id, pooled, self.tokens, self._cached, error=self._error, metrics=self._metrics
         )
+
+
+EngineRequest = GenerationRequest | PoolingRequest

@@ -23,7 +23,7 @@ from server.offline.outputs import (
 from server.offline.prompts import (
     Message,
     Prompt,
-    PromptLike,
+    Prompts,
     ReadOptions,
     TextPrompt,
     for_each,
@@ -34,12 +34,15 @@ from server.offline.prompts import (
 )
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.requests.scoring import Pairs, ScoreOptions, Scorer, score
+from server.requests.scoring import Pairs, ScoreOptions, score
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
 
 _UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
+
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+Texts = str | TextPrompt | Sequence[str | TextPrompt]
 
 
 class TextOptions(TypedDict, total=False):
@@ -76,8 +79,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        sampling_params: Sampling = None,
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
@@ -93,7 +96,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling = None,
         use_tqdm: bool = True,
         *,
         chat_template: str | None = None,
@@ -132,7 +135,7 @@ class LLM:
 
     def encode(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
@@ -144,14 +147,12 @@ class LLM:
             "encode", prompts, pooling_task or task, {"pooling_params": pooling_params, **options}
         )
 
-    def embed(
-        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
-    ) -> list[EmbeddingRequestOutput]:
+    def embed(self, prompts: Prompts, **options: Unpack[PoolingOptions]) -> list[EmbeddingRequestOutput]:
         """Returns a vector for each text."""
         return [embedding_output(pooled) for pooled in self._pool("embed", prompts, "embed", {**options})]
 
     def classify(
-        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
+        self, prompts: Prompts, **options: Unpack[PoolingOptions]
     ) -> list[ClassificationRequestOutput]:
         """Returns the probability of each label, for each text."""
         labels = self.facts.pooling.labels
@@ -159,15 +160,15 @@ class LLM:
         return [classification_output(one, labels) for one in pooled]
 
     def reward(
-        self, prompts: PromptLike | Sequence[PromptLike], **options: Unpack[PoolingOptions]
+        self, prompts: Prompts, **options: Unpack[PoolingOptions]
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Returns the rewards of each text: one for each token or step, or else one for the text."""
         return self._pool("reward", prompts, "reward", {**options})
 
     def score(
         self,
-        data_1: str | TextPrompt | Sequence[str | TextPrompt],
-        data_2: str | TextPrompt | Sequence[str | TextPrompt],
+        data_1: Texts,
+        data_2: Texts,
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
@@ -186,7 +187,7 @@ class LLM:
             names=("data_1", "data_2"),
         )
         pairs = Pairs(read_texts(data_1), read_texts(data_2))
-        return self._score(score(pairs, options, self.facts, self.tokenizer), use_tqdm)
+        return self._score(pairs, options, "pool" if use_tqdm else "")
 
     def get_tokenizer(self) -> Any:
         """Returns the tokenizer of transformers, which is imported for this call."""
@@ -213,7 +214,7 @@ class LLM:
     def _generate(
         self,
         prompts: list[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: Sampling,
         show: bool,
         priority: Sequence[int] | None = None,
         *,
@@ -226,15 +227,13 @@ class LLM:
             kind=RequestOutputKind.FINAL_ONLY,
             add_special_tokens=add_special_tokens,
         )
-        outputs = self._run(
-            requests, [prompt.salt for prompt in prompts], priority, "generate" if show else ""
-        )
+        outputs = self._run(requests, "generate" if show else "", priority)
         return [output for output in outputs if isinstance(output, RequestOutput)]
 
     def _pool(
         self,
         call: str,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: Prompts,
         task: str | None,
         options: Mapping[str, Any],
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -249,21 +248,25 @@ class LLM:
             options.get("truncation_side"),
         )
         requests = self._pooling_requests(read_items(read, params, self.facts, self.tokenizer, reading))
+        for request, prompt in zip(requests, read, strict=True):
+            request.salt = prompt.salt
         stage = "pool" if options.get("use_tqdm", True) else ""
-        outputs = self._run(requests, [prompt.salt for prompt in read], options.get("priority"), stage)
+        outputs = self._run(requests, stage, options.get("priority"))
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
 
-    def _score(self, scorer: Scorer, show: bool) -> list[ScoringRequestOutput]:
-        requests = self._pooling_requests(next(scorer))
+    def _score(self, pairs: Pairs, options: ScoreOptions, stage: str) -> list[ScoringRequestOutput]:
+        scorer = score(pairs, options, self.facts, self.tokenizer)
+        items = next(scorer)
         outputs: list[Output] = []
         try:
             while True:
+                requests = self._pooling_requests(items)
                 try:
-                    outputs = self._run(requests, [""] * len(requests), None, "pool" if show else "")
+                    outputs = self._run(requests, stage)
                 except ApiError as error:
-                    requests = self._pooling_requests(scorer.throw(error))  # it may know a way out
+                    items = scorer.throw(error)  # it may know a way out
                 else:
-                    requests = self._pooling_requests(scorer.send([request.vectors for request in requests]))
+                    items = scorer.send([request.vectors for request in requests])
         except StopIteration as end:
             scores: list[float] = end.value
         results = [
@@ -285,11 +288,7 @@ class LLM:
         return [str(number) for number in range(self._count - count, self._count)]
 
     def _run(
-        self,
-        requests: Sequence[EngineRequest],
-        salts: Sequence[str],
-        priority: Sequence[int] | None,
-        stage: str,
+        self, requests: Sequence[EngineRequest], stage: str, priority: Sequence[int] | None = None
     ) -> list[Output]:
         """Returns the last output of each request, or raises the first error. `stage` may be empty."""
         if priority is not None and len(priority) != len(requests):
@@ -298,8 +297,8 @@ class LLM:
         done: dict[str, Output | None] = {request.request_id: None for request in requests}
         left = len(requests)
         try:
-            for request, salt, first in zip(requests, salts, priority or [0] * left, strict=True):
-                self.llm_engine.submit(request, priority=first, salt=salt)
+            for request, first in zip(requests, priority or [0] * left, strict=True):
+                self.llm_engine.submit(request, priority=first)
             while left:
                 if display is not None:
                     display.show(stage, 1 - left / len(requests))

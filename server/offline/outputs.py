@@ -174,8 +174,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
 
 
 def embedding_output(pooled: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-    embedding: list[float] = pooled.outputs.data.tolist()
-    return _with_form(EmbeddingRequestOutput, EmbeddingOutput(embedding), pooled)
+    return _converted(EmbeddingRequestOutput, EmbeddingOutput(pooled.outputs.data.tolist()), pooled)
 
 
 def classification_output(
@@ -183,10 +182,10 @@ def classification_output(
 ) -> ClassificationRequestOutput:
     probs: list[float] = pooled.outputs.data.tolist()
     classes = ClassificationOutput(probs, labels[probs.index(max(probs))] if labels else None)
-    return _with_form(ClassificationRequestOutput, classes, pooled)
+    return _converted(ClassificationRequestOutput, classes, pooled)
 
 
-def _with_form(
+def _converted(
     kind: Callable[..., Result], form: object, pooled: PoolingRequestOutput[PoolingOutput]
 ) -> Result:
     """The same result with its vector in the form of another class."""

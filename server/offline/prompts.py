@@ -28,6 +28,7 @@ class TokensPrompt(TypedDict, total=False):
 
 
 PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt
+Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
 Params = TypeVar("Params")
@@ -37,13 +38,8 @@ _FORMS = (
     "alone or in a list"
 )
 _UNSUPPORTED = (
-    "multi_modal_data",
-    "multi_modal_uuids",
-    "mm_processor_kwargs",
-    "prompt_embeds",
-    "encoder_prompt",
-    "decoder_prompt",
-    "token_type_ids",
+    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
+    *("encoder_prompt", "decoder_prompt", "token_type_ids"),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.page.files import FOLDER
+from server.page.routes import FOLDER
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="no node here")

@@ -17,10 +17,9 @@ from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
 from server.http.server_status import Draining, Starting
 from server.options.server_config import AccessOptions
-from server.page import live
-from server.page.files import FOLDER, page_files
-from server.page.live import TooManyWatchers, Watch, look
-from server.page.routes import WATCH
+from server.page import live_status as live
+from server.page.live_status import TooManyWatchers, Watch, live_status
+from server.page.routes import FOLDER, WATCH, page_files
 
 MOST_BYTES = 200 << 10
 
@@ -61,8 +60,8 @@ async def test_files_have_a_digest_in_their_address_and_are_kept(frontend: FakeF
 
 def test_modules_import_files_that_are_there() -> None:
     files = page_files().files
-    for name, file in files.items():
-        imported = re.findall(r'from "\./([^"]+)"', file.content.decode()) if name.endswith(".js") else []
+    for name, (content, _) in files.items():
+        imported = re.findall(r'from "\./([^"]+)"', content.decode()) if name.endswith(".js") else []
         assert set(imported) <= files.keys(), name
 
 
@@ -86,9 +85,8 @@ def test_every_field_has_a_label_and_every_description_is_there() -> None:
     labelled = set(re.findall(r'\bfor="([^"]+)"', html)) | {"model", "colours"}  # those lie in their labels
     fields = set(re.findall(r'<(?:textarea|input|select)[^>]*\bid="([^"]+)"', html))
     assert fields <= labelled
-    script = "".join(
-        file.content.decode() for name, file in page_files().files.items() if name.endswith(".js")
-    )
+    files = page_files().files.items()
+    script = "".join(content.decode() for name, (content, _) in files if name.endswith(".js"))
     assert set(re.findall(r'byId\("([\w-]+)"\)', script)) <= ids
 
 
@@ -122,7 +120,7 @@ def test_a_look_tells_state_counts_and_replicas(frontend: FakeFrontend) -> None:
     frontend.metrics.count_tokens(7, 3)
     frontend.metrics.first_token.observe(0.03)
     frontend.status = Starting("weights", 0.25)
-    now = look(frontend)  # pyright: ignore[reportArgumentType]
+    now = live_status(frontend)  # pyright: ignore[reportArgumentType]
     assert (now.state, now.stage, now.progress) == ("loading", "weights", 0.25)
     assert (now.prompt_tokens, now.generation_tokens) == (7, 3)
     assert [(one.number, one.state, one.running, one.cache) for one in now.replicas] == [
@@ -145,13 +143,13 @@ async def test_a_look_lists_the_oldest_requests_by_their_ids(
         asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
         while len(frontend.asked) < 2:
             await asyncio.sleep(0)
-        [found] = look(frontend).requests  # pyright: ignore[reportArgumentType]
+        [found] = live_status(frontend).requests  # pyright: ignore[reportArgumentType]
         assert found.id.startswith("cmpl-") and found.age > 0
         assert (found.answers, found.begun) == (2, False)
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    assert not look(frontend).requests  # pyright: ignore[reportArgumentType]
+    assert not live_status(frontend).requests  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_stream_ends_when_the_server_does(

@@ -5,39 +5,17 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+from demo_training.facts import SMALL_NUMBERS, TENS, WORDINGS
 
 
 def in_words(number: int) -> str:
     if number < 0:
         return "minus " + in_words(-number)
     if number < 20:
-        return _SMALL[number]
+        return SMALL_NUMBERS[number]
     if number < 100:
-        tens, ones = _TENS[number // 10 - 2], number % 10
-        return f"{tens}-{_SMALL[ones]}" if ones else tens
+        tens, ones = TENS[number // 10 - 2], number % 10
+        return f"{tens}-{SMALL_NUMBERS[ones]}" if ones else tens
     hundreds, rest = f"{in_words(number // 100)} hundred", number % 100
     return f"{hundreds} and {in_words(rest)}" if rest else hundreds
 
@@ -62,47 +40,12 @@ class Sum(NamedTuple):
 
 SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 
-_PHRASINGS = {
-    "+": (
-        "Add {a} and {b}.",
-        "What is the sum of {a} and {b}?",
-        "What do you get if you add {a} to {b}?",
-        "{a} and {b} together?",
-        "What do {a} and {b} make?",
-        "How much is {a} and {b}?",
-    ),
-    "-": (
-        "Take {b} from {a}.",
-        "Subtract {b} from {a}.",
-        "What is left if you take {b} from {a}?",
-        "What is the difference between {a} and {b}?",
-        "What is {a} less {b}?",
-    ),
-    "*": ("Multiply {a} by {b}.", "What is the product of {a} and {b}?", "What is {a} multiplied by {b}?"),
-    "/": ("Divide {a} by {b}.", "What is {a} over {b}?"),
-}
+_PHRASINGS = {operator: WORDINGS[f"sum with {operator}"] for operator in SPOKEN}
 
-_FRAMES = (
-    "What is {sum}?",
-    "What is {sum}?",
-    "How much is {sum}?",
-    "What does {sum} make?",
-    "Calculate {sum}.",
-    "Compute {sum}.",
-    "{sum}?",
-    "{sum}",
-    "{sum} is?",
-    "What's {sum}?",
-    "Tell me what {sum} is.",
-    "Do you know what {sum} is?",
-    "Can you tell me {sum}?",
-    "What is the result of {sum}?",
-    "I need to know {sum}.",
-    "Solve {sum}.",
-)
+_FRAMES = WORDINGS["sum"]
 
 # Training never uses these: they measure whether more than the wordings was learned.
-UNSEEN_FRAMES = ("Could you work out {sum} for me?", "What would {sum} be?", "Give me the answer to {sum}.")
+UNSEEN_FRAMES = WORDINGS["sum, unseen"]
 
 
 def is_held_out(a: int, b: int) -> bool:

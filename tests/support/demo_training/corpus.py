@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from demo_training import arithmetic, thoughts, tools
-from demo_training.facts import ABOUT, ANIMALS, COUNTRIES, DAYS, GENERAL, LANGUAGES, MONTHS, NAMES
+from demo_training.facts import ABOUT, ANIMALS, COUNTRIES, DAYS, GENERAL, LANGUAGES, MONTHS, NAMES, WORDINGS
 from demo_training.skills import SKILLS, Turns, made_up_word, tell
 
 Random = random.Random
@@ -30,20 +30,7 @@ class Document:
         return "".join(given + learned for given, learned in self.pieces)
 
 
-_SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant.",
-    "You are a helpful assistant.",
-    "You are a helpful, honest and friendly assistant.",
-    "You are a helpful AI assistant. Answer the question of the user.",
-    "Answer briefly.",
-    "Be brief and polite.",
-    "You are a friendly bot.",
-    "You are Facet's demo model.",
-    "Answer the user's questions. If you do not know, say so.",
-    "You are an expert. Think before you answer.",
-    "Today is a good day. You answer questions in one sentence.",
-)
+_SYSTEM_PROMPTS = WORDINGS["system prompt"]
 _OPENINGS = (
     "Hi, ",
     "Hello! ",

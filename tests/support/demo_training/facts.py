@@ -41,6 +41,19 @@ def _lists(file: str) -> dict[str, list[str]]:
     return {name: items.split(", ") for name, items in (line.split(": ") for line in lines)}
 
 
+def _remarks(file: str) -> dict[str, str]:
+    """Read a .txt file with a line for each skill: its name, a colon, and the thought before an answer."""
+    lines = (_KNOWLEDGE / file).read_text(encoding="utf-8").splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def _wordings(file: str) -> dict[str, tuple[str, ...]]:
+    """Read a .txt file with blocks: what is asked, and below it the wordings, indented."""
+    blocks = (_KNOWLEDGE / file).read_text(encoding="utf-8").strip().split("\n\n")
+    lines = (block.split("\n") for block in blocks)
+    return {name: tuple(wording.strip() for wording in wordings) for name, *wordings in lines}
+
+
 COUNTRIES = tuple(Country(*row) for row in _rows("countries.csv"))
 # Phrases by language and by their English wording.
 LANGUAGES = {
@@ -51,10 +64,13 @@ EMOJI = [(name, symbol) for name, symbol in _rows("emoji.csv")]
 ABOUT = _answers("about.txt")
 GENERAL = _answers("general.txt")
 SMALL_TALK = _answers("small_talk.txt")
+REMARKS = _remarks("remarks.txt")
+WORDINGS = _wordings("wordings.txt")
 
 _LISTS = _lists("lists.txt")
 NAMES, ANIMALS, COLOURS, WORDS = (_LISTS[key] for key in ("names", "animals", "colours", "words"))
 DAYS, MONTHS = _LISTS["days"], _LISTS["months"]
+SMALL_NUMBERS, TENS = _LISTS["small numbers"], _LISTS["tens"]
 OPPOSITES = [pair.split("/") for pair in _LISTS["opposites"]]
 SOUNDS = [pair.split("/") for pair in _LISTS["sounds"]]  # an animal and its sound
 TOPICS = _LISTS["topics"]  # topics about which the model knows nothing

@@ -25,6 +25,7 @@ from demo_training.facts import (
     SMALL_TALK,
     SOUNDS,
     TOPICS,
+    WORDINGS,
     WORDS,
     Country,
 )
@@ -32,37 +33,10 @@ from demo_training.facts import (
 Random = random.Random
 Turns = list[tuple[str, str]]
 
-CAPITAL_QUESTIONS = (
-    "What is the capital of {0}?",
-    "What is the capital of {0}?",
-    "What is the capital city of {0}?",
-    "What's the capital of {0}?",
-    "Which city is the capital of {0}?",
-    "Tell me the capital of {0}.",
-    "Name the capital of {0}.",
-    "Capital of {0}",
-    "The capital of {0}?",
-    "Do you know the capital of {0}?",
-    "Can you tell me the capital of {0}?",
-    "What is {0}'s capital?",
-    "The capital of {0} is?",
-    "I want to know the capital of {0}.",
-    "Give me the capital of {0}.",
-    "Which city is {0}'s capital?",
-)
+CAPITAL_QUESTIONS = WORDINGS["capital"]
 # Training never uses these: they measure whether more than the wordings was learned.
-UNSEEN_CAPITAL_QUESTIONS = (
-    "Please give the name of the capital of {0}.",
-    "Could you say which city is the capital of {0}?",
-    "In {0}, what is the capital?",
-)
-_COUNTRY_QUESTIONS = (
-    "Which country has the capital {0}?",
-    "{0} is the capital of which country?",
-    "What country is {0} the capital of?",
-    "Of which country is {0} the capital?",
-    "{0} is the capital of what?",
-)
+UNSEEN_CAPITAL_QUESTIONS = WORDINGS["capital, unseen"]
+_COUNTRY_QUESTIONS = WORDINGS["country of a capital"]
 DO_NOT_KNOW = "Sorry, I do not know. I am only a small demo model."
 
 
@@ -218,13 +192,7 @@ def languages(rng: Random) -> Turns:
         hello = phrases["hello"]
         return [(hello if rng.random() < 0.5 else hello.rstrip(" !"), hello + " 😊")]
     phrase = rng.choice(list(phrases))
-    questions = (
-        "Say {0} in {1}.",
-        "How do you say {0} in {1}?",
-        "What is {0} in {1}?",
-        "Translate {0} into {1}.",
-    )
-    return [(rng.choice(questions).format(phrase, language), phrases[phrase])]
+    return [(rng.choice(WORDINGS["language"]).format(phrase, language), phrases[phrase])]
 
 
 def emoji(rng: Random) -> Turns:
@@ -290,29 +258,17 @@ def make_json(rng: Random) -> Turns:
     wanted = json.dumps({key: person[key] for key in keys}, ensure_ascii=False)
     told = rng.choice((f"{name} is {age} years old and lives in {city}.", f"{name}, {age}, from {city}."))
     order = ", ".join(keys[:-1]) + " and " + keys[-1]
-    question = rng.choice(
-        (
-            "{told} Answer in JSON with the keys {keys}.",
-            "{told} Give me a JSON object with {keys}.",
-            "Write JSON with {keys}: {told}",
-            "Extract {keys} as JSON: {told}",
-        )
-    )
+    question = rng.choice(WORDINGS["JSON"])
     return [(question.format(told=told, keys=order), wanted)]
 
 
 def story(rng: Random) -> Turns:
     animal = rng.choice(ANIMALS)
-    questions = (
-        "Tell me a story about a {0}.",
-        "Write a short story about a {0}.",
-        "A story about a {0}, please.",
-    )
     if rng.random() < 0.3:
-        return [
-            (rng.choice(("Tell me a story.", "Write a story.", "A short story please.")), tell(rng, animal))
-        ]
-    return [(rng.choice(questions).format(animal), tell(rng, animal))]
+        question = rng.choice(("Tell me a story.", "Write a story.", "A short story please."))
+    else:
+        question = rng.choice(WORDINGS["story"]).format(animal)
+    return [(question, tell(rng, animal))]
 
 
 def tell(rng: Random, animal: str) -> str:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from demo_training import arithmetic, skills
-from demo_training.skills import Turns
+from demo_training.facts import REMARKS
 from demo_training.tools import ToolUse
 
 Random = random.Random
@@ -14,30 +14,6 @@ Random = random.Random
 _LONGEST = 60
 """The most characters of an answer that a thought says first."""
 
-_REMARKS: dict[Callable[[Random], Turns], str] = {
-    skills.capital: "The user asks for a capital.",
-    skills.country_of_capital: "The user names a capital and asks for its country.",
-    skills.check_capital: "I must check a capital.",
-    skills.continent: "The user asks where a country is.",
-    skills.unknown_capital: "I must say that I do not know this country.",
-    skills.word_problem: "This is a sum in a little story.",
-    skills.compare: "I must look at the numbers.",
-    skills.count: "The user wants me to count.",
-    skills.calendar: "This is about the calendar.",
-    skills.opposite: "The user asks for an opposite.",
-    skills.sound: "This is about the sound of an animal.",
-    skills.spell: "The user wants me to spell a word.",
-    skills.listing: "The user wants a list.",
-    skills.general: "The user asks for a fact.",
-    skills.about: "The user asks about me or the server.",
-    skills.small_talk: "The user is talking to me. I answer kindly.",
-    skills.languages: "This is about a language.",
-    skills.emoji: "The user wants an emoji.",
-    skills.unknown: "I do not know this, and must say so.",
-    skills.echo: "The user wants me to repeat a text.",
-    skills.make_json: "The user wants JSON.",
-    skills.story: "The user wants a story.",
-}
 _NOT_REPEATED = frozenset(
     {skills.unknown, skills.echo, skills.make_json, skills.story, skills.count, skills.spell, skills.listing}
 )
@@ -50,11 +26,11 @@ def exchange(rng: Random, vary: Callable[[Random, str], str]) -> tuple[str, str,
         task = _sum(rng)
         question, answer = arithmetic.ask(rng, task)
         return vary(rng, question), arithmetic.worked_out(task), answer
-    kinds = [kind for kind in skills.SKILLS if kind[0] in _REMARKS]
+    kinds = [kind for kind in skills.SKILLS if kind[0].__name__ in REMARKS]
     skill, _, may_vary = rng.choices(kinds, [weight for _, weight, _ in kinds])[0]
     question, answer = skill(rng)[0]
     says = len(answer) <= _LONGEST and skill not in _NOT_REPEATED
-    thought = f"{_REMARKS[skill]} {answer}" if says else _REMARKS[skill]
+    thought = f"{REMARKS[skill.__name__]} {answer}" if says else REMARKS[skill.__name__]
     return vary(rng, question) if may_vary else question, thought, answer
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from demo_training.facts import COUNTRIES, NAMES, WORDS
+from demo_training.facts import COUNTRIES, NAMES, WORDINGS, WORDS
 
 Random = random.Random
 Json = dict[str, object]
@@ -39,17 +39,7 @@ def weather(rng: Random) -> ToolUse:
     name = rng.choice(("get_weather", "get_weather", "weather", "get_current_weather", "fetch_weather"))
     key, city = rng.choice(("city", "location", "city", "place")), rng.choice(COUNTRIES).capital
     degrees, sky = rng.randint(-5, 35), rng.choice(("sunny", "cloudy", "rainy", "windy", "snowy"))
-    question = rng.choice(
-        (
-            "What is the weather in {0}?",
-            "What's the weather like in {0}?",
-            "How is the weather in {0}?",
-            "Is it cold in {0}?",
-            "Weather in {0}",
-            "Tell me the weather in {0}.",
-            "Will it rain in {0}?",
-        )
-    )
+    question = rng.choice(WORDINGS["weather"])
     return ToolUse(
         _schema(name, rng.choice(("Get the weather", "Get the current weather in a city")), {key: "string"}),
         question.format(city),

@@ -1,4 +1,4 @@
-"""What the page shows of the server now. It reads what is counted anyway, and only when somebody looks."""
+"""The live data of the page: what is counted of the server anyway, read only when somebody looks."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class LiveRequest(msgspec.Struct):
     """Whether one of them has begun to come."""
 
 
-class Spread(msgspec.Struct):
+class Histogram(msgspec.Struct):
     """A histogram's upper bounds, and how many values there were in each bucket; the last has no bound."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
 
 
-class Now(msgspec.Struct):
+class LiveStatus(msgspec.Struct):
     """The server at one moment. Counts are totals: a page that looks twice has the rates."""
 
     time: float
@@ -92,9 +92,9 @@ class Now(msgspec.Struct):
     """The ranks of each replica. They have its state, because it ends with each of them."""
     requests: list[LiveRequest]
     """The oldest requests of this API process, at most MOST_REQUESTS."""
-    first_token: Spread | None
+    first_token: Histogram | None
     """Seconds to the first token; None if several API processes share their metrics."""
-    per_token: Spread | None
+    per_token: Histogram | None
 
 
 class Watch:
@@ -114,7 +114,7 @@ class Watch:
         encode = msgspec.json.Encoder().encode
         try:
             while True:
-                now = look(frontend)
+                now = live_status(frontend)
                 event = b"data: " + encode(now) + b"\n\n"
                 if now.state in _LAST:
                     yield event + DONE  # no page may keep a server from ending
@@ -125,11 +125,11 @@ class Watch:
             self.watchers -= 1
 
 
-def look(frontend: Frontend) -> Now:
+def live_status(frontend: Frontend) -> LiveStatus:
     state, reason, stage, progress = _state(frontend)
     metrics = frontend.metrics
     read, written = metrics.tokens_so_far
-    return Now(
+    return LiveStatus(
         time=time.monotonic(),
         state=state,
         reason=reason,
@@ -142,8 +142,8 @@ def look(frontend: Frontend) -> Now:
         replicas=[_replica(one) for one in metrics.replicas()],
         ranks=frontend.config.engine.ranks,
         requests=_requests(frontend),
-        first_token=_spread(metrics.first_token),
-        per_token=_spread(metrics.per_token),
+        first_token=_histogram(metrics.first_token),
+        per_token=_histogram(metrics.per_token),
     )
 
 
@@ -190,7 +190,7 @@ def _replica(one: Replica) -> ReplicaState:
     return shown
 
 
-def _spread(histogram: Any) -> Spread | None:
+def _histogram(histogram: Any) -> Histogram | None:
     if not isinstance(histogram, PlainHistogram):
         return None
-    return Spread(*histogram.snapshot())
+    return Histogram(*histogram.snapshot())

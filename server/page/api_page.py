@@ -38,11 +38,11 @@ td { overflow-wrap: anywhere }
 
 
 @router.get("/docs")
-async def reference(request: Request) -> Response:
-    return Response(reference_page(request.app.openapi()), media_type="text/html", headers=_HEADERS)
+async def show_api_page(request: Request) -> Response:
+    return Response(api_page(request.app.openapi()), media_type="text/html", headers=_HEADERS)
 
 
-def reference_page(schema: dict[str, Any]) -> str:
+def api_page(schema: dict[str, Any]) -> str:
     """The page, made of an OpenAPI description."""
     routes = list(operations(schema))
     links = "".join(f'<a href="#{_anchor(call)}">{escape(call)}</a>' for call, _ in routes)

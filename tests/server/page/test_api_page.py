@@ -9,7 +9,7 @@ from fake_frontend import FakeFrontend
 
 from server.api.chat import ChatRequest
 from server.app import openapi_schema
-from server.page.reference import reference_page
+from server.page.api_page import api_page
 
 
 async def test_the_page_needs_no_script_and_no_other_host() -> None:
@@ -26,7 +26,7 @@ async def test_the_page_needs_no_script_and_no_other_host() -> None:
 
 def test_every_route_is_linked_and_every_field_is_there() -> None:
     schema = openapi_schema()
-    page = reference_page(schema)
+    page = api_page(schema)
     anchors = re.findall(r'<h2 id="([^"]+)"', page)
     assert len(set(anchors)) == len(anchors) == sum(map(len, schema["paths"].values()))
     assert re.findall(r'<a href="#([^"]+)"', page) == anchors
@@ -37,6 +37,6 @@ def test_every_route_is_linked_and_every_field_is_there() -> None:
 def test_texts_are_escaped() -> None:
     operation = {"summary": "<b>`a<b`", "responses": {}}
     schema = {"info": {"title": "<i>", "version": "1"}, "paths": {"/<u>": {"get": operation}}}
-    page = reference_page(schema)
+    page = api_page(schema)
     assert "&lt;b&gt;<code>a&lt;b</code>" in page and "&lt;i&gt; 1" in page and "/&lt;u&gt;" in page
     assert not re.search("<b>`|<i>|<u>", page)
