@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.structured_params import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM
-    from server.offline.engine import LLMEngine
     from server.offline.engine_args import AsyncEngineArgs, EngineArgs
     from server.offline.llm import LLM
-    from server.offline.outputs import (
+    from server.offline.llm_engine import LLMEngine
+    from server.offline.prompt_forms import TextPrompt, TokensPrompt
+    from server.offline.request_outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
         CompletionOutput,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from server.offline.prompts import TextPrompt, TokensPrompt
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
 
@@ -71,13 +71,13 @@ _HOMES = {
     "AsyncLLM": "server.offline.async_llm",
     "BadRequest": "server.errors",
     "EngineArgs": "server.offline.engine_args",
-    "LLMEngine": "server.offline.engine",
+    "LLMEngine": "server.offline.llm_engine",
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
     "StructuredOutputsParams": "server.grammars.structured_params",
-    "TextPrompt": "server.offline.prompts",
-    "TokensPrompt": "server.offline.prompts",
+    "TextPrompt": "server.offline.prompt_forms",
+    "TokensPrompt": "server.offline.prompt_forms",
     "Unavailable": "server.errors",
     "register_model": "models.plugins",
 }
@@ -86,7 +86,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"facet has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES.get(name, "server.offline.outputs")), name)
+    return getattr(import_module(_HOMES.get(name, "server.offline.request_outputs")), name)
 
 
 def __dir__() -> list[str]:

@@ -66,11 +66,11 @@ TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
     "embed": "server.terminal.embed",
-    "models": "server.terminal.models",
+    "models": "server.terminal.list_models",
     "run-batch": "server.terminal.run_batch",
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
-    "kernels": "server.terminal.kernels",
+    "kernels": "server.terminal.compile_kernels",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 
@@ -133,7 +133,7 @@ def _command(words: Sequence[str]) -> int:
 def _bench(arguments: Sequence[str], command: str) -> int:
     match arguments:
         case [("serve" | "startup" | "offline") as name, *rest]:
-            return _call(f"server.bench.{name}", rest, f"{command} {name}")
+            return _call(f"server.bench.{name}_benchmark", rest, f"{command} {name}")
         case ["--help" | "-h"]:
             print(BENCH_USAGE.format(command=command), end="")
             return 0
@@ -270,11 +270,8 @@ def _check_parsers(config: ServerConfig) -> None:
 
 
 def _check_files(config: ServerConfig) -> None:
-    for flag, path in (
-        ("--ssl-keyfile", config.ssl_keyfile),
-        ("--ssl-certfile", config.ssl_certfile),
-        ("--ssl-ca-certs", config.ssl_ca_certs),
-    ):
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        flag, path = "--" + name.replace("_", "-"), getattr(config, name)
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
     if (keys := config.access.api_key_file) is not None:

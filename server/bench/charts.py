@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from server.bench.summary import Figures, Spread
+from server.bench.load_figures import Figures, Spread
 
 _WIDTH, _HEIGHT = 420, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 30, 44

@@ -150,7 +150,9 @@ class Sender:
     def write(self, request: LoadRequest) -> bytes:
         return body(request, self._model, self._options)
 
-    async def send(self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None) -> Outcome:
+    async def send(
+        self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None
+    ) -> Outcome:
         """`due` is when it should have gone out: its time runs from there.
 
         Callers that look at an answer while it arrives bring it along.

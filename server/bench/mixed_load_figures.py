@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from server.bench.endpoints import Outcome
-from server.bench.summary import FORMAT, Spread, spread
+from server.bench.load_figures import FORMAT, Spread, spread
 from server.terminal.console import aligned
 
 _TITLES = {

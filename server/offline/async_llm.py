@@ -21,8 +21,8 @@ from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
 from server.offline.engine_requests import OutputBuilder, tokens_per_output
-from server.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
-from server.offline.prompts import Prompt, PromptLike, read_items, read_prompt
+from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt
+from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
 from server.requests.pooling import PoolingParams

@@ -10,7 +10,8 @@ from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
 from server.model_facts import Facts
-from server.offline.outputs import (
+from server.offline.prompt_forms import Prompt
+from server.offline.request_outputs import (
     CompletionOutput,
     Logprob,
     LogprobsByToken,
@@ -19,7 +20,6 @@ from server.offline.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from server.offline.prompts import Prompt
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array

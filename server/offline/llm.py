@@ -7,20 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from server.errors import ApiError, BadRequest
-from server.offline.engine import LLMEngine
 from server.offline.engine_requests import EngineRequest, Output, PoolingRequest
-from server.offline.outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    classification_output,
-    embedding_output,
-)
-from server.offline.prompts import (
+from server.offline.llm_engine import LLMEngine
+from server.offline.prompt_forms import (
     Message,
     Prompt,
     Prompts,
@@ -31,6 +20,17 @@ from server.offline.prompts import (
     read_items,
     read_prompts,
     read_texts,
+)
+from server.offline.request_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    classification_output,
+    embedding_output,
 )
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams

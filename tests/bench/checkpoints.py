@@ -23,60 +23,38 @@ from models.checkpoint.hub import DEMO
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
 _LLAMA = {"max_position_embeddings": 8192, **_ENDS}
 
+
+def _sizes(
+    vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int
+) -> dict[str, int]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
 SHAPES = {
-    "llama-135m": LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        **_LLAMA,
-    ),
+    "llama-135m": LlamaConfig(**_sizes(49152, 576, 1536, 30, 9, 3), **_LLAMA),
     "qwen3-0.6b": Qwen3Config(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        **_ENDS,
+        **_sizes(151936, 1024, 3072, 28, 16, 8), head_dim=128, max_position_embeddings=40960, **_ENDS
     ),
     "llama-7.5b": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=32,
+        **_sizes(32000, 4096, 11008, 36, 32, 32),
         max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
+        **{**_ENDS, "tie_word_embeddings": False},
     ),
     "granite-moe-1.3b": GraniteMoeConfig(
-        vocab_size=49152,
-        hidden_size=1024,
-        intermediate_size=512,
+        **_sizes(49152, 1024, 512, 24, 16, 8),
         num_local_experts=32,
         num_experts_per_tok=8,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=8,
         max_position_embeddings=4096,
         **_ENDS,
     ),
-    "tiny-2m": LlamaConfig(
-        vocab_size=16384,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        **_LLAMA,
-    ),
+    "tiny-2m": LlamaConfig(**_sizes(16384, 96, 256, 2, 3, 3), **_LLAMA),
 }
 
 

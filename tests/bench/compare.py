@@ -35,8 +35,8 @@ import work
 from floor import ABOUT, NAME, Floor, Shape
 from servers import DidNotStart, Server, Side
 
-from server.bench.serve import measure
-from server.bench.summary import Figures
+from server.bench.load_figures import Figures
+from server.bench.serve_benchmark import measure
 
 HERE = Path(__file__).parent
 IDLE_SECONDS = 10.0

@@ -22,7 +22,7 @@ import uvloop
 import work
 from servers import NAME, Server, Side
 
-from server.bench.serve import measure
+from server.bench.serve_benchmark import measure
 
 HERE = Path(__file__).parent
 _AT_ONCE = (1, 8, 32)

@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from live import LiveServer
 
-from server.bench import offline, serve, startup
+from server.bench import offline_benchmark, serve_benchmark, startup_benchmark
 from server.bench.serve_options import parse
-from server.bench.startup import Start
+from server.bench.startup_benchmark import Start
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 async def test_a_generating_server_gives_all_that_was_asked_for(demo: LiveServer, endpoint: str) -> None:
     flags = ["--base-url", demo.url, "--endpoint", endpoint, "--concurrency", "1,4", "--num-prompts", "6"]
     lengths = ["--input-len", "20", "--output-len", "9", "--ignore-eos"]
-    result = await serve.measure(parse([*flags, *lengths], "bench serve"))
+    result = await serve_benchmark.measure(parse([*flags, *lengths], "bench serve"))
     for point in result.points:
         assert (point.completed, point.failed, point.output_tokens) == (6, 0, 54)
         assert point.input_tokens >= 6 * 20
@@ -33,12 +33,12 @@ async def test_a_generating_server_gives_all_that_was_asked_for(demo: LiveServer
 async def test_embeddings_are_counted_by_inputs(demo: LiveServer) -> None:
     flags = ["--base-url", demo.url, "--endpoint", "embeddings", "--concurrency", "2", "--num-prompts", "4"]
     lengths = ["--input-len", "12", "--random-batch-size", "3"]
-    [point] = (await serve.measure(parse([*flags, *lengths], "bench serve"))).points
+    [point] = (await serve_benchmark.measure(parse([*flags, *lengths], "bench serve"))).points
     assert (point.completed, point.inputs, point.input_tokens, point.output_tokens) == (4, 12, 144, 0)
 
 
 def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
-    start = startup.measure("demo", ["--cpu-threads", "1"])
+    start = startup_benchmark.measure("demo", ["--cpu-threads", "1"])
     assert isinstance(start, Start)
     assert start.floor is not None
     assert 0 < start.live <= start.ready <= start.first
@@ -49,7 +49,8 @@ def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
 
     Tokens enough that no pause of the machine outlasts their decoding.
     """
-    code = f"import sys; from {offline.__name__} import run; sys.exit(run(sys.argv[1:], 'bench offline'))"
+    name = offline_benchmark.__name__
+    code = f"import sys; from {name} import run; sys.exit(run(sys.argv[1:], 'bench offline'))"
     sizes = ["--batch", "2", "--input-len", "8", "--output-len", "64", "--runs", "2", "--cpu-threads", "1"]
     for more, field in (([], "output_tokens_per_second"), (["--embed"], "inputs_per_second")):
         written = tmp_path / "result.json"

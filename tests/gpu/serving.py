@@ -94,7 +94,7 @@ def put_load(bench: Workbench, url: str, clients: int, seed: int) -> Measured:
     """Send requests of random tokens, so many at a time."""
     import uvloop
 
-    from server.bench.serve import measure
+    from server.bench.serve_benchmark import measure
     from server.bench.serve_options import LoadOptions
 
     count = bench.rows(clients)

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from scripted_server import MODELS, Request, completes, says, scripted, whole
 
-from server.bench import offline, serve, startup
+from server.bench import offline_benchmark, serve_benchmark, startup_benchmark
+from server.bench.load_figures import Result
 from server.bench.load_generator import Load
 from server.bench.serve_options import BenchError, LoadOptions, parse
-from server.bench.summary import Result
 from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_table import OptionError
 
@@ -32,15 +32,8 @@ def test_a_command_line_of_the_peer_is_understood() -> None:
         *("--dataset-name", "random", "--random-input-len", "9", "--random-output-len", "3"),
         *("--random-range-ratio", "0.5", "--max-concurrency", "4", "--request-rate", "2.5"),
         *("--burstiness", "2", "--ignore-eos", "--seed", "3", "--num-warmups", "2", "--save-result"),
-        *(
-            "--percentile-metrics",
-            "ttft,e2el",
-            "--metric-percentiles",
-            "25,99.9",
-            "--tokenizer",
-            "some/where",
-        ),
-        *("--disable-tqdm", "--result-filename", "r.json"),
+        *("--percentile-metrics", "ttft,e2el", "--metric-percentiles", "25,99.9"),
+        *("--tokenizer", "some/where", "--disable-tqdm", "--result-filename", "r.json"),
     )
     assert (found.url, found.model, found.kind, found.prompts) == ("http://h:1", "m", "chat", 7)
     assert (found.max_concurrency, found.request_rate, found.burstiness) == ((4,), (2.5,), 2.0)
@@ -54,11 +47,15 @@ def test_an_endpoint_may_be_its_path(written: str) -> None:
 
 
 def test_each_load_of_a_sweep_is_one() -> None:
-    assert [load.concurrency for load in serve.loads(options("--concurrency", "1,8,32"))] == [1, 8, 32]
-    rated = serve.loads(options("--request-rate", "1,inf", "--concurrency", "4"))
+    assert [load.concurrency for load in serve_benchmark.loads(options("--concurrency", "1,8,32"))] == [
+        1,
+        8,
+        32,
+    ]
+    rated = serve_benchmark.loads(options("--request-rate", "1,inf", "--concurrency", "4"))
     assert [(load.rate, load.concurrency) for load in rated] == [(1.0, 4), (math.inf, 4)]
-    assert serve.loads(options()) == [Load(requests=100)]
-    assert serve.loads(options("--duration", "3", "--concurrency", "2"))[0].requests is None
+    assert serve_benchmark.loads(options()) == [Load(requests=100)]
+    assert serve_benchmark.loads(options("--duration", "3", "--concurrency", "2"))[0].requests is None
 
 
 @pytest.mark.parametrize(
@@ -82,11 +79,29 @@ def test_each_load_of_a_sweep_is_one() -> None:
         (["--percentile-metrics", "ttft,oops"], "'oops' is not one of"),
         (["--metric-percentiles", "101"], "must lie from 0 to 100"),
         (["--goodput", "ttft:100"], "--goodput is not supported yet"),
+        (["--beside", "chats"], "'chats' is not one of embeddings, prompt, bulk"),
+        (["--streams", "2"], "--streams needs --beside"),
+        (["--beside", "bulk", "prompt"], "--beside bulk is measured by itself"),
+        (["--beside", "prompt", "--concurrency", "2"], "--max-concurrency means nothing with --beside"),
+        (["--beside", "prompt", "--plot", "p.html"], "--plot means nothing with --beside"),
+        (["--beside", "prompt", "--endpoint", "embeddings"], "--beside reads streams"),
+        (["--beside", "prompt", "--rounds", "0"], "--rounds: must be at least 1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(arguments: list[str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         options(*arguments)
+
+
+def test_beside_other_work_defaults_are_those_of_a_stream() -> None:
+    found = options("--beside", "embeddings", "prompt")
+    assert found.mixed.beside == ["embeddings", "prompt"]
+    assert (found.random_input_len, found.random_output_len, found.ignore_eos) == (32, 200, True)
+    found = options(
+        "--beside", "embeddings,prompt", "--output-len", "50", "--no-ignore-eos", "--streams", "3"
+    )
+    assert (found.random_output_len, found.ignore_eos, found.mixed.streams) == (50, False, 3)
+    assert options().random_output_len == 128
 
 
 async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +131,7 @@ async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 async def test_failed_requests_are_told_and_leave_a_code(capsys: pytest.CaptureFixture[str]) -> None:
     async with scripted(says(whole({"error": {"message": "full"}}, 503))) as server:
         flags = ["--base-url", server.url, "--model", "m", "--num-prompts", "2"]
-        assert await asyncio.to_thread(serve.run, flags, "bench serve") == FAILED
+        assert await asyncio.to_thread(serve_benchmark.run, flags, "bench serve") == FAILED
     assert "2 x HTTP 503: full" in capsys.readouterr().out
 
 
@@ -132,7 +147,7 @@ async def test_failed_requests_are_told_and_leave_a_code(capsys: pytest.CaptureF
 async def test_a_server_that_names_no_model_is_not_guessed_at(answer: bytes, told: str) -> None:
     async with scripted(says(answer)) as server:
         with pytest.raises(BenchError, match=told):
-            await asyncio.to_thread(serve.run, ["--base-url", server.url], "bench serve")
+            await asyncio.to_thread(serve_benchmark.run, ["--base-url", server.url], "bench serve")
 
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +173,9 @@ def test_texts_that_the_model_cannot_take_are_not_tried(
 ) -> None:
     model = MagicMock()
     model.__enter__.return_value.facts = SimpleNamespace(max_model_len=100, tasks=("generate", "embed"))
-    monkeypatch.setattr(offline, "LLM", lambda *_, **__: model)
+    monkeypatch.setattr(offline_benchmark, "LLM", lambda *_, **__: model)
     with pytest.raises(BenchError, match=r"^--input-len .*may be 100 tokens here, .* not 101$"):
-        offline.run(["--output-len", "11", *flags], "bench offline")
+        offline_benchmark.run(["--output-len", "11", *flags], "bench offline")
 
 
 def test_usage_names_all_three(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,28 +187,33 @@ def test_usage_names_all_three(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_generator_needs_neither_torch_nor_the_server() -> None:
-    code = "import sys, server.bench.serve; print(sorted({'torch', 'fastapi', 'numpy'} & set(sys.modules)))"
+    heavy = "{'torch', 'fastapi', 'numpy'}"
+    code = f"import sys, server.bench.serve_benchmark; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_server_that_does_not_start_is_told_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"^the server ended: there is no option --zz"):
-        startup.measure(str(tmp_path / "none"), ["--zz"])
+        startup_benchmark.measure(str(tmp_path / "none"), ["--zz"])
     with pytest.raises(
         BenchError, match=r"^the server ended: '.*none' is neither a folder nor a GGUF file here"
     ):
-        startup.measure(str(tmp_path / "none"), [])
+        startup_benchmark.measure(str(tmp_path / "none"), [])
 
 
 def test_a_start_that_is_not_to_be_made_is_refused() -> None:
     with pytest.raises(BenchError, match="--runs must be at least 1"):
-        startup.run(["demo", "--runs", "0"], "bench startup")
+        startup_benchmark.run(["demo", "--runs", "0"], "bench startup")
 
 
 def test_medians_leave_out_what_nobody_measured() -> None:
-    starts = [startup.Start(None, 1, 2, 3), startup.Start(None, 3, 4, 5), startup.Start(None, 9, 9, 9)]
-    assert startup.medians(starts) == startup.Start(None, 3, 4, 5)
+    starts = [
+        startup_benchmark.Start(None, 1, 2, 3),
+        startup_benchmark.Start(None, 3, 4, 5),
+        startup_benchmark.Start(None, 9, 9, 9),
+    ]
+    assert startup_benchmark.medians(starts) == startup_benchmark.Start(None, 3, 4, 5)
 
 
 async def test_authorization_is_sent_with_every_request() -> None:
@@ -205,4 +225,4 @@ async def test_authorization_is_sent_with_every_request() -> None:
 
     async with scripted(guarded) as server:
         flags = ["--base-url", server.url, "--num-prompts", "2"]
-        assert await asyncio.to_thread(serve.run, [*flags, "--api-key", "k"], "bench serve") == 0
+        assert await asyncio.to_thread(serve_benchmark.run, [*flags, "--api-key", "k"], "bench serve") == 0

@@ -9,7 +9,7 @@ from engine_core.protocol import Timing
 from server.errors import Internal
 from server.frontend.text_output import Delta
 from server.offline.engine_requests import OutputBuilder
-from server.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from server.offline.request_outputs import CompletionOutput, Logprob, RequestOutput
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from worker.protocol import TokenLogprobs
 

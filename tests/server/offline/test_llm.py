@@ -13,6 +13,7 @@ from server.requests.pooling import PoolingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CAPITAL = "The capital of France is"
+LONG = "A prompt that nobody else sends: " + "one two three four five six seven eight " * 8
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": "1"}
 
 
@@ -148,8 +149,8 @@ def test_logprobs_by_token(llm: LLM):
 
 
 def test_metrics_and_cached_tokens(llm: LLM):
-    prompt = "A prompt that nobody else sends: " + "one two three four five six seven eight " * 8
-    first, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    first, again = (llm.generate(LONG, params, use_tqdm=False)[0] for _ in range(2))
     assert first.num_cached_tokens == 0 < again.num_cached_tokens < len(again.prompt_token_ids)
     metrics = first.metrics
     assert metrics is not None
@@ -157,8 +158,31 @@ def test_metrics_and_cached_tokens(llm: LLM):
     assert metrics.num_generation_tokens == len(first.outputs[0].token_ids)
     assert metrics.arrival_time < metrics.first_token_time <= metrics.last_token_time
     assert metrics.first_token_latency == metrics.first_token_ts - metrics.queued_ts
-    salted = {"prompt": prompt, "cache_salt": "mine"}
+    assert metrics.queued_time == pytest.approx(metrics.scheduled_ts - metrics.queued_ts, abs=1e-6)
+    assert metrics.prefill_time > 0 and metrics.decode_time > 0
+    assert metrics.steps == 5 and metrics.compute_time > 0
+    assert metrics.compute_time <= 1.1 * (metrics.prefill_time + metrics.decode_time)
+    salted = {"prompt": LONG, "cache_salt": "mine"}
     assert llm.generate(salted, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_the_choices_of_a_prompt_add_to_its_cost(llm: LLM):
+    params = SamplingParams(max_tokens=5, ignore_eos=True, n=2)
+    [output] = llm.generate("Once upon a time", params, use_tqdm=False)
+    assert output.metrics is not None and output.metrics.steps == 10
+
+
+def test_vectors_and_scores_have_times_too(llm: LLM):
+    text = f"Vectors. {LONG}"
+    llm.embed(text)
+    [pooled], [embedded] = llm.encode(text, pooling_task="embed"), llm.embed(text)
+    for output in (pooled, embedded):
+        assert output.metrics is not None and output.metrics.prefill_time > 0
+        assert output.metrics.queued_ts <= output.metrics.scheduled_ts
+        assert output.metrics.steps == 1 and output.metrics.compute_time > 0
+    assert embedded.num_cached_tokens == pooled.num_cached_tokens
+    [score] = llm.score("a", "b")  # of the vectors of two texts
+    assert score.metrics is None
 
 
 def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):

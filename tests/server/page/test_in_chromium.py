@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -47,9 +48,26 @@ def frontend() -> FakeFrontend:
     return frontend
 
 
+@contextmanager
+def opened(tab: Tab, frontend: FakeFrontend, part: str = "play", **options: int) -> Iterator[str]:
+    """The page, open at one of its parts and ready; yields the address of its server."""
+    with served(frontend) as url:
+        tab.open(f"{url}/#{part}", **options)
+        tab.wait(READY)
+        yield url
+
+
 def say(tab: Tab, text: str) -> None:
     tab.run(f"document.getElementById('input').value = '{text}'; document.getElementById('input').focus()")
     tab.press("Enter")
+
+
+def say_twice(tab: Tab) -> None:
+    """A message whose answer has two versions."""
+    say(tab, "hi")
+    tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
+    click(tab, "again")
+    tab.wait(f"{IDLE} && document.querySelector('.versions:not([hidden])') !== null")
 
 
 def click(tab: Tab, id: str) -> None:
@@ -57,9 +75,7 @@ def click(tab: Tab, id: str) -> None:
 
 
 def test_a_conversation(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend) as url:
         say(tab, "hi")
         tab.wait(f"{MESSAGES} === 'hi|Hello, world.'")
         assert "tokens" in tab.wait("document.getElementById('pace').textContent")
@@ -81,9 +97,7 @@ def test_edited_and_repeated_turns_are_branches(tab: Tab, frontend: FakeFrontend
         buttons = f"[...document.querySelectorAll('#messages [aria-label={json.dumps(label)}]')]"
         tab.run(f"{buttons}.filter(one => one.checkVisibility())[{nth}].click()")
 
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         say(tab, "one")
         tab.wait(f"{IDLE} && {MESSAGES} === 'one|Hello, world.'")
         say(tab, "two")
@@ -113,9 +127,7 @@ def test_edited_and_repeated_turns_are_branches(tab: Tab, frontend: FakeFrontend
 
 
 def test_tokens_have_colours_and_alternatives(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         click(tab, "colours")
         say(tab, "hi")
         tab.wait(f"{MESSAGES} === 'hi|Hello, world.'")
@@ -129,9 +141,7 @@ def test_tokens_have_colours_and_alternatives(tab: Tab, frontend: FakeFrontend) 
 
 
 def test_an_error_is_shown_beside_its_message(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         tab.run("document.getElementById('option-temperature').value = -1")
         say(tab, "hi")
         assert "temperature" in tab.wait("document.querySelector('.error')?.textContent")
@@ -139,9 +149,7 @@ def test_an_error_is_shown_beside_its_message(tab: Tab, frontend: FakeFrontend) 
 
 
 def test_texts_are_compared(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(f"{url}/#vectors")
-        tab.wait(READY)
+    with opened(tab, frontend, "vectors"):
         tab.run("document.querySelector('#embed [type=submit]').click()")
         tab.wait("document.querySelectorAll('#heat td.number').length === 16")
         assert tab.run("document.querySelector('#heat td.number').textContent") == "1.000"
@@ -161,9 +169,7 @@ def test_an_answer_is_checked_against_the_schema_beside(
 ) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     frontend.reply = reply
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         tab.run(f"document.getElementById('schema').value = {json.dumps(json.dumps(schema))}")
         say(tab, "hi")
         shown = tab.wait("document.querySelector('#messages [role=status]')?.textContent")
@@ -173,9 +179,7 @@ def test_an_answer_is_checked_against_the_schema_beside(
 def test_documents_are_ranked_and_texts_are_classified(tab: Tab, frontend: FakeFrontend) -> None:
     pooling = PoolingConfig(num_labels=2, labels=("dull", "fine"))
     frontend.serve("embed", "classify", score_type="bi-encoder", pooling=pooling)
-    with served(frontend) as url:
-        tab.open(f"{url}/#vectors")
-        tab.wait(READY)
+    with opened(tab, frontend, "vectors"):
         tab.run("document.querySelector('#rerank [type=submit]').click()")
         tab.wait("document.querySelectorAll('#ranked td').length === 6")
         ranked = tab.run("document.getElementById('ranked').innerText")
@@ -191,9 +195,7 @@ def test_requests_in_flight_are_listed_without_their_texts(tab: Tab, frontend: F
     admission = frontend.admissions.admit(ANYONE, 2)
     admission.take_id("cmpl-of-somebody")
     admission.since = time.monotonic() - 7
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         click(tab, "tab-live")
         tab.wait("document.querySelectorAll('#requests td').length === 4")
         cells = "[...document.querySelectorAll('#requests td')].map(one => one.textContent)"
@@ -205,9 +207,7 @@ def test_requests_in_flight_are_listed_without_their_texts(tab: Tab, frontend: F
 
 
 def test_live_data_are_read_only_while_they_are_seen(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         assert WATCH.watchers == 0
         click(tab, "tab-live")
         tab.wait("document.querySelectorAll('#numbers dd').length === 16")
@@ -254,9 +254,7 @@ def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, frontend: 
 
 
 def test_tabs_are_changed_by_keys(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         tab.run("document.getElementById('tab-play').focus()")
         tab.press("ArrowRight")
         tab.wait("document.activeElement.id === 'tab-vectors' && !document.getElementById('vectors').hidden")
@@ -264,24 +262,17 @@ def test_tabs_are_changed_by_keys(tab: Tab, frontend: FakeFrontend) -> None:
 
 @pytest.mark.parametrize("part", ["play", "vectors", "live"])
 def test_a_screen_reader_has_a_name_for_everything(tab: Tab, frontend: FakeFrontend, part: str) -> None:
-    with served(frontend) as url:
-        tab.open(f"{url}/#{part}")
-        tab.wait(READY)
+    with opened(tab, frontend, part):
         if part == "play":
             click(tab, "colours")
-            say(tab, "hi")
-            tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
-            click(tab, "again")
-            tab.wait(f"{IDLE} && document.querySelector('.versions:not([hidden])') !== null")
+            say_twice(tab)
         fields = tab.fields()
         assert ("tab", "Play") in fields
         assert [role for role, name in fields if not name and role != "RootWebArea"] == []
 
 
 def test_the_tab_key_goes_through_the_page_in_its_order(tab: Tab, frontend: FakeFrontend) -> None:
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         tab.run("document.querySelector('.skip').focus()")
         seen: list[str] = []
         while len(seen) < 40 and (not seen or seen[-1] != "send"):
@@ -297,14 +288,9 @@ def test_the_tab_key_goes_through_the_page_in_its_order(tab: Tab, frontend: Fake
 
 @pytest.mark.parametrize("part", ["play", "vectors", "live"])
 def test_a_phone_needs_no_scrolling_sideways(tab: Tab, frontend: FakeFrontend, part: str) -> None:
-    with served(frontend) as url:
-        tab.open(f"{url}/#{part}", width=360)
-        tab.wait(READY)
+    with opened(tab, frontend, part, width=360):
         if part == "play":
-            say(tab, "hi")
-            tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
-            click(tab, "again")
-            tab.wait(f"{IDLE} && document.querySelector('.versions:not([hidden])') !== null")
+            say_twice(tab)
         if part == "vectors":
             tab.run("document.querySelector('#embed [type=submit]').click()")
             tab.wait("document.querySelectorAll('#map circle').length === 4")
@@ -326,7 +312,5 @@ def test_text_has_enough_contrast(tab: Tab, frontend: FakeFrontend, theme: str) 
       return Math.min(ratio("--front", "--back"), ratio("--front", "--box"), ratio("--soft", "--back"),
         ratio("--soft", "--box"), ratio("--on-mark", "--mark"), ratio("--bad", "--back"));
     })()"""
-    with served(frontend) as url:
-        tab.open(url)
-        tab.wait(READY)
+    with opened(tab, frontend):
         assert tab.run(script % theme) >= 4.5

@@ -9,13 +9,13 @@ import pytest
 from tiny import tiny_checkpoint
 
 from server.options.option_table import OptionError
-from server.terminal import kernels
+from server.terminal import compile_kernels
 
 COMMAND = "facet kernels"
 
 
 def run(*arguments: str) -> int:
-    return kernels.run(["compile", *arguments], COMMAND)
+    return compile_kernels.run(["compile", *arguments], COMMAND)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -57,7 +57,7 @@ def test_without_triton_it_says_where_that_comes_from(monkeypatch: pytest.Monkey
     def find_nothing(name: str) -> None:
         return None
 
-    monkeypatch.setattr(kernels, "find_spec", find_nothing)
+    monkeypatch.setattr(compile_kernels, "find_spec", find_nothing)
     with pytest.raises(OptionError, match="Triton is not installed: it comes with torch for CUDA"):
         run("demo", "--capability", "9.0")
 

@@ -13,8 +13,8 @@ import pytest
 
 from server.bench import charts
 from server.bench.endpoints import Outcome
+from server.bench.load_figures import Figures, LoadBar, Result, percentile, spread, summarize, table
 from server.bench.load_generator import Load
-from server.bench.summary import Figures, LoadBar, Result, percentile, spread, summarize, table
 
 # Two answers. The first: 4 tokens in 2 chunks; the second: 3 tokens, a chunk each.
 FIRST = Outcome(due=10.0, ended=11.0, input_tokens=8, output_tokens=4, times=[10.1, 10.7])

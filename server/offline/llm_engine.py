@@ -15,7 +15,7 @@ from server.grammars.form_grammar import build_grammar
 from server.grammars.structured_params import AskedForm
 from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
-from server.offline.prompts import Prompt, PromptLike, encode_prompts, read_items, read_prompt
+from server.offline.prompt_forms import Prompt, PromptLike, encode_prompts, read_items, read_prompt
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python
 from server.requests.checkpoint_facts import find_facts, open_tokenizer

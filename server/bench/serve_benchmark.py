@@ -15,9 +15,9 @@ from server.bench import charts, mixed_load
 from server.bench.datasets import endless
 from server.bench.endpoints import Outcome, Sender
 from server.bench.http_client import Client, first_model
+from server.bench.load_figures import Figures, LoadBar, Result, summarize, table
 from server.bench.load_generator import Load, run_load, without_garbage_collection
 from server.bench.serve_options import METRICS, LoadOptions, dataset_options, parse, write_result
-from server.bench.summary import Figures, LoadBar, Result, summarize, table
 
 
 def run(arguments: Sequence[str], command: str) -> int:

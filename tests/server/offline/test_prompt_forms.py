@@ -8,7 +8,7 @@ import torch
 from fake_frontend import BOS, byte_tokenizer
 
 from server.errors import BadRequest
-from server.offline.prompts import (
+from server.offline.prompt_forms import (
     Prompt,
     encode_prompts,
     for_each,
