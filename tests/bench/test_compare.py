@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,42 +32,21 @@ MACHINE = {
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of this folder."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-    def load(name: str) -> ModuleType:
-        return import_module(name)
-
-    return load
+    return import_module
 
 
 def record(side: str, round: int, tokens: float, **more: object) -> dict[str, Any]:
-    case = "256 in, 64 out, 1 at once"
-    where = {
-        "part": "generation",
-        "model": "llama-135m, bfloat16",
-        "case": case,
-        "side": side,
-        "round": round,
-    }
-    return {
-        **where,
-        "concurrency": 1,
-        "failed": 0,
-        "output_tokens_per_second": tokens,
-        "tpot_ms": 20.0,
-        **more,
-    }
+    where = {"part": "generation", "model": "llama-135m, bfloat16", "side": side, "round": round}
+    figures = {"concurrency": 1, "failed": 0, "output_tokens_per_second": tokens, "tpot_ms": 20.0}
+    return {**where, "case": "256 in, 64 out, 1 at once", **figures, **more}
 
 
 def known(*records: dict[str, Any]) -> dict[str, Any]:
     sides = {"facet": "1", "vLLM": "2 as installed", "Infinity": "3"}
-    return {
-        "records": [*records],
-        "machine": MACHINE,
-        "date": "today",
-        "sides": sides,
-    }
+    return {"records": [*records], "machine": MACHINE, "date": "today", "sides": sides}
 
 
 RECORDS = [
@@ -102,14 +82,7 @@ def test_only_what_stands_between_the_marks_is_written_anew(load, tmp_path: Path
 
 def test_a_side_that_did_not_start_is_told(load, tmp_path: Path) -> None:
     page = load("page")
-    where = {
-        "part": "generation",
-        "model": "llama-135m, bfloat16",
-        "case": "start",
-        "side": "vLLM",
-        "round": 0,
-    }
-    failure = {**where, "failure": "it ended with 1:\nno memory"}
+    failure = record("vLLM", 0, 0, case="start", failure="it ended with 1:\nno memory")
     page.write(tmp_path / "p.md", known(record("facet", 0, 60), failure))
     text = (tmp_path / "p.md").read_text()
     assert "vLLM did not start: it ended with 1:\n    no memory" in text
@@ -219,12 +192,8 @@ def test_every_side_serves_the_folder_at_the_port_that_it_is_given(load, tmp_pat
     peers, work = load("peers"), load("work")
     for kind in ("bf16", "q8_0", "f32"):
         (tmp_path / f"m.{kind}.gguf").touch()
-    found = [
-        *peers.ours(["--more"]),
-        *peers.vllm(tmp_path),
-        *peers.llama(tmp_path),
-        *peers.infinity(tmp_path),
-    ]
+    others = (*peers.vllm(tmp_path), *peers.llama(tmp_path), *peers.infinity(tmp_path))
+    found = [*peers.ours(["--more"]), *others]
     commands = {side.name: side.command(tmp_path / "m", work.Model("any"), 4321) for side in found}
     for name, command in commands.items():
         assert any(str(word).startswith(str(tmp_path / "m")) for word in command), name

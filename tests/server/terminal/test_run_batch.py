@@ -16,8 +16,8 @@ from scripted_server import Request, scripted, whole
 from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_table import OptionError
 from server.terminal import run_batch as command
-from server.terminal.batch_files import BatchOutput, answered, body_of, is_final, read_requests
 from server.terminal.own_server import own_server
+from server.terminal.run_batch import BatchOutput, answered, body_of, is_final, read_requests
 from server.terminal.server_client import ServerClient, ServerError
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
