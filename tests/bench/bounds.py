@@ -27,7 +27,7 @@ from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Grammar, Spelling
+from engine_core.protocol import Add, Grammar
 from server.options.option_table import assemble
 from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Bound, Sampling
@@ -116,9 +116,7 @@ class MatcherInTurns:
 def json_matchers(folder: Path, vocab_size: int) -> Callable[[], TokenMatcher]:
     """A function that makes matchers of a JSON schema which no answer comes to the end of."""
     tokenizer = TokenizerFiles(str(folder), "").load()
-    tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.largest_id + 1)]
-    spelling = Spelling(tokens, sorted(tokenizer.special_ids), [], str(folder / "tokenizer.json"))
-    compiler = GrammarCompiler(spelling, vocab_size, str(folder), lambda: None)
+    compiler = GrammarCompiler(tokenizer.spelling([]), vocab_size, str(folder), lambda: None)
     grammar = Grammar("json", json.dumps({"type": "array", "items": ITEM, "minItems": 1000}))
     compiled = compiler.compile(grammar).result()
     compiler.stop()

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from engine_core.grammar.compiler import GrammarCompiler  # noqa: E402
 from engine_core.grammar.matcher import GrammarError, TokenMatcher  # noqa: E402
-from engine_core.protocol import Grammar, Spelling  # noqa: E402
+from engine_core.protocol import Grammar  # noqa: E402
 from server.answers.answer_reader import AnswerReader  # noqa: E402
 from server.answers.dialects import DIALECTS_BY_NAME  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
@@ -174,8 +174,7 @@ def main() -> None:
     tokenizer = TokenizerFiles(str(asked.folder), "").load()
     size = tokenizer.largest_id + 1
     begin = time.perf_counter()
-    tokens = [tokenizer.token_bytes(id) for id in range(size)]
-    spelling = Spelling(tokens, sorted(tokenizer.special_ids), [], str(asked.folder / "tokenizer.json"))
+    spelling = tokenizer.spelling([])
     print(f"spelling {size} tokens: {time.perf_counter() - begin:.2f} s")
     compiler = GrammarCompiler(spelling, size, str(asked.folder), lambda: None)
     _, spent = milliseconds(lambda: compiler.compile(Grammar("regex", "a")).result())

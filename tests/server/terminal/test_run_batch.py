@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from fake_frontend import FakeFrontend, vectors
-from scripted_server import Request, scripted, whole
+from scripted_server import Reply, Request, says, scripted, whole
 
-from server.commands import BAD_USAGE, FAILED, run
+from server.commands import BAD_USAGE, FAILED, INTERRUPTED, run
 from server.options.option_table import OptionError
 from server.terminal import run_batch as command
 from server.terminal.own_server import own_server
@@ -174,31 +174,29 @@ def test_what_is_worth_another_try(status: int, final: bool) -> None:
     assert is_final(answered("id", "a", status, {})) is final
 
 
+async def answered_by(reply: Reply, folder: Path) -> tuple[int, int, Path]:
+    """The exit code for a file of one request, how often that was sent, and the output."""
+    source, out = write(folder / "in.jsonl", request("a")), folder / "out.jsonl"
+    async with scripted(reply) as fake:
+        code = await asyncio.to_thread(batch, source, out, "--url", fake.url)
+    return code, len(fake.requests), out
+
+
 async def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
-    asked: list[str] = []
+    answers = [whole({"error": {"message": "full"}}, 429), whole({"fine": 1})]
 
     async def busy_once(request: Request, writer: asyncio.StreamWriter) -> None:
-        asked.append(request.path)
-        busy = len(asked) == 1
-        writer.write(whole({"error": {"message": "full"}} if busy else {"fine": 1}, 429 if busy else 200))
+        writer.write(answers.pop(0))
 
-    source = write(tmp_path / "in.jsonl", request("a"))
-    out = tmp_path / "out.jsonl"
-    async with scripted(busy_once) as fake:
-        code = await asyncio.to_thread(batch, source, out, "--url", f"http://127.0.0.1:{fake.port}")
-    assert (code, len(asked)) == (0, 2)
+    code, sent, out = await answered_by(busy_once, tmp_path)
+    assert (code, sent) == (0, 2)
     assert results(out)["a"]["response"]["body"] == {"fine": 1}
 
 
 async def test_a_server_that_will_not_come_back_is_asked_once(tmp_path: Path) -> None:
-    async def gone(request: Request, writer: asyncio.StreamWriter) -> None:
-        writer.write(whole({"error": {"message": "gone", "type": "engine_given_up"}}, 503))
-
-    source = write(tmp_path / "in.jsonl", request("a"))
-    out = tmp_path / "out.jsonl"
-    async with scripted(gone) as fake:
-        code = await asyncio.to_thread(batch, source, out, "--url", f"http://127.0.0.1:{fake.port}")
-    assert (code, results(out)["a"]["response"]["status_code"]) == (FAILED, 503)
+    gone = says(whole({"error": {"message": "gone", "type": "engine_given_up"}}, 503))
+    code, sent, out = await answered_by(gone, tmp_path)
+    assert (code, sent, results(out)["a"]["response"]["status_code"]) == (FAILED, 1, 503)
 
 
 async def test_requests_end_when_the_command_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -213,11 +211,8 @@ async def test_requests_end_when_the_command_does(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "wait", interrupted)
-    source = write(tmp_path / "in.jsonl", request("a"))
-    async with scripted(never) as fake:
-        url = f"http://127.0.0.1:{fake.port}"
-        assert await asyncio.to_thread(batch, source, tmp_path / "out.jsonl", "--url", url) == 130
-    assert (tmp_path / "out.jsonl").read_text() == ""
+    code, _, out = await answered_by(never, tmp_path)
+    assert (code, out.read_text()) == (INTERRUPTED, "")
 
 
 def test_a_server_of_its_own_that_cannot_start_says_why() -> None:
