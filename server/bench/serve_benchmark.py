@@ -40,7 +40,10 @@ async def measure(options: LoadOptions) -> Result:
         model = options.model or (await first_model(client, options.url)).id
         sender = Sender(client, model, options)
         salts = count()
-        await _warm_up(options, sender, next(salts))
+        unmeasured = endless(options, next(salts))
+        if options.num_warmups:
+            warm_up = Load(concurrency=options.num_warmups, requests=options.num_warmups)
+            await run_load(warm_up, sender, unmeasured, lambda outcome: None)
         points = [await _measure_one(load, options, sender, next(salts)) for load in loads(options)]
     return Result(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,12 +60,6 @@ def loads(options: LoadOptions) -> list[Load]:
         for concurrency in options.max_concurrency or (None,)
         for rate in options.request_rate
     ]
-
-
-async def _warm_up(options: LoadOptions, sender: Sender, salt: int) -> None:
-    if options.num_warmups:
-        load = Load(concurrency=options.num_warmups, requests=options.num_warmups)
-        await run_load(load, sender, endless(options, salt), lambda outcome: None)
 
 
 async def _measure_one(load: Load, options: LoadOptions, sender: Sender, salt: int) -> Figures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from server.errors import ApiError, BadRequest
 from server.offline.engine_requests import EngineRequest, Output, PoolingRequest
@@ -45,17 +45,11 @@ Sampling = SamplingParams | Sequence[SamplingParams] | None
 Texts = str | TextPrompt | Sequence[str | TextPrompt]
 
 
-class TextOptions(TypedDict, total=False):
+class TextOptions(ReadOptions, total=False):
     """Keyword arguments of every call that pools."""
 
     use_tqdm: bool
     """Show a bar, if a terminal is there to show it."""
-    prompt_name: str | None
-    """The name of one of the model's instructions, which is written before each text."""
-    truncate_prompt_tokens: int | None
-    """Cut longer texts to so many tokens, or with -1 to what the model can read; None refuses these."""
-    truncation_side: str | None
-    """ "left" drops the beginning of a text that is cut; the default drops its end."""
     priority: Sequence[int] | None
     """A number for each prompt; lower runs earlier, under scheduling_policy="priority"."""
 
@@ -242,12 +236,12 @@ class LLM:
         read = read_prompts(prompts)
         params = for_each(options.get("pooling_params"), PoolingParams(), len(read))
         reading = ReadOptions(
-            task,
-            options.get("prompt_name"),
-            options.get("truncate_prompt_tokens"),
-            options.get("truncation_side"),
+            prompt_name=options.get("prompt_name"),
+            truncate_prompt_tokens=options.get("truncate_prompt_tokens"),
+            truncation_side=options.get("truncation_side"),
         )
-        requests = self._pooling_requests(read_items(read, params, self.facts, self.tokenizer, reading))
+        items = read_items(read, params, self.facts, self.tokenizer, task, reading)
+        requests = self._pooling_requests(items)
         for request, prompt in zip(requests, read, strict=True):
             request.salt = prompt.salt
         stage = "pool" if options.get("use_tqdm", True) else ""

@@ -179,15 +179,15 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:79] + '…'}"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(TypedDict, total=False):
     """Options of a call for all of its texts. None leaves an option to the parameters of each text."""
 
-    task: str | None = None
-    prompt_name: str | None = None
+    prompt_name: str | None
     """The name of one of the model's instructions, which is written before each text."""
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
+    truncate_prompt_tokens: int | None
+    """Cut longer texts to so many tokens, or with -1 to what the model can read; None refuses these."""
+    truncation_side: str | None
+    """ "left" drops the beginning of a text that is cut; the default drops its end."""
 
 
 def read_items(
@@ -195,34 +195,29 @@ def read_items(
     params: Sequence[PoolingParams],
     facts: Facts,
     tokenizer: Tokenizer,
-    reading: ReadOptions = ReadOptions(),
+    task: str | None = None,
+    options: ReadOptions | None = None,
 ) -> list[Item]:
-    """Encodes texts for the engine, together if their parameters are equal. Raises BadRequest."""
+    """Encodes texts for the engine, together if their parameters are equal. Raises BadRequest.
+
+    `task` wins over the task of the parameters.
+    """
+    asked = options or ReadOptions()
+
+    def read(some: Sequence[Prompt], one: PoolingParams, first: int = 0) -> list[Item]:
+        """`first` is the index of the first of these prompts in the call."""
+        resolved = msgspec.structs.replace(one, task=task or one.task).resolve(facts)
+        keep = asked.get("truncate_prompt_tokens")
+        keep = one.truncate_prompt_tokens if keep is None else keep
+        truncation = Truncation.from_request(keep, asked.get("truncation_side"), facts)
+        instruction = find_prompt(asked.get("prompt_name"), facts, resolved.task)
+        reader = TextReader(facts, tokenizer, truncation, instruction)
+        return reader.read([prompt.source for prompt in some], resolved, first)
+
     if all(one is params[0] or one == params[0] for one in params):
-        return _read(prompts, params[0], facts, tokenizer, reading) if params else []
+        return read(prompts, params[0]) if params else []
     return [
         item
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
-        for item in _read([prompt], one, facts, tokenizer, reading, index)
+        for item in read([prompt], one, index)
     ]
-
-
-def _read(
-    prompts: Sequence[Prompt],
-    params: PoolingParams,
-    facts: Facts,
-    tokenizer: Tokenizer,
-    reading: ReadOptions,
-    first: int = 0,
-) -> list[Item]:
-    """`first` is the index of the first of these prompts in the call."""
-    resolved = msgspec.structs.replace(params, task=reading.task or params.task).resolve(facts)
-    keep = reading.truncate_prompt_tokens
-    keep = params.truncate_prompt_tokens if keep is None else keep
-    reader = TextReader(
-        facts,
-        tokenizer,
-        Truncation.from_request(keep, reading.truncation_side, facts),
-        find_prompt(reading.prompt_name, facts, resolved.task),
-    )
-    return reader.read([prompt.source for prompt in prompts], resolved, first)

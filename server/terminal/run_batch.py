@@ -10,9 +10,10 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +59,23 @@ def _answer_all(
     requests: Sequence[BatchRequest], output: BatchOutput, url: str, given: argparse.Namespace
 ) -> int:
     """Sends all requests, so many at a time; returns how many were not answered with a result."""
-    most = given.max_concurrency
+    most, failed = given.max_concurrency, 0
     bar = ProgressBar(len(requests), "request")
     sender = _Sender(url, given.api_key or client_key_of_environment())
-    failed = 0
+    unsent, pending = iter(requests), set[Future[dict[str, Any]]]()
     with ThreadPoolExecutor(most) as pool:
-        pending = set[Future[dict[str, Any]]]()
         try:
-            for request in requests:
-                if len(pending) == 2 * most:  # so many that no thread waits for this one
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    failed += _keep(done, output, bar)
-                pending.add(pool.submit(sender.answer, request))
-            while pending:
+            while True:
+                room = 2 * most - len(pending)  # so many that no thread waits for one
+                pending |= {pool.submit(sender.answer, request) for request in islice(unsent, room)}
+                if not pending:
+                    return failed
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                failed += _keep(done, output, bar)
+                for future in done:
+                    answer = future.result()
+                    output.add(answer)
+                    bar.add()
+                    failed += answer["response"] is None or answer["response"]["status_code"] != 200
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             sender.stop()
@@ -80,18 +83,6 @@ def _answer_all(
         finally:
             sender.close()
             bar.close(f"; {failed} without a result" if failed else "")
-    return failed
-
-
-def _keep(done: Iterable[Future[dict[str, Any]]], output: BatchOutput, bar: ProgressBar) -> int:
-    """Writes answers; returns how many of them are no results."""
-    failed = 0
-    for future in done:
-        answer = future.result()
-        output.add(answer)
-        bar.add()
-        failed += answer["response"] is None or answer["response"]["status_code"] != 200
-    return failed
 
 
 class _Sender:
