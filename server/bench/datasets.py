@@ -33,7 +33,7 @@ class LoadRequest:
     messages: list[Message] | None = None
 
 
-def endless(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
+def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
     """Yields requests without end; requests of different `salt` have no text in common."""
     match options.dataset_name:
         case "prefix_repetition":

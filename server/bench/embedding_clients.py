@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from server.bench.datasets import LoadRequest, endless
+from server.bench.datasets import LoadRequest, endless_requests
 from server.bench.endpoints import Outcome, Sender
 from server.bench.http_client import Client
 from server.bench.serve_options import BenchError, LoadOptions
@@ -51,7 +51,7 @@ class EmbeddingClients:
     async def finish(self) -> list[Outcome]:
         """Waits for the last answers. Raises BenchError if a request failed."""
         outcomes: list[Outcome] = await self._receive()
-        check(outcomes, "a request for embeddings")
+        check_outcomes(outcomes, "a request for embeddings")
         return outcomes
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class EmbeddingClients:
             raise BenchError("the process of the clients that embed has ended") from None
 
 
-def check(outcomes: Sequence[Outcome], what: str) -> None:
+def check_outcomes(outcomes: Sequence[Outcome], what: str) -> None:
     for outcome in outcomes:
         if outcome.error is not None:
             raise BenchError(f"{what} failed: {outcome.error}{outcome.detail and f': {outcome.detail}'}")
@@ -82,7 +82,7 @@ def _run(connection: Connection) -> None:
 
 
 async def _work(job: EmbeddingJob, connection: Connection) -> list[Outcome]:
-    requests = endless(job.options, job.salt)
+    requests = endless_requests(job.options, job.salt)
     with closing(Client(job.options.url, job.options.api_key, job.options.request_timeout)) as client:
         sender = Sender(client, job.model, job.options)
         if job.clients is not None:

@@ -115,7 +115,7 @@ class _Message(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Message).decode
 
 
-def body(request: LoadRequest, model: str, options: LoadOptions) -> bytes:
+def request_body(request: LoadRequest, model: str, options: LoadOptions) -> bytes:
     fields: dict[str, object] = {"model": model}
     if options.kind == "embeddings":
         fields |= {"input": request.texts, "encoding_format": "base64"}
@@ -148,7 +148,7 @@ class Sender:
         self._streams = options.kind != "embeddings"
 
     def write(self, request: LoadRequest) -> bytes:
-        return body(request, self._model, self._options)
+        return request_body(request, self._model, self._options)
 
     async def send(
         self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None
@@ -180,20 +180,20 @@ class WholeAnswer:
     """An answer that comes as one JSON body."""
 
     def __init__(self) -> None:
-        self._unread: bytes | bytearray = bytearray()
+        self._body = bytearray()
         self.times: list[float] = []
         """When chunks with new tokens came; empty for an answer in one piece."""
         self.usage: _Usage | None = None
 
     def receive(self, data: bytes) -> None:
-        self._unread += data
+        self._body += data
 
     def finish(self, status: int) -> tuple[str | None, str]:
         """The kind of error, if it is one, and what the server said."""
         try:
-            message = _decode(self._unread)
+            message = _decode(self._body)
         except msgspec.DecodeError:
-            message = _Message(error=self._unread[:200].decode(errors="replace"))
+            message = _Message(error=self._body[:200].decode(errors="replace"))
         if status != 200:
             return f"HTTP {status}", _text_of(message.error)
         if message.error is not None:
@@ -223,6 +223,7 @@ class StreamedAnswer(WholeAnswer):
 
     def finish(self, status: int) -> tuple[str | None, str]:
         if status != 200:
+            self._body += self._unread
             return super().finish(status)
         if self._error:
             return "error in the stream", self._error

@@ -11,7 +11,7 @@ import msgspec
 
 from server.bench.endpoints import Outcome
 from server.bench.load_generator import Load
-from server.terminal.console import StatusLine, aligned, blocks
+from server.terminal.console import StatusLine, aligned, bar_of_blocks
 
 FORMAT = 1
 """The version of the JSON result, which changes when a field changes its meaning."""
@@ -168,7 +168,7 @@ class LoadBar:
         failed = f", {self._failed} failed" if self._failed else ""
         count = f"{self._done}/{self._total}" if self._total else str(self._done)
         rate = self._tokens / max(passed, 1e-9)
-        bar = blocks(max(shares, default=0.0), 24)
+        bar = bar_of_blocks(max(shares, default=0.0), 24)
         return f"{self._title}  {bar} {count} requests{failed}, {rate:.0f} tokens/s"
 
 

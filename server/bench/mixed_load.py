@@ -15,8 +15,8 @@ from itertools import count, islice, pairwise
 import msgspec
 import uvloop
 
-from server.bench.datasets import endless
-from server.bench.embedding_clients import EmbeddingClients, EmbeddingJob, check
+from server.bench.datasets import endless_requests
+from server.bench.embedding_clients import EmbeddingClients, EmbeddingJob, check_outcomes
 from server.bench.endpoints import Outcome, Sender, StreamedAnswer
 from server.bench.http_client import Client, Model, first_model
 from server.bench.load_generator import without_garbage_collection
@@ -160,7 +160,7 @@ class _MixedLoad:
         samples.add_texts(await self._clients.stop(), begin, end)
 
     def _streams(self) -> list[bytes]:
-        requests = endless(self.options, next(self._salts))
+        requests = endless_requests(self.options, next(self._salts))
         return [self._sender.write(one) for one in islice(requests, self.options.mixed.streams)]
 
     def _prompt(self) -> bytes:
@@ -168,7 +168,7 @@ class _MixedLoad:
         asked = msgspec.structs.replace(
             self.options, dataset_name="random", random_input_len=length, random_output_len=1
         )
-        return self._sender.write(next(endless(asked, next(self._salts))))
+        return self._sender.write(next(endless_requests(asked, next(self._salts))))
 
     # Single texts beside very many.
 
@@ -195,11 +195,11 @@ class _MixedLoad:
         job = self._job(1, self.options.random_input_len, clients=None)
         sender = Sender(self._client, job.model, job.options)
         async with timed_ticks(samples.lateness):
-            for request in islice(endless(job.options, job.salt), number):
+            for request in islice(endless_requests(job.options, job.salt), number):
                 if is_done():
                     return
                 outcome = await sender.send(sender.write(request), 1, time.perf_counter())
-                check([outcome], "a text")
+                check_outcomes([outcome], "a text")
                 samples.latency.append(outcome.e2el)
                 await asyncio.sleep(_PAUSE)
 
@@ -239,7 +239,7 @@ async def _read_streams(
                 await asyncio.sleep(_TICK)
             await _time_prompt(samples, sender, prompt)
         outcomes = await asyncio.gather(*tasks)
-    check(outcomes, "a stream")
+    check_outcomes(outcomes, "a stream")
     for outcome in outcomes:
         samples.ttft.append(outcome.times[0] - outcome.due)
         samples.gaps += gaps(outcome.times)
@@ -247,7 +247,7 @@ async def _read_streams(
 
 async def _time_prompt(samples: Samples, sender: Sender, prompt: bytes) -> None:
     outcome = await sender.send(prompt, 1, time.perf_counter())
-    check([outcome], "the long prompt")
+    check_outcomes([outcome], "the long prompt")
     samples.prompt_ttft.append(outcome.times[0] - outcome.due)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from server.bench import charts, mixed_load
-from server.bench.datasets import endless
+from server.bench.datasets import endless_requests
 from server.bench.endpoints import Outcome, Sender
 from server.bench.http_client import Client, first_model
 from server.bench.load_figures import Figures, LoadBar, Result, summarize, table
@@ -40,7 +40,7 @@ async def measure(options: LoadOptions) -> Result:
         model = options.model or (await first_model(client, options.url)).id
         sender = Sender(client, model, options)
         salts = count()
-        unmeasured = endless(options, next(salts))
+        unmeasured = endless_requests(options, next(salts))
         if options.num_warmups:
             warm_up = Load(concurrency=options.num_warmups, requests=options.num_warmups)
             await run_load(warm_up, sender, unmeasured, lambda outcome: None)
@@ -74,7 +74,7 @@ async def _measure_one(load: Load, options: LoadOptions, sender: Sender, salt: i
 
     try:
         with without_garbage_collection():
-            seconds = await run_load(load, sender, endless(options, salt), done)
+            seconds = await run_load(load, sender, endless_requests(options, salt), done)
     finally:
         bar.close()
     return summarize(load, outcomes, seconds, options.metric_percentiles)

@@ -40,7 +40,7 @@ def read_text(path: Path | None, name: str) -> str:
         raise OptionError(f"{name} cannot be read: {reason}") from None
 
 
-def safe(text: str) -> str:
+def safe_text(text: str) -> str:
     """Text of a model, without what would move a terminal's cursor or change its colours."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
@@ -57,7 +57,7 @@ class Screen:
 
     def text(self, text: str) -> None:
         """Writes text of a model at once, so that a stream is seen as it comes."""
-        self._out.write(safe(text) if self.is_terminal else text)
+        self._out.write(safe_text(text) if self.is_terminal else text)
         self._out.flush()
 
     def reasoning(self, text: str) -> None:
@@ -71,7 +71,7 @@ class Screen:
             self._write_dimmed(self._remarks, text, "\n")
 
     def _write_dimmed(self, out: TextIO, text: str, end: str = "") -> None:
-        out.write(f"{self._dim}{safe(text)}{self._normal}{end}")
+        out.write(f"{self._dim}{safe_text(text)}{self._normal}{end}")
         out.flush()
 
 
@@ -103,7 +103,7 @@ class StatusLine:
         self.out.flush()
 
 
-def blocks(share: float, width: int) -> str:
+def bar_of_blocks(share: float, width: int) -> str:
     """A bar of which this share is full."""
     full = int(width * min(1.0, share))
     return "█" * full + "░" * (width - full)
@@ -132,7 +132,7 @@ class ProgressBar:
     def _line(self, seconds: float) -> str:
         rate = self._done / max(1e-9, seconds)
         left = (self._total - self._done) / rate if rate else 0.0
-        bar = blocks(self._done / max(1, self._total), 30)
+        bar = bar_of_blocks(self._done / max(1, self._total), 30)
         return f"{bar} {self._done}/{self._units(self._total)}, {rate:.1f}/s, {left:.0f} s left"
 
 

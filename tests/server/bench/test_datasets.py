@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.datasets import LoadRequest, endless
+from server.bench.datasets import LoadRequest, endless_requests
 from server.bench.serve_options import BenchError, LoadOptions
 
 
 def some(count: int, salt: int = 0, **options: object) -> list[LoadRequest]:
-    return list(islice(endless(LoadOptions(**options), salt), count))  # pyright: ignore[reportArgumentType]
+    return list(islice(endless_requests(LoadOptions(**options), salt), count))  # pyright: ignore[reportArgumentType]
 
 
 def test_random_texts_have_exactly_the_tokens_asked_for() -> None:

@@ -10,14 +10,14 @@ import pytest
 from scripted_server import DONE, event, text, usage
 
 from server.bench.datasets import LoadRequest
-from server.bench.endpoints import StreamedAnswer, WholeAnswer, body
+from server.bench.endpoints import StreamedAnswer, WholeAnswer, request_body
 from server.bench.serve_options import LoadOptions
 
 IDS = LoadRequest([[101, 102, 103]], max_tokens=7)
 
 
 def written(work: LoadRequest, **options: object) -> dict:
-    return msgspec.json.decode(body(work, "m", LoadOptions(**options)))  # pyright: ignore[reportArgumentType]
+    return msgspec.json.decode(request_body(work, "m", LoadOptions(**options)))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_completion_is_asked_for_with_exact_tokens() -> None:

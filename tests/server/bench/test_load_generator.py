@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import pytest
 from scripted_server import Reply, Request, completes, scripted, whole
 
-from server.bench.datasets import endless
+from server.bench.datasets import endless_requests
 from server.bench.endpoints import Outcome, Sender
 from server.bench.http_client import Client
 from server.bench.load_generator import Load, arrivals, run_load
@@ -21,7 +21,7 @@ OPTIONS = LoadOptions(random_input_len=5, random_output_len=3)
 async def run(load: Load, url: str, options: LoadOptions = OPTIONS) -> list[Outcome]:
     outcomes: list[Outcome] = []
     client = Client(url)
-    await run_load(load, Sender(client, "m", options), endless(options), outcomes.append)
+    await run_load(load, Sender(client, "m", options), endless_requests(options), outcomes.append)
     client.close()
     return outcomes
 

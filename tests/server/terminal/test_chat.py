@@ -14,7 +14,7 @@ from server.commands import BAD_USAGE, FAILED, run
 from server.http.server_status import Starting
 from server.options.server_config import AccessOptions
 from server.terminal.chat import Chat, Speed, typed_messages
-from server.terminal.console import ProgressBar, Screen, safe
+from server.terminal.console import ProgressBar, Screen, safe_text
 from server.terminal.server_client import ServerClient, ServerError
 
 
@@ -166,7 +166,7 @@ def test_several_lines_can_be_typed() -> None:
 
 
 def test_text_of_a_model_cannot_move_the_cursor() -> None:
-    assert safe("a\x1b[2J\tb\nc") == "a\\x1b[2J\tb\nc"
+    assert safe_text("a\x1b[2J\tb\nc") == "a\\x1b[2J\tb\nc"
     plain = io.StringIO()
     Screen(plain, plain).text("a\x1b[2J")
     assert plain.getvalue() == "a\x1b[2J"  # in a pipe, an answer is what the model wrote
