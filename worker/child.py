@@ -1,9 +1,8 @@
 """Child processes that end when their parent does, and whose end the parent notices.
 
-One socket pair joins parent and child. The parent sends the child's configuration through it, and may send
-messages later; the child sends nothing. The end of either process shows as end-of-file at the other: the
-child exits at once when its parent is gone, and the parent waits for the child with any poll. The standard
-multiprocessing module is not used because it pickles.
+One socket pair joins them. The parent sends the child's configuration through it, and may send messages
+later; the child sends nothing. The end of either shows as end-of-file at the other: the child exits at once,
+and the parent waits with any poll. The standard multiprocessing module is not used because it pickles.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import BinaryIO
 
 from worker import logs
 
@@ -60,10 +60,7 @@ class Child:
         return self._process.poll()
 
     def tell(self, message: bytes) -> None:
-        """Send a message to the process's `on_message`; never waits. One that has ended needs none.
-
-        A process that has left hundreds of messages unread does not work, and is killed.
-        """
+        """Send a message without waiting. A process that leaves hundreds of them unread is killed."""
         frame = _framed(message)
         try:
             sent = self._lifeline.send(frame, socket.MSG_DONTWAIT)
@@ -100,10 +97,7 @@ class Child:
 
 
 def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -> Child:
-    """Run `python -m module FD`, whose main() calls adopt(FD) first. `inherit`: descriptors that it gets too.
-
-    Call this from a thread that lives as long as the child may: Linux ends the child with that thread.
-    """
+    """Run `python -m module FD`, which calls adopt(FD). Linux ends it with the thread that calls this."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -120,12 +114,11 @@ def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -
 def adopt(fd: int, on_message: Callable[[bytes], None] = lambda _: None) -> bytes:
     """Tie this process's life to its parent's, and return the payload. The child calls this first.
 
-    From then on it also ends when one of its threads breaks.
-
-    `on_message` gets the parent's later messages, in a thread of its own.
+    From then on it also ends when one of its threads breaks. `on_message` gets the parent's later messages,
+    in a thread of its own.
     """
     os.set_inheritable(fd, False)
-    lifeline = socket.socket(fileno=fd)
+    lifeline = socket.socket(fileno=fd).makefile("rb")
     _die_with_parent()
     if sys.stderr is not None:
         faulthandler.register(DUMP_STACKS)
@@ -145,10 +138,8 @@ def describe_exit(code: int) -> str:
         return f"it exited with code {code} and did not say why"
     known = {each.value: each.name for each in signal.Signals}
     name = known.get(-code, f"signal {-code}")  # most real-time signals have no name
-    return f"it was ended by {name}" + (_KILLED if name == "SIGKILL" else "")
-
-
-_KILLED = ", most likely because memory ran out (`dmesg` tells)"
+    hint = ", most likely because memory ran out (`dmesg` tells)" if name == "SIGKILL" else ""
+    return f"it was ended by {name}{hint}"
 
 
 def _die_with_parent() -> None:
@@ -161,23 +152,15 @@ def _framed(message: bytes) -> bytes:
     return len(message).to_bytes(_LENGTH_BYTES, "little") + message
 
 
-def _read_frame(lifeline: socket.socket) -> bytes | None:
+def _read_frame(lifeline: BinaryIO) -> bytes | None:
     """The next frame; None if the parent process has ended."""
-    length = _read(lifeline, _LENGTH_BYTES)
-    return None if length is None else _read(lifeline, int.from_bytes(length, "little"))
+    head = lifeline.read(_LENGTH_BYTES)
+    size = int.from_bytes(head, "little")
+    frame = lifeline.read(size)
+    return frame if len(head) == _LENGTH_BYTES and len(frame) == size else None
 
 
-def _read(lifeline: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        part = lifeline.recv(count - len(data))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-def _listen(lifeline: socket.socket, on_message: Callable[[bytes], None]) -> None:
+def _listen(lifeline: BinaryIO, on_message: Callable[[bytes], None]) -> None:
     """Pass on the parent's messages, until it ends."""
     with suppress(ConnectionResetError):
         while (message := _read_frame(lifeline)) is not None:

@@ -64,11 +64,8 @@ def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:
 
 def agree(limits: WorkerLimits, minimum: Callable[[int], int]) -> WorkerLimits:
     """The sizes that the smallest of all ranks' devices can hold. `minimum`: that of all ranks' numbers."""
-    return replace(
-        limits,
-        max_num_seqs=minimum(limits.max_num_seqs),
-        max_num_batched_tokens=minimum(limits.max_num_batched_tokens),
-    )
+    seqs, tokens = minimum(limits.max_num_seqs), minimum(limits.max_num_batched_tokens)
+    return replace(limits, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLimits:

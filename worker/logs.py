@@ -1,15 +1,14 @@
 """What a process of Facet writes to stderr: one handler, one line format. Only this module touches handlers.
 
-Lines are text for people, or JSON objects for programs that collect logs (`--log-format json`).
-
-Log records and everything that Python prints to sys.stderr (tracebacks, warnings, the progress of the start)
-go through one thread, so that a full disk or a reader that does not read stops nobody. Every floor uses this,
-so it imports no torch.
+Lines are text for people, or JSON objects for programs that collect logs (`--log-format json`). Log records
+and all that Python prints to sys.stderr go through one thread, so that a full disk or a reader that does not
+read stops nobody. Every floor uses this, so it imports no torch.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import io
 import json
 import logging
@@ -18,12 +17,12 @@ import re
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from worker.host.line_writer import LineWriter
-from worker.host.process_name import set_process_name
 
 FLOORS = ("server", "engine_core", "worker", "models")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -31,6 +30,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 LAST_LINES_SECONDS = 0.5
 """Seconds for which a process that ends waits for its last lines to be written."""
 _STDERR = 2
+_PR_SET_NAME, _LONGEST_NAME = 15, 15  # a number of prctl, and the bytes of a name that Linux keeps
 _JSON = "+json"
 _CLEAR_LINE = "\x1b[K"
 """What removes the rest of a terminal's line: of a progress bar, over which a record is written."""
@@ -56,19 +56,35 @@ def setup(process: str, style: str) -> None:
     if level.lower() not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
     guard_stderr()
-    set_process_name(process)
-    handler = _Handler()
-    if level == style:
+    _set_process_name(process)
+    handler, as_json = _Handler(), level != style
+    if as_json:
+        handler.setFormatter(_JsonFormatter(process))
+    else:
         clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
         form = f"{clear}%(asctime)s %(levelname)-7s {process}: %(message)s"
         handler.setFormatter(_Formatter(form, "%Y-%m-%d %H:%M:%S"))
-    else:
-        handler.setFormatter(_JsonFormatter(process))
     if isinstance(sys.stderr, _Stderr):
-        sys.stderr.process = process if level != style else None
+        sys.stderr.process = process if as_json else None
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for floor in FLOORS:
         logging.getLogger(floor).setLevel(level.upper())
+
+
+def _set_process_name(name: str) -> None:
+    """Show this process as `facet: NAME` in `top` and `ps -o comm`, where the system has such names.
+
+    Called in the main thread. The command line stays: scripts find processes by it.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # only Linux has it
+        prctl(_PR_SET_NAME, shown_name(name).encode(), 0, 0, 0)
+
+
+def shown_name(name: str) -> str:
+    """The name of a process, which loses its space and then its end if it is too long."""
+    whole = f"facet: {name}"
+    return whole if len(whole) <= _LONGEST_NAME else f"facet:{name}"[:_LONGEST_NAME]
 
 
 def guard_stderr() -> None:
@@ -130,20 +146,17 @@ def _open_standard_files() -> None:
     Sockets and files that are opened later would get their numbers, which libuv takes for an error.
     """
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
-        if stream is None and (number == _STDERR or not _is_open(number)):
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            os.set_inheritable(number, True)
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
+        if stream is not None:
+            continue
+        with suppress(OSError):
+            os.fstat(number)
+            if number != _STDERR:
+                continue  # it is open
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        os.set_inheritable(number, True)
 
 
 class _Handler(logging.Handler):

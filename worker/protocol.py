@@ -106,21 +106,12 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     new: list[NewSeq]
     seqs: list[SeqStep]
     fresh: bool = False
-    """Whether it was planned when a failed step and all after it had landed.
-
-    After a failure no other step is computed: its rows may be those of sequences that the failed step was to
-    bring, and would be written into the blocks of whoever had their slots before.
-    """
+    """Whether it was planned when a failed step and all after it had landed. After a failure no other step is
+    computed: its rows may be those of sequences that the failed step was to bring."""
     replica_tokens: list[int] = []
-    """The tokens that each replica computes in this step, in order, if replicas share experts; else nothing.
-
-    A step without rows of its own takes part in the others' experts alone.
-    """
+    """The tokens that each replica computes in this step, if they share experts. One may have no rows."""
     first_halves: list[int] = []
-    """The tokens of each replica's first half, if all of them compute this step in two halves; else nothing.
-
-    A sequence whose tokens are cut there goes on in the second half.
-    """
+    """The tokens of each replica's first half, if all compute it in halves. A row may be cut there."""
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
@@ -132,10 +123,7 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepBounds(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The bounds of all slots of a step of which `SeqStep.bound` says so. There is one for each such step.
-
-    It follows the step, because it depends on tokens that were not known when the step was planned.
-    """
+    """The bounds of a step's bound slots, which depend on tokens that were not known when it was planned."""
 
     number: int
     """The number of the step."""
@@ -144,10 +132,7 @@ class StepBounds(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Logprobs at one position: the sampled or prompt token first, then the most likely ones, falling.
-
-    The first token is repeated among the most likely if it is one of them.
-    """
+    """Logprobs at one position: the sampled or prompt token, then the likeliest ones, falling."""
 
     ids: list[int]
     values: list[float]

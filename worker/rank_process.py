@@ -1,8 +1,7 @@
 """The process of one rank, `python -m worker.rank_process FD`: it reads steps and sends outputs.
 
 One thread launches steps as they come, another waits for their outputs: with a device that works on its own
-the next step is under way when the output of the last one is sent. A step that waits for its bounds lets its
-thread read on, and steps that come before them are kept. The process exits with 0 if the channel
+the next step is under way when the output of the last one is sent. The process exits with 0 if the channel
 ended, with 2 if it could not load, and with 1 if a step failed that other ranks take part in.
 """
 
@@ -18,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -27,7 +26,7 @@ from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput
 from worker.ranks.channel import (
     Order,
     Prepare,
@@ -42,30 +41,15 @@ from worker.ranks.channel import (
 )
 from worker.start import start
 
+if TYPE_CHECKING:
+    from worker.ranks.pipeline_stage import SilentStep
+    from worker.runner import Runner
+    from worker.steps.output import StepHandle
+
 _log = logging.getLogger(__name__)
 
 
-class LaunchedStep(Protocol):
-    """A step under way."""
-
-    def result(self) -> StepOutput: ...
-
-
-class Worker(Protocol):
-    """The methods of `Runner` that a rank needs."""
-
-    facts: WorkerFacts
-
-    def launch(self, step: StepInput, following: Callable[[], StepBounds]) -> LaunchedStep: ...
-
-    def prepare(self) -> bool: ...
-
-    def lost(self, error: Exception) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-Load = Callable[[WorkerConfig, Callable[[str, float], None]], Worker]
+Load = Callable[[WorkerConfig, Callable[[str, float], None]], "Runner"]
 
 
 def main(load: Load = start) -> int:
@@ -108,14 +92,14 @@ class Rank:
         self._steps: deque[StepInput | Prepare] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
-        self._launched: SimpleQueue[tuple[int, LaunchedStep] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[int, StepHandle | SilentStep] | None] = SimpleQueue()
 
     def send(self, message: RankMessage) -> None:
         """Send a message to the engine, from any thread."""
         with self._sending:
             self._channel.write(self._encoder.encode(message))
 
-    def serve(self, worker: Worker) -> None:
+    def serve(self, worker: Runner) -> None:
         """Run steps until the channel ends."""
         sender = threading.Thread(target=self._send_outputs, args=(worker,), name="outputs", daemon=True)
         sender.start()
@@ -135,12 +119,12 @@ class Rank:
         self._launched.put(None)
         sender.join()
 
-    def _prepare(self, worker: Worker) -> None:
+    def _prepare(self, worker: Runner) -> None:
         try:
             left = worker.prepare()
         except Exception as error:
             _log.error("preparing failed", exc_info=error)
-            self._end(RankFailed(logs.one_line(error), time.time()))
+            self._end(error)
         if self._returns_outputs:
             self.send(RankPrepared(left))
 
@@ -170,7 +154,7 @@ class Rank:
         else:
             self._steps.append(order)
 
-    def _send_outputs(self, worker: Worker) -> None:
+    def _send_outputs(self, worker: Runner) -> None:
         """Wait for each launched step, in order, and send its output if this is the rank that returns it."""
         while launched := self._launched.get():
             number, step = launched
@@ -184,18 +168,17 @@ class Rank:
             if self._returns_outputs:
                 self.send(output)
 
-    def _step_failed(self, number: int, error: Exception, worker: Worker) -> None:
+    def _step_failed(self, number: int, error: Exception, worker: Runner) -> None:
         """Go on if this rank is alone and its device works; else end, or others would wait for it."""
-        failed = RankFailed(logs.one_line(error), time.time())
         _log.error("step %d failed", number, exc_info=error)
         if self._alone and not worker.lost(error):
-            self.send(StepFailed(number, failed.message))
-            return
-        self._end(failed)
+            self.send(StepFailed(number, logs.one_line(error)))
+        else:
+            self._end(error)
 
-    def _end(self, failed: RankFailed) -> NoReturn:
+    def _end(self, error: Exception) -> NoReturn:
         """Say why, and end this process, or other ranks would wait for it."""
-        self.send(failed)
+        self.send(RankFailed(logs.one_line(error), time.time()))
         logs.flush()
         os._exit(BROKE)
 

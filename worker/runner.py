@@ -33,8 +33,8 @@ from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.experts.balancer import Balancer
 from worker.host.memory import ReadPages, release_after_loading
-from worker.host.shortage import times_killed
-from worker.kv import (
+from worker.host.out_of_memory import times_killed
+from worker.kv_cache import (
     Cache,
     bind_cache,
     block_bytes,
@@ -44,10 +44,10 @@ from worker.kv import (
     size_cache,
 )
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
-from worker.pooling.hidden import HiddenStore
-from worker.pooling.late_interaction import QueryStore
-from worker.pooling.plan import (
+from worker.pooling import (
+    HiddenStore,
     PooledVectors,
+    QueryStore,
     apply_late_interaction,
     gather_hidden,
     offered_tasks,
@@ -55,10 +55,10 @@ from worker.pooling.plan import (
     widths,
 )
 from worker.protocol import StepInput, WorkerFacts
-from worker.ranks.groups import Groups, join_groups
-from worker.ranks.stage import SilentStep, Stage
-from worker.sampling.bounds import BoundsReader, NextBounds, nothing_follows, row_bits
-from worker.steps.batch import Batch, plan
+from worker.ranks.pipeline_stage import SilentStep, Stage
+from worker.ranks.process_groups import Groups, join_groups
+from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
+from worker.steps.batch import Batch, StepPlanner
 from worker.steps.compute import Compute, Outcome
 from worker.steps.output import StepHandle, fetch_output
 from worker.steps.warmup import warm_up_steps
@@ -81,7 +81,8 @@ class Runner:
         self._device = open_device(config)
         self._dtype, self._cache_dtype = choose_dtypes(config, self._device)
         limits = resolve_limits(config, self._device)
-        self._groups = self._join_groups()
+        target, moves = self._device.target, config.balancing is not None
+        self._groups = join_groups(place, self._device.open_group, target, moves_experts=moves)
         limits = agree(limits, self._groups.minimum)
         steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
         self._stage = self._open_stage(steps_behind + 1)
@@ -101,17 +102,15 @@ class Runner:
         tasks = offered_tasks(config, self._model.pooler)
         self._cache = self._make_cache(limits, tasks)
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
-        self._slots = Slots(
-            self._device.target,
-            limits.max_num_seqs,
-            limits.max_model_len,
-            limits.block_size,
-            paged=self._model.causal,
-        )
+        sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
+        self._slots = Slots(target, *sizes, paged=self._model.causal)
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
+        sizes = self._cache.size.num_blocks, config.model.vocab_size
+        needed, compute = self._model.pooler.needed_positions, self._compute
+        self._planner = StepPlanner(self._slots, *sizes, needed, compute.lay_out, compute.forms)
         self._mixtures = _mixtures(self._model, config)
         self._failed = False
         """Whether the last step has failed, or is under way."""
@@ -141,16 +140,7 @@ class Runner:
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
-        batch = plan(
-            step,
-            self._slots,
-            self._staging.open(),
-            num_blocks=self.facts.num_blocks,
-            vocab_size=self._config.model.vocab_size,
-            needed_positions=self._model.pooler.needed_positions,
-            lay_out=self._compute.lay_out,
-            forms=self._compute.forms,
-        )
+        batch = self._planner.plan(step, self._staging.open())
 
         def write_bounds(logits: Tensor) -> None:
             bound = batch.sampled.bound if batch.sampled else {}
@@ -204,11 +194,6 @@ class Runner:
         experts = balancer.take_report() if balancer else None
         return fetch_output(self._device, batch, outcome.tokens, outcome.prompt_tables, pooled, experts)
 
-    def _join_groups(self) -> Groups:
-        config, device = self._config, self._device
-        moves = config.balancing is not None
-        return join_groups(config.place, device.open_group, device.target, moves_experts=moves)
-
     def _make_balancer(self) -> Balancer | None:
         """What moves experts by load, which counts from now on."""
         balancing, place = self._config.balancing, _expert_place(self._config)
@@ -223,24 +208,17 @@ class Runner:
             vocab_size=self._config.model.vocab_size,
             scan=self._device.scan,
             draw=self._device.draw,
-            hidden=self._cache.hidden,
             stage=self._stage,
-            replicas=self._groups.replicas,
             generates="generate" in tasks,
+            hidden_store=self._cache.hidden,
+            replicas=self._groups.replicas,
         )
 
     def _open_stage(self, in_flight: int) -> Stage | None:
-        links = self._groups.links
-        if links is None:
+        if self._groups.links is None:
             return None
-        return Stage(
-            self._config.place,
-            links,
-            width=self._config.model.hidden_size,
-            dtype=self._dtype,
-            target=self._device.target,
-            in_flight=in_flight,
-        )
+        stream = torch.empty(0, self._config.model.hidden_size, dtype=self._dtype, device=self._device.target)
+        return Stage(self._config.place, self._groups.links, stream, in_flight)
 
     def _load(self, limits: WorkerLimits, report: Report) -> ServedModel:
         config = self._config
@@ -339,10 +317,7 @@ class Runner:
         return apply_late_interaction(pools, self._model.pooler(inputs), self._queries)
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
-        """Run the first steps; returns the tokens and the seconds of each.
-
-        Raises ValueError if the numbers that come out are not finite: no request would fare better.
-        """
+        """Run the first steps -> tokens and seconds of each. Raises ValueError if results are not finite."""
         timed: list[tuple[int, float]] = []
         replicas = self._config.place.expert_replicas
         for step in warm_up_steps(self.facts, self._slots.dummy, replicas):

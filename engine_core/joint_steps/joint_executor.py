@@ -23,7 +23,7 @@ from engine_core.executor import Executor, ExecutorDead, OtherEngineDead, StepFu
 from engine_core.joint_steps.peers import Peers, RoundShare
 from engine_core.joint_steps.step_halves import Halving
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
-from worker.ranks.mesh import RankLostError
+from worker.ranks.unix_sockets import RankLostError
 
 _LAG_SECONDS = 2.0
 """The longest time between the end of a rank and that of its engine."""

@@ -18,7 +18,7 @@ from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.ranks.remote_ranks import RemoteRanks
 from engine_core.wire.sockets import ClusterKeys
 from worker.config import Place, WorkerConfig
-from worker.ranks.mesh import connect_all
+from worker.ranks.unix_sockets import connect_all
 
 _MEETING_SECONDS = 600.0
 """The longest time that an engine which is ready waits for others that share experts with it."""

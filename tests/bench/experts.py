@@ -23,10 +23,10 @@ from torch import Tensor
 
 from models.ops.expert_ops import Routing
 from worker.kernels.cpu import operations
-from worker.kernels.cpu.library import LONG, POINTER, Library
-from worker.kernels.cpu.portable import Table
-from worker.kernels.cpu.recording.outputs import allocated_by
-from worker.kernels.cpu.recording.recorder import as_word
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.recording import as_word
+from worker.kernels.cpu.tensors import allocated_by
+from worker.kernels.cpu.torch_operations import Table
 
 _LAYERS, _SIZE, _INNER, _RUNS = 12, 1024, 512, 30
 _ROUTING = Routing(experts=32, chosen=8)
@@ -47,7 +47,7 @@ class _Script:
         self._words, self._count = array("q"), 0
         self._kept: list[Tensor] = []
         self.chosen: list[Tensor] = []
-        self._replay = library.function("replay", POINTER, LONG)
+        self._replay = library.function("replay")
         with library.record_to(self._call), allocated_by(self._empty):
             for layer in layers:
                 ids, weights = table["route"](x, layer.router, None, None, _ROUTING)
@@ -70,7 +70,7 @@ class _Script:
 
 def main(scheme: str | None) -> None:
     table = operations.open_kernels(2, scheme)
-    library, _ = operations.choose()
+    library, _ = operations.choose_kernels()
     assert library is not None, "there are no C kernels for this processor"
     layers = _layers(table)
     size = sum(matrices[0].nbytes for matrices in (layers[0].gate_up, layers[0].down))

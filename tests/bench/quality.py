@@ -24,7 +24,7 @@ from torch import Tensor
 from facet import LLM
 from models import ops
 from worker.kernels.cpu.operations import open_kernels
-from worker.kernels.cpu.quantized import SCHEMES
+from worker.kernels.cpu.quantization import SCHEMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from drive import Driver, load_ranks

@@ -26,9 +26,9 @@ from forms import FORMS, Shape
 from models.ops.grouped_matrix import Grouped, Matrix
 from models.weight_coding import E4M3
 from worker.kernels.cpu import linear
-from worker.kernels.cpu.library import INT, levels_here, open_library
-from worker.kernels.cpu.portable import Table
-from worker.kernels.cpu.quantized import SCHEMES, Scheme
+from worker.kernels.cpu.library import levels_here, open_library
+from worker.kernels.cpu.quantization import SCHEMES, Scheme
+from worker.kernels.cpu.torch_operations import Table
 
 SHAPES = ((4096, 1024, False), (1024, 2048, False), (6144, 1024, True), (1024, 3072, False))
 """The matrices of a layer: outputs, inputs, and whether half of the outputs are gates."""
@@ -129,7 +129,7 @@ def main() -> None:
     given = parser.parse_args()
     level = next(level for level in levels_here() if given.level in (None, level.name))
     library = open_library(level)
-    library.function("set_threads", INT)(2)
+    library.function("set_threads")(2)
     layers = {
         name: Layers(KINDS[name], given.layers, lambda scheme: linear.bind(library, scheme))
         for name in given.only

@@ -12,7 +12,7 @@ from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Tokens
-from worker.kernels.cpu import operations, portable
+from worker.kernels.cpu import operations, torch_operations
 from worker.protocol import Sampling
 
 OUTPUT = 14
@@ -84,7 +84,7 @@ def test_ranks_and_stages_are_told_the_same(folder: Path, expected: Answers, siz
 def test_without_kernels_texts_are_in_the_language_too(
     folder: Path, expected: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    monkeypatch.setattr(operations, "choose_kernels", lambda: (None, torch_operations.TABLE))
     found = answers(folder, steps_ahead=1)
     assert {id: tokens for id, (tokens, _, _) in found.items()} == {
         id: tokens for id, (tokens, _, _) in expected.items()

@@ -13,8 +13,8 @@ from workbench import BF16, Workbench
 
 from models.ops.latent_ops import pack_latent
 from worker.kernels import check
-from worker.sampling.draw import Draws
-from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.sampling.top_k_top_p import Draws
 
 _BLOCK = 64
 DEEPSEEK = (Sizes(16, 512, 64, 128, 128), Sizes(128, 512, 64, 128, 128))

@@ -8,7 +8,7 @@ from tiny import tiny_checkpoint
 
 from models import ops
 from models.checkpoint.weights import Reading
-from worker.kernels.cpu import operations, portable
+from worker.kernels.cpu import operations, torch_operations
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +20,13 @@ def reference() -> None:
 @pytest.fixture
 def portable_kernels(reference: None) -> None:
     """The operations that a worker binds on a CPU for which there are no C kernels."""
-    ops.use(portable.TABLE)
+    ops.use(torch_operations.TABLE)
 
 
 @pytest.fixture(params=["C", "portable"])
 def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
     """The operations that a worker may bind on a CPU."""
-    ops.use(portable.TABLE if request.param == "portable" else operations.open_kernels(2))
+    ops.use(torch_operations.TABLE if request.param == "portable" else operations.open_kernels(2))
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from torch import Tensor
 from models.context import ForwardContext, context, use_context
 from models.layers.attention import CachedAttention
 from worker.kernels.cpu import operations
-from worker.kernels.cpu.recording.positions import MOST_TOKENS, Layout
-from worker.kernels.cpu.recording.recorder import recorded
+from worker.kernels.cpu.recording import MOST_TOKENS, Layout, recorded
 from worker.tables.slots import Slots
 
 TENSORS = ("positions", "slot_mapping", "query_starts", "kv_lens")
@@ -24,7 +23,7 @@ class Compared:
     def __init__(
         self, forward: Callable[..., Tensor], layout: Layout, layers: Sequence[CachedAttention] = ()
     ) -> None:
-        library, _ = operations.choose()
+        library, _ = operations.choose_kernels()
         assert library is not None
         self._plain = forward
         self._layout = layout
@@ -80,6 +79,6 @@ class Compared:
 
 
 def layout_of(slots: Slots) -> Layout:
-    library, _ = operations.choose()
+    library, _ = operations.choose_kernels()
     assert library is not None
     return Layout(library, slots)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.ops.grouped_matrix import Factors, Grouped
-from models.weight_coding import E2M1, IQ4, WHOLE
+from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,40 @@ FORMS: Mapping[str, Callable[[Shape], Grouped]] = {
     "mxfp4": lambda s: s.made(4, 32, s.powers(), E2M1),
 }
 """By the name that a form has in GGUF, or of the method that has it."""
+
+
+def drawn(
+    outputs: int,
+    inputs: int,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    zeros: bool = False,
+    ordered: bool = False,
+    dtype: torch.dtype = torch.float32,
+    scale_type: torch.dtype = torch.float16,
+    input_bits: int = 16,
+) -> Grouped:
+    """A matrix as GPTQ and AWQ hold it; with `zeros`, codes that stand for 0, with `ordered` an act-order."""
+    groups = -(-inputs // (group or inputs))
+    return Grouped(
+        codes=torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8),
+        bits=bits,
+        group=group,
+        scales=(torch.rand(outputs, groups) / (1 << bits)).to(scale_type),
+        offsets=torch.randint(0, 1 << bits, (outputs, groups), dtype=torch.uint8) if zeros else None,
+        inputs=inputs,
+        dtype=dtype,
+        order=torch.randperm(inputs).int() if ordered else None,
+        input_bits=input_bits,
+    )
+
+
+E4M3_CODES = [code for code in range(256) if code & 127 != 127]
+"""All codes but the two that are no number."""
+
+
+def drawn_e4m3(outputs: int, inputs: int, group: int = 128, dtype: torch.dtype = torch.float32) -> Grouped:
+    codes = torch.tensor(E4M3_CODES, dtype=torch.uint8)[torch.randint(len(E4M3_CODES), (outputs, inputs))]
+    scales = torch.rand(outputs, -(-inputs // (group or inputs))) / 256
+    return Grouped(codes, 8, group, scales, None, inputs, dtype, kind=E4M3)

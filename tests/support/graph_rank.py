@@ -24,7 +24,7 @@ from recorded_graphs import RecordedGraphs
 from models import ops
 from worker import runner
 from worker.config import WorkerConfig
-from worker.ranks.groups import DeviceGroup, Group, Membership
+from worker.ranks.process_groups import DeviceGroup, Group, Membership
 
 
 class _Graphs(RecordedGraphs):

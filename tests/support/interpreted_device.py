@@ -11,8 +11,8 @@ from worker.kernels.cuda import table
 from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.sampling.draw import draw, draw_into
 from worker.kernels.cuda.steps.graphs import open_graphs
-from worker.ranks.groups import Groups
-from worker.sampling.groups import BY_TORCH
+from worker.ranks.process_groups import Groups
+from worker.sampling.grouped_logits import BY_TORCH
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from worker.kernels.cpu.library import INT, LEVELS, Library, levels_here, open_library
+from worker.kernels.cpu import linear
+from worker.kernels.cpu.library import LEVELS, Library, levels_here, open_library
 from worker.kernels.cpu.operations import Table, bind
+from worker.kernels.cpu.quantization import SCHEMES
 
 NAMES = [level.name for level in levels_here()]
 
@@ -14,7 +16,7 @@ NAMES = [level.name for level in levels_here()]
 def library_of(name: str) -> Library:
     library = open_library(next(level for level in LEVELS if level.name == name))
     if name == "amx":
-        assert library.function("allow_tiles", result=INT)()
+        assert library.function("allow_tiles")()
     return library
 
 
@@ -23,5 +25,10 @@ def table_of(name: str) -> Table:
     return bind(library_of(name))
 
 
+def linear_table(name: str, scheme: str | None = None) -> Table:
+    """The operations that read matrices, which are quantized by a scheme if one is named."""
+    return linear.bind(library_of(name), None if scheme is None else SCHEMES[scheme])
+
+
 def use_threads(name: str, count: int) -> None:
-    library_of(name).function("set_threads", INT)(count)
+    library_of(name).function("set_threads")(count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.context import ForwardContext
-from worker.pooling.plan import PoolPlan
+from worker.pooling import PoolPlan
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets
 from worker.steps.batch import Batch

@@ -21,7 +21,7 @@ from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.sampling.draw import draw, draw_into
 from worker.kernels.cuda.steps.graphs import open_graphs
-from worker.ranks.groups import Groups
+from worker.ranks.process_groups import Groups
 from worker.runner import Runner
 from worker.steps.compute import Compute, Computing
 from worker.steps.warmup import warm_up_steps

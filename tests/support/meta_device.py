@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from worker.devices.cpu import Cpu
-from worker.ranks.groups import Groups
-from worker.sampling import bounds
-from worker.sampling.draw import draw_fully
-from worker.sampling.groups import BY_TORCH
+from worker.ranks.process_groups import Groups
+from worker.sampling import token_bounds as bounds
+from worker.sampling.grouped_logits import BY_TORCH
+from worker.sampling.top_k_top_p import draw_fully
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 

@@ -39,6 +39,22 @@ def make_cache(step: ForwardContext, kv_heads: int, dim: int, dtype: torch.dtype
     return kv
 
 
+def fused(
+    tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as views of one projection."""
+    both = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    q, k, v = both.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+    return q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
+
+
+def assert_near(out: Tensor, expected: Tensor) -> None:
+    """Compare the digits that attention in this type has."""
+    assert out.dtype in (torch.float32, torch.bfloat16)
+    tolerance = 1e-5 if out.dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
 def rows_of(step: ForwardContext, first: int, last: int) -> ForwardContext:
     """Some rows of a step, as a step of their own."""
     starts = step.query_starts[first : last + 1]

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.ranks.groups import HostGroup, Membership, Transfer
+from models.parallel.parallel import Exchange
+from worker.ranks.process_groups import HostGroup, Membership
 
 EXCHANGES = "ranks"
 """The namespace of operations that exchange tensors with other ranks, in place."""
@@ -48,7 +49,7 @@ class _Done:
 class _Sent:
     """A tensor that NCCL may read until somebody has waited for it."""
 
-    transfer: Transfer
+    transfer: Exchange
     x: Tensor
     before: Tensor
 
@@ -74,7 +75,7 @@ class RecordedNccl:
         getattr(torch.ops, EXCHANGES).all_gather(everyone, x, self._number)
         return _Done()
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> Transfer:
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Exchange:
         (x,) = tensors
         return _Sent(_groups[self._number].send(x, to), x, x.clone())
 

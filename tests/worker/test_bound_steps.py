@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from sizes import worker_config
+from opened import open_runner
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from toy_language import bound_of
 
-from models.config import read_config
 from worker.protocol import Bound, NewSeq, Sampling, SeqStep, StepBounds, StepInput
 from worker.runner import Runner
 
@@ -22,8 +21,7 @@ ONE = bound_of([11], VOCAB_SIZE, "allowed")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
     sizes = {"max_num_seqs": 4, "block_size": 4, "num_gpu_blocks_override": 16, "max_model_len": 16}
-    config = worker_config(folder=str(folder), model=read_config(folder), cpu_threads=1, **sizes)
-    return Runner(config, lambda phase, fraction: None)
+    return open_runner(folder, **sizes)
 
 
 def read(number: int, *, bound: bool = True, slots: int = 2) -> StepInput:

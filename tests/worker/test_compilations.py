@@ -5,30 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sizes import worker_config
+from opened import open_runner
 from tiny import tiny_checkpoint
 
-from models.config import read_config
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.runner import Runner
 
 
 def test_compilations_are_told_at_the_start_and_with_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path)
-    config = worker_config(
-        folder=str(folder),
-        model=read_config(folder),
-        max_num_seqs=2,
-        block_size=4,
-        num_gpu_blocks_override=8,
-        max_model_len=16,
-        cpu_threads=1,
-    )
     monkeypatch.setattr(Cpu, "kernel_compilations", 3)
-    runner = Runner(config, lambda phase, part: None)
+    runner = open_runner(folder, max_num_seqs=2, block_size=4, num_gpu_blocks_override=8, max_model_len=16)
     assert runner.facts.kernel_compilations == 3
     monkeypatch.setattr(Cpu, "kernel_compilations", 4)
     new = [NewSeq(0, [5, 6], 2, Sampling(max_tokens=2))]

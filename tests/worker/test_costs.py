@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 from counted import Calls, counted
 from kernel_levels import NAMES
-from sizes import worker_config
+from opened import open_embedder, open_runner
 from tiny import tiny_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.config import read_config
-from models.conversion.conversion_choice import Conversion
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
-from worker.runner import Runner
 
 BLOCK = 4
 PROMPT = [5, 6, 7, 8]
@@ -49,8 +46,7 @@ class Decoding:
     def __init__(self, folder: Path, layers: int, rows: int) -> None:
         tiny_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=layers)
         sizes = {"max_num_seqs": 16, "block_size": BLOCK, "num_gpu_blocks_override": 64, "max_model_len": 64}
-        config = worker_config(folder=str(folder), model=read_config(folder), cpu_threads=1, **sizes)
-        self.runner = Runner(config, lambda stage, fraction: None)
+        self.runner = open_runner(folder, **sizes)
         self.rows = rows
         self.steps = 0
         params = Sampling(max_tokens=30, temperature=0)
@@ -110,10 +106,7 @@ def test_with_kernels_a_step_costs_little_whatever_its_layers(
 def texts_cost(folder: Path, layers: int, texts: int) -> int:
     """Calls of a step that embeds so many texts with a tiny BERT."""
     tiny_checkpoint("BertModel", folder, num_hidden_layers=layers)
-    model = read_config(folder)
-    conversion = Conversion(runner="pooling", convert="embed", architecture=model.architecture)
-    config = worker_config(folder=str(folder), model=model, conversion=conversion, cpu_threads=1)
-    runner = Runner(config, lambda stage, fraction: None)
+    runner = open_embedder(folder)
     new = [NewSeq(slot, PROMPT, len(PROMPT), Pooling(task="embed")) for slot in range(texts)]
     seqs = [SeqStep(slot, 0, len(PROMPT), [], False, pools=True) for slot in range(texts)]
     step = StepInput(number=1, new=new, seqs=seqs)

@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -212,3 +213,21 @@ def test_a_style_keeps_its_level() -> None:
     assert logs.style("debug", "text") == "debug"
     with pytest.raises(ValueError, match="unknown log level 'loud'"):
         logs.setup("engine", logs.style("loud", "json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        *(("engine", "facet: engine"), ("engine 0", "facet: engine 0"), ("engine 10", "facet:engine 10")),
+        ("supervisor", "facet:superviso"),
+    ],
+)
+def test_names_fit_into_what_the_system_keeps(name: str, shown: str) -> None:
+    assert logs.shown_name(name) == shown
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="only Linux shows names of processes")
+def test_the_system_shows_the_name() -> None:
+    program = "from worker import logs; logs.setup('engine 3', 'info'); print(open('/proc/self/comm').read())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "facet: engine 3"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from opened import open_runner
 from safetensors.torch import load_file, save_file
 from sizes import worker_config
 from tiny import EOS_ID, VOCAB_SIZE, hf_greedy, hf_logits, tiny_checkpoint
@@ -29,21 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-def open_runner(folder: Path, **given: object) -> Runner:
-    fields = {
-        "max_num_seqs": 6,
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": 64,
-        "max_model_len": 64,
-        "cpu_threads": 1,
-    }
-    config = worker_config(folder=str(folder), model=read_config(folder), **{**fields, **given})
-    return Runner(config, lambda stage, fraction: None)
+SIZES = {"max_num_seqs": 6, "block_size": BLOCK, "num_gpu_blocks_override": 64, "max_model_len": 64}
+
+
+def open_small(folder: Path, **given: object) -> Runner:
+    return open_runner(folder, **{**SIZES, **given})
 
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> Runner:
-    return open_runner(folder)
+    return open_small(folder)
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +258,7 @@ def check_entry(entry: TokenLogprobs, oracle: torch.Tensor, token: int) -> None:
 def test_prompt_longer_than_a_slice_of_logits(
     runner: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.tables.workspace.WORKSPACE", 4 * VOCAB_SIZE * 2)  # two rows
+    monkeypatch.setattr("worker.sampling.grouped_logits.WORKSPACE", 4 * VOCAB_SIZE * 2)  # two rows
     live = sequences(greedy(prompt_logprobs=1, logprobs=1))
     Engine(runner, 64, 0).run(live)
     oracle = hf_logits(folder, PROMPTS[2]).log_softmax(-1)
@@ -274,7 +270,7 @@ def test_prompt_longer_than_a_slice_of_logits(
 def test_non_finite_logits_fail_their_row_alone(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = open_runner(folder)
+    runner = open_small(folder)
     engine = Engine(runner, 64, 0)
     live = sequences(greedy(logprobs=0), first_slot=2)
     engine.plan(live)
@@ -297,7 +293,7 @@ def test_after_a_failed_step_only_one_that_knows_of_it_is_computed(
     folder: Path, expected: list[list[int]]
 ) -> None:
     """The row of a sequence that the failed step was to bring would be written where another one's lies."""
-    runner = open_runner(folder)
+    runner = open_small(folder)
     new = NewSeq(0, PROMPTS[0], len(PROMPTS[0]), greedy(max_tokens=OUTPUT))
     first = StepInput(1, [new], [SeqStep(0, 0, len(PROMPTS[0]), [3, 4], samples=True)])
     assert runner.launch(first).result().tokens == [expected[0][0]]
@@ -335,7 +331,7 @@ def test_facts_say_what_became_true(folder: Path) -> None:
 
 
 def test_warm_up_leaves_no_trace(folder: Path) -> None:
-    runner = open_runner(folder)
+    runner = open_small(folder)
     slots, model = runner._slots, runner._model  # pyright: ignore[reportPrivateUsage]
     assert not slots.tokens[:-1].any()
     assert not slots.block_table[:-1].any()
@@ -348,7 +344,7 @@ def test_warm_up_leaves_no_trace(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes_run(folder: Path, dtype: str) -> None:
-    runner = open_runner(folder, dtype=dtype)
+    runner = open_small(folder, dtype=dtype)
     live = sequences(greedy())
     Engine(runner, 64, 1).run(live)
     assert runner.facts.dtype == dtype
@@ -360,17 +356,17 @@ def test_a_share_of_the_machines_memory_bounds_the_cache(
 ) -> None:
     """The machine's memory is what the weights and 40 blocks take twice."""
     block = 4 * BLOCK * 3 * 2 * 2 * 8  # float32, layers, keys and values, heads
-    weights = open_runner(folder).facts.weight_bytes
+    weights = open_small(folder).facts.weight_bytes
     monkeypatch.setattr("worker.devices.cpu.total_memory", lambda: 2 * (weights + 40 * block))
-    runner = open_runner(folder, gpu_memory_utilization=0.5, num_gpu_blocks_override=None)
+    runner = open_small(folder, gpu_memory_utilization=0.5, num_gpu_blocks_override=None)
     assert (runner.facts.num_blocks, runner.facts.kv_bytes) == (40, 40 * block)
     with pytest.raises(ValueError, match=r"and 0\.00 MiB are there: raise --gpu-memory-utilization"):
-        open_runner(folder, gpu_memory_utilization=0.1, num_gpu_blocks_override=None)
+        open_small(folder, gpu_memory_utilization=0.1, num_gpu_blocks_override=None)
 
 
 def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
     """The last position may be computed, and a token sampled after it."""
-    runner = open_runner(folder, max_model_len=12, num_gpu_blocks_override=3)
+    runner = open_small(folder, max_model_len=12, num_gpu_blocks_override=3)
     live = [Live(PROMPTS[0], greedy(max_tokens=6), 5)]
     Engine(runner, 64, 1).run(live)
     assert live[0].output == hf_greedy(folder, PROMPTS[:1], 6)[0]
@@ -384,7 +380,7 @@ def test_the_seed_decides_dummy_weights(folder: Path) -> None:
         seqs=[SeqStep(slot=0, start=0, count=7, blocks=[0, 1], samples=True)],
     )
     first, again, other = (
-        open_runner(folder, load_format="dummy", seed=seed).launch(step).result().logprobs
+        open_small(folder, load_format="dummy", seed=seed).launch(step).result().logprobs
         for seed in (1, 1, 2)
     )
     assert first == again != other
@@ -397,4 +393,4 @@ def test_a_model_that_overflows_at_warm_up_does_not_start(folder: Path, tmp_path
     held["model.norm.weight"].fill_(3e38)
     save_file(held, broken / "model.safetensors")
     with pytest.raises(ValueError, match=f"at warm-up {NOT_FINITE}, though all weights are finite"):
-        open_runner(broken)
+        open_small(broken)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from meta_device import Meta, NoMixing
-from sizes import worker_config
+from opened import open_runner
 from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models import ops
-from models.config import read_config
 from models.ops import reference
 from worker import runner as runner_module
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
@@ -27,24 +26,15 @@ LENGTH = 7
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
-    config = worker_config(
-        folder=str(folder),
-        model=read_config(folder),
-        tasks=("generate", "embed", "token_embed"),
-        dtype="bfloat16",
-        max_num_seqs=20,
-        block_size=4,
-        max_model_len=64,
-        num_gpu_blocks_override=80,
-        cpu_threads=1,
-    )
+    sizes = {"max_num_seqs": 20, "block_size": 4, "max_model_len": 64, "num_gpu_blocks_override": 80}
+    tasks = ("generate", "embed", "token_embed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner_module, "open_device", lambda _: Meta())
         for name in ops.SPECIFIED:
             if hasattr(reference, name):  # a test before may have bound those of the CPU
                 patch.setattr(ops, name, getattr(reference, name))
         patch.setattr(Runner, "_warm_up", lambda _: None)  # it reads results, and there are none
-        yield Runner(config, lambda stage, fraction: None)
+        yield open_runner(folder, tasks=tasks, dtype="bfloat16", **sizes)
 
 
 def launch(runner: Runner, *params: Sampling | Pooling) -> None:

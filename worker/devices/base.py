@@ -18,10 +18,10 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
 from worker.host.memory import PageToucher
-from worker.ranks.groups import Group, Groups, Membership
-from worker.sampling.bounds import Forbid
-from worker.sampling.draw import Draw
-from worker.sampling.groups import Scan
+from worker.ranks.process_groups import Group, Groups, Membership
+from worker.sampling.grouped_logits import Scan
+from worker.sampling.token_bounds import Forbid
+from worker.sampling.top_k_top_p import Draw
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 

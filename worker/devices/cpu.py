@@ -18,13 +18,12 @@ from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
 from worker.kernels.cpu.packing import Packed
-from worker.kernels.cpu.quantized import describe_savings
-from worker.kernels.cpu.recording.positions import Layout
-from worker.kernels.cpu.recording.recorder import recorded
-from worker.ranks.groups import Group, Groups, HostGroup, Membership
-from worker.sampling import bounds
-from worker.sampling.draw import draw_lazily
-from worker.sampling.groups import BY_TORCH
+from worker.kernels.cpu.quantization import describe_savings
+from worker.kernels.cpu.recording import Layout, recorded
+from worker.ranks.process_groups import Group, Groups, HostGroup, Membership
+from worker.sampling import token_bounds
+from worker.sampling.grouped_logits import BY_TORCH
+from worker.sampling.top_k_top_p import draw_lazily
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 
@@ -48,13 +47,13 @@ class Cpu:
         self._weight_bytes = 0
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
         self.kernels = operations.open_kernels(self.threads, quantization)
-        library, _ = operations.choose()
+        library, _ = operations.choose_kernels()
         self._has_library = library is not None
         by_torch = torch.backends.cpu.get_cpu_capability()
         self.arithmetic = f"cpu {by_torch} {library.path.name if library else ''}"
         self.draw = draw_lazily
         self.scan = BY_TORCH if library is None else vocabulary.bind(library)
-        self.forbid = bounds.forbid if library is None else vocabulary.bind_forbid(library)
+        self.forbid = token_bounds.forbid if library is None else vocabulary.bind_forbid(library)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Every type is allowed: float16 is complete in torch, merely slow where the processor lacks it."""
@@ -91,7 +90,7 @@ class Cpu:
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Lay out in C, and replay small steps of the forward pass, if no exchange is a part of it."""
-        library, _ = operations.choose()
+        library, _ = operations.choose_kernels()
         if library is not None:
             compute.lay_out = layout = Layout(library, compute.slots)
             if groups.alone:

@@ -26,10 +26,10 @@ from worker.devices.pinned import pinned_upload
 from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
-from worker.kernels.cpu.quantized import describe_savings
-from worker.ranks.groups import DeviceGroup, Group, Groups, Membership
-from worker.sampling import bounds
-from worker.sampling.groups import BY_TORCH
+from worker.kernels.cpu.quantization import describe_savings
+from worker.ranks.process_groups import DeviceGroup, Group, Groups, Membership
+from worker.sampling import token_bounds
+from worker.sampling.grouped_logits import BY_TORCH
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
 
@@ -41,7 +41,7 @@ _SHARE = 0.92
 class Cuda:
     kernels: Mapping[str, Callable[..., Any]]
     scan = BY_TORCH
-    forbid = staticmethod(bounds.forbid)
+    forbid = staticmethod(token_bounds.forbid)
 
     def __init__(self, place: Place, head_dim: int, most_tokens: int, *, fp8: bool = False) -> None:
         """`place`: its number on this machine is that of the card. `head_dim`: the width of heads.

@@ -1,8 +1,8 @@
 """A choice of ranks for the copies of a layer's experts, so that measured load is spread evenly.
 
-It is the published algorithm that DeepSeek named EPLB, on plain lists: experts with much load get copies, and
-copies are packed onto ranks, the heaviest first. Groups of experts stay on one machine where that is
-possible. The same loads always give the same map, so that every rank may compute it.
+It is the published algorithm that DeepSeek named EPLB, for the ranks of one machine: experts with much load
+get copies, and copies are packed onto ranks, the heaviest first. The same loads always give the same map, so
+that every rank may compute it.
 """
 
 from __future__ import annotations
@@ -33,44 +33,29 @@ class ExpertMap:
         return sum(shares) / ranks / largest if largest else 1.0
 
 
-def balance(loads: Sequence[float], places: int, *, ranks: int, nodes: int = 1, groups: int = 1) -> ExpertMap:
-    """The map of a layer for these loads of its experts.
-
-    `nodes` are machines with equally many of the ranks. A token chooses experts of few of the `groups` of
-    neighbouring experts; if the groups divide by the nodes, the experts of a group, and all their copies, lie
-    on one node.
-    """
-    _check(len(loads), places, ranks, nodes, groups)
-    if groups % nodes:
-        nodes = groups = 1
-    members = len(loads) // groups
-    by_group = [sum(loads[group * members : (group + 1) * members]) for group in range(groups)]
-    experts: list[int] = []
-    numbers: list[int] = []  # of the copy at each place, among those of its expert
-    for held in _pack(by_group, nodes):
-        here = [group * members + member for group in held for member in range(members)]
-        copied = _replicate([loads[expert] for expert in here], places // nodes)
-        counts = [copied.count(place) for place in range(len(here))]
-        shares = [loads[here[place]] / counts[place] for place in copied]
-        for on_rank in _pack(shares, ranks // nodes):
-            experts += [here[copied[copy]] for copy in on_rank]
-            numbers += [copied[:copy].count(copied[copy]) for copy in on_rank]
-    of_expert: list[dict[int, int]] = [{} for _ in loads]
-    for place, (expert, number) in enumerate(zip(experts, numbers, strict=True)):
-        of_expert[expert][number] = place
-    return ExpertMap(tuple(experts), tuple(tuple(of[number] for number in sorted(of)) for of in of_expert))
+def balance(loads: Sequence[float], places: int, *, ranks: int) -> ExpertMap:
+    """The map of a layer for these loads of its experts."""
+    if places < len(loads):
+        raise ValueError(f"{len(loads)} experts need as many places, and there are {places}")
+    if places % ranks:
+        raise ValueError(f"places cannot be divided evenly among ranks: {places} by {ranks}")
+    copied = _replicate(loads, places)
+    shares = [loads[expert] / copied.count(expert) for expert in copied]
+    order = [copy for on_rank in _pack(shares, ranks) for copy in on_rank]  # the copy at each place
+    copies: list[list[int]] = [[] for _ in loads]
+    for place in sorted(range(places), key=order.__getitem__):
+        copies[copied[order[place]]].append(place)
+    return ExpertMap(tuple(copied[copy] for copy in order), tuple(map(tuple, copies)))
 
 
-def improve(
-    current: ExpertMap, loads: Sequence[float], *, ranks: int, nodes: int = 1, groups: int = 1
-) -> ExpertMap:
+def improve(current: ExpertMap, loads: Sequence[float], *, ranks: int) -> ExpertMap:
     """The balanced map, or the current one where that is no worse: experts are moved for a gain only."""
-    found = balance(loads, len(current.experts), ranks=ranks, nodes=nodes, groups=groups)
+    found = balance(loads, len(current.experts), ranks=ranks)
     gains = found.balancedness(loads, ranks) > current.balancedness(loads, ranks)
     return found if gains else current
 
 
-def stay(current: ExpertMap, found: ExpertMap, ranks: int) -> ExpertMap:
+def keep_places(current: ExpertMap, found: ExpertMap, ranks: int) -> ExpertMap:
     """The map `found`, with experts that remain on a rank at their places there, so that fewer are moved."""
     held = len(current.experts) // ranks
     experts = list(current.experts)
@@ -95,23 +80,8 @@ def map_of(layout: Sequence[int], experts: int) -> ExpertMap:
     return ExpertMap(tuple(layout), tuple(map(tuple, copies)))
 
 
-def _check(experts: int, places: int, ranks: int, nodes: int, groups: int) -> None:
-    if places < experts:
-        raise ValueError(f"{experts} experts need as many places, and there are {places}")
-    for count, of, what in (
-        (places, ranks, "places cannot be divided evenly among ranks"),
-        (ranks, nodes, "ranks cannot be divided evenly among nodes"),
-        (experts, groups, "experts cannot be divided evenly into groups"),
-    ):
-        if count % of:
-            raise ValueError(f"{what}: {count} by {of}")
-
-
 def _pack(weights: Sequence[float], packs: int) -> list[list[int]]:
-    """Pack things, by their numbers, into packs of equally many.
-
-    The heaviest come first, each into the lightest pack that has room. Of equal ones the first is taken.
-    """
+    """Pack things into packs of equally many: the heaviest first, each into the lightest pack with room."""
     room = len(weights) // packs
     if room == 1:
         return [[number] for number in range(packs)]

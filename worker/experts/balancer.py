@@ -22,15 +22,16 @@ from models.model import ServedModel
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Collectives
 from worker.config import Balancing
-from worker.experts.balance import ExpertMap, improve, map_of, stay
+from worker.experts.balance import ExpertMap, improve, keep_places, map_of
 from worker.experts.moving import bytes_at, choose_sources, form_of, move
-from worker.experts.window import LoadWindow
 from worker.protocol import Balancedness, ExpertReport
 
 logger = logging.getLogger(__name__)
 
 SHOWN_EVERY = 32
 """The number of steps after which totals of tokens are fetched again, if they are to be shown."""
+BUCKETS = 8
+"""The parts of a window: totals are remembered so often in it, and it may be longer by one of them."""
 
 
 @dataclass(slots=True)
@@ -96,11 +97,8 @@ class Balancer:
         tokens: dict[int, list[int]] = {}
         if shows:
             self._shown = self._steps
-            rows = self._totals.tolist()
-            tokens = {
-                layer.number: row[: layer.experts.count]
-                for layer, row in zip(self._layers, rows, strict=True)
-            }
+            numbers = [layer.number for layer in self._layers]
+            tokens = dict(zip(numbers, self._by_expert(self._totals), strict=True))
         report = ExpertReport(self._balancedness, tuple(self._rearrangements), tokens)
         self._balancedness, self._rearrangements = None, []
         return report
@@ -118,12 +116,9 @@ class Balancer:
 
     def _measure(self) -> None:
         everyone = self._of_all(self._window.loads())
-        loads = torch.stack(everyone[:: self._tensor_size]).sum(0).tolist()
-        self._loads = [row[: layer.experts.count] for layer, row in zip(self._layers, loads, strict=True)]
-        found = [
-            layer.map.balancedness(row, self._place.size)
-            for layer, row in zip(self._layers, self._loads, strict=True)
-        ]
+        self._loads = self._by_expert(torch.stack(everyone[:: self._tensor_size]).sum(0))
+        pairs = zip(self._layers, self._loads, strict=True)
+        found = [layer.map.balancedness(loads, self._place.size) for layer, loads in pairs]
         self._balancedness = summary = summarize(found)
         if self._options.log_balancedness and self._place.rank == 0:
             logger.info(
@@ -133,13 +128,17 @@ class Balancer:
             )
         self._left.extend(number for number, layer in enumerate(self._layers) if layer.moves)
 
+    def _by_expert(self, table: Tensor) -> list[list[int]]:
+        """The numbers of each layer's experts, from a table [L, E] of the most that a layer has."""
+        return [row[: layer.experts.count] for layer, row in zip(self._layers, table.tolist(), strict=True)]
+
     def _rearrange(self, number: int) -> None:
         """Move the experts of a layer, if that spreads its load better."""
         layer, size = self._layers[number], self._place.size
         found = improve(layer.map, self._loads[number], ranks=size)
         if found is layer.map:
             return
-        found = stay(layer.map, found, size)
+        found = keep_places(layer.map, found, size)
         started = time.monotonic()
         held = len(found.experts) // size
         sources = choose_sources(layer.map.experts, found.experts, held)
@@ -154,6 +153,27 @@ class Balancer:
         everyone = [torch.empty_like(own) for _ in range(self._place.size)]
         self._group.exchange([own] * self._place.size, everyone).wait()
         return everyone
+
+
+class LoadWindow:
+    """The tokens of experts in the last steps: totals, which layers add to in place, less earlier totals."""
+
+    def __init__(self, totals: Tensor, size: int) -> None:
+        """`totals` [L, E]; `size`: the number of steps of the window."""
+        self._totals = totals
+        self._bucket = -(-size // BUCKETS)
+        self._steps = 0
+        self._before = deque([totals.clone()], maxlen=-(-size // self._bucket) + 1)
+
+    def advance(self) -> None:
+        """Notice that a step begins."""
+        if self._steps and self._steps % self._bucket == 0:
+            self._before.append(self._totals.clone())
+        self._steps += 1
+
+    def loads(self) -> Tensor:
+        """The tokens of each expert in the window [L, E], the step that begins now not among them."""
+        return self._totals - self._before[0]
 
 
 def summarize(layers: Sequence[float]) -> Balancedness:

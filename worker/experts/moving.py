@@ -68,7 +68,7 @@ def move(pieces: Pieces, sources: dict[int, int], held: int, rank: int, size: in
 
 def bytes_at(experts: Experts) -> Pieces:
     """A function that finds the bytes of the expert at a place: both matrices, and its rows of biases."""
-    biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
+    biases = _biases(experts)
 
     def pieces(place: int) -> list[Tensor]:
         parts = (experts.gate_up[place], experts.down[place], *(bias[place] for bias in biases))
@@ -79,17 +79,20 @@ def bytes_at(experts: Experts) -> Pieces:
 
 def form_of(experts: Experts) -> int:
     """A number that ranks compare: bytes may be exchanged where it is the same, and none if it is 0."""
-    biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
+    biases = _biases(experts)
     if not all(part.is_contiguous() for part in (*experts.gate_up, *experts.down, *biases)):
         return 0
-    forms = {
-        (_form(gate_up), _form(down)) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
+    (only, *others) = {
+        (_form(up), _form(down)) for up, down in zip(experts.gate_up, experts.down, strict=True)
     }
-    only = forms.pop()
-    if forms or "" in only:
+    if others or "" in only:
         return 0
     rows = [(bias.dtype, bias.shape[1:]) for bias in biases]
     return 1 + zlib.crc32(repr((only, rows)).encode())
+
+
+def _biases(experts: Experts) -> list[Tensor]:
+    return [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
 
 
 def _form(matrix: Tensor) -> str:

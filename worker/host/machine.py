@@ -1,7 +1,5 @@
 """Processor cores, memory and a folder for caches that this process may use, within the limits of containers;
-and what the variables of the environment say of the system around it.
-
-This module imports no torch.
+and what the variables of the environment say of the system around it. No torch.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores within the affinity mask, bounded by the cgroup's processor quota; at least 1.
-
-    Two threads of one core share its arithmetic units, so hyper-threads are counted once.
-    """
-    allowed = _allowed_cpus()
+    """Physical cores, not hyper-threads, within the affinity mask and the cgroup's quota; at least 1."""
+    every = set(range(os.cpu_count() or 1))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every
     cores = {_siblings(root, cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota(root)))
 
@@ -94,16 +90,9 @@ def kills_for_memory(root: Path = Path("/")) -> int:
     return _counted(root / "proc/vmstat").get("oom_kill", 0)
 
 
-def _allowed_cpus() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
 def _siblings(root: Path, cpu: int) -> str:
     """The hardware threads of this processor's core, as the kernel lists them; else this processor alone."""
-    text = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return text if text is not None else str(cpu)
+    return _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _quota(root: Path) -> int:
@@ -155,9 +144,8 @@ def _memory_limit(group: Path) -> int | None:
 def _file_pages(group: Path) -> int:
     """Bytes of files that lie in a cgroup's memory, and can be read again."""
     counted = _counted(group / "memory.stat")  # in version 1, only the totals are of the groups below, too
-    return sum(
-        counted.get(f"total_{name}", counted.get(name, 0)) for name in ("active_file", "inactive_file")
-    )
+    names = "active_file", "inactive_file"
+    return sum(counted.get(f"total_{name}", counted.get(name, 0)) for name in names)
 
 
 def _counted(path: Path) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,10 +30,7 @@ _MOST_KEPT, _LARGEST_IN_HEAP = 1 << 30, 32 << 20  # the second is the most that 
 
 
 def huge_pages(nbytes: int) -> Tensor:
-    """Untouched bytes, in huge pages where the system has them: they are read up to 1.5 times as fast.
-
-    Pages are made when they are first written.
-    """
+    """Untouched bytes, in huge pages where the system has them: they are read up to 1.5 times as fast."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Private: memory that could be shared, as Python makes it otherwise, gets no huge pages.
         pages = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,10 +44,7 @@ def huge_pages(nbytes: int) -> Tensor:
 
 
 class Arena:
-    """A source of pieces of memory in huge pages, many of which are smaller than one page.
-
-    Pieces are not given back one by one: a chunk of memory is freed with the last of its pieces.
-    """
+    """A source of pieces of memory in huge pages. A chunk of 64 MiB is freed with the last of its pieces."""
 
     _CHUNK = 64 << 20
     _ALIGNMENT = 64
@@ -71,9 +65,8 @@ class Arena:
 class PageToucher:
     """A thread that makes the pages of cache blocks before a step writes to them.
 
-    Making them within the step took a tenth of a second for a prompt of 256 tokens of a 0.6B model. The
-    thread keeps an eighth of the cache ahead of the last block in use, and no more, because much of a cache
-    may never be needed.
+    Within the step that took a tenth of a second for 256 tokens of a 0.6B model. The thread keeps an eighth
+    of the cache ahead of the last block in use, and no more: much of a cache may never be needed.
     """
 
     _SHARE_AHEAD = 8
@@ -135,10 +128,9 @@ def keep_freed_memory() -> None:
 
 
 class ReadPages:
-    """The pages of a checkpoint's files, which are given back while other parts of them are still being read.
+    """Gives the pages of a checkpoint's files back while other parts of them are read.
 
-    Mapped files count as memory of this process: without this, loading would need room for all of them beside
-    the weights that are made of them.
+    Mapped files count as memory of this process: loading would need room for them beside the weights.
     """
 
     _PARTS = 64
@@ -160,13 +152,10 @@ class ReadPages:
 def release_after_loading(folder: Path) -> None:
     """Give back what loading leaves in memory though nobody reads it any more: mapped files, and free heap.
 
-    A file is mapped as a whole. As long as one tensor of it is in use where it lies, such as embeddings, all
-    pages that were read count as this process's memory, also those whose tensors have been packed or moved
-    since. A page of the folder's files that is read again comes from the file. The heap keeps what lies below
-    anything that is still in use: 0.3 bytes for each byte of packed weights.
+    As long as one tensor of a file is in use where it lies, such as embeddings, all its pages that were read
+    count as this process's memory, also those whose tensors have been packed or moved since. The heap keeps
+    what lies below anything that is still in use: 0.3 bytes for each byte of packed weights.
     """
-    if not _MAPS.exists():
-        return
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # only glibc has it
         system.malloc_trim(0)
@@ -180,14 +169,8 @@ def _give_back(folder: Path) -> None:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     files = {str(path.resolve()) for path in folder.iterdir()}  # in a hub's cache they are links
-    for start, stop in _mappings(files):
-        madvise(start, stop - start, _MADV_DONTNEED)
-
-
-def _mappings(files: set[str]) -> Iterator[tuple[int, int]]:
-    """Start and end of every piece of this process's memory that maps one of the files."""
-    for line in _MAPS.read_text().splitlines():
+    for line in _MAPS.read_text().splitlines():  # one for each piece of this process's memory
         *_, path = line.split(maxsplit=5)
         if path in files:
-            start, stop = line.split(maxsplit=1)[0].split("-")
-            yield int(start, 16), int(stop, 16)
+            start, stop = (int(address, 16) for address in line.split(maxsplit=1)[0].split("-"))
+            madvise(start, stop - start, _MADV_DONTNEED)

@@ -1,7 +1,4 @@
-"""NVIDIA's driver and cards as the system shows them, and why a build of torch cannot use them.
-
-This module imports no torch.
-"""
+"""NVIDIA's driver and cards as the system shows them, and why a build of torch cannot use them. No torch."""
 
 from __future__ import annotations
 
@@ -58,15 +55,13 @@ def why_unusable(
     None if nothing here belongs to a card, or nothing is seen to be wrong. `load` opens a shared library.
     """
     driver, cards = driver_version(root), cards_here(root)
-    if cuda is None:
-        return (
-            "this torch is built for CPUs: install torch for CUDA to use the NVIDIA card" if cards else None
-        )
+    if cuda is None and cards:
+        return "this torch is built for CPUs: install torch for CUDA to use the NVIDIA card"
+    if cuda is None or not (cards or driver):
+        return None
     if too_old := why_driver_is_too_old(driver, cuda):
         return too_old
     if not cards:
-        if not driver:
-            return None
         return (
             "NVIDIA's driver is loaded, but no card is given to this process: start a container with "
             "--gpus all"

@@ -1,5 +1,4 @@
-"""A folder that nobody but its owner may write, for compiled code and the like: its rights and its room, and
-turns of writing.
+"""A folder that nobody but its owner may write, for compiled code and the like: rights, room, and a lock.
 
 Whatever lies there is loaded into this process, so files that others could have written must not be used.
 """
@@ -21,10 +20,7 @@ _PAUSE = 0.05
 
 
 def make_private(folder: Path, *, for_code: bool = True) -> None:
-    """Make a folder that only this user can write, or close one that others could. Raises OSError.
-
-    One for code must lie where the system executes files.
-    """
+    """Make a folder that only this user can write, and where code may be executed, or raise OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:

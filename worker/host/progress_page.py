@@ -1,9 +1,8 @@
 """A page of memory in which a process says how its work goes on, and which its supervisor reads.
 
-The page is a file of the run's private folder that both have mapped: writing to it is a few stores and no
-system call, so that it costs a step a microsecond, and a process that stands still is seen by what it does
-not write. A reader may meet an entry that is in part the one before: it acts on what it has seen several
-times only.
+The page is a file of the run's private folder that both have mapped: writing costs a step a microsecond and
+no system call, and a process that stands still is seen by what it does not write. A reader may meet an entry
+that is in part the one before: it acts on what it has seen several times only.
 """
 
 from __future__ import annotations
@@ -80,12 +79,14 @@ class ProgressWriter:
                 self._memory = _mapped(path)
 
     def idle(self) -> None:
-        self._write(IDLE, 0, 0, 0.0, 0.0)
+        self._write(IDLE)
 
     def working(self, number: int, tokens: int, since: float, usual: float) -> None:
         self._write(WORKING, number, tokens, since, usual)
 
-    def _write(self, state: int, number: int, tokens: int, since: float, usual: float) -> None:
+    def _write(
+        self, state: int, number: int = 0, tokens: int = 0, since: float = 0.0, usual: float = 0.0
+    ) -> None:
         # Not packed in place: that clears the entry first, and a process stopped there would seem to start.
         entry = _ENTRY.pack(self._pid, state, number, tokens, since, usual)
         self._memory[self._offset : self._offset + _ENTRY.size] = entry
@@ -108,16 +109,16 @@ class StepProgress:
         with self._lock:
             self._in_flight.append((number, tokens, usual))
             if len(self._in_flight) == 1:
-                self._show(self._in_flight[0])
+                self._show(number, tokens, usual)
 
     def end(self) -> None:
         """Note that the oldest step has ended, whatever it brought."""
         with self._lock:
             number, _, _ = self._in_flight.popleft()
             if self._in_flight:
-                self._show(self._in_flight[0])
+                self._show(*self._in_flight[0])
             elif self._plans:
-                self._show((number, 0, 0.0))
+                self._show(number)
             else:
                 self._writer.idle()
 
@@ -127,10 +128,9 @@ class StepProgress:
 
     def wake(self) -> None:
         """Note that there is something to do, for which no step is in flight yet."""
-        self._show((0, 0, 0.0))
+        self._show(0)
 
-    def _show(self, step: tuple[int, int, float]) -> None:
-        number, tokens, usual = step
+    def _show(self, number: int, tokens: int = 0, usual: float = 0.0) -> None:
         self.since = time.monotonic()
         self._writer.working(number, tokens, self.since, usual)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.protocol import TokenLogprobs
-from worker.tables.workspace import slice_rows
+from worker.sampling.grouped_logits import slice_rows
 
 ALL = -1
 
@@ -39,10 +39,7 @@ class PromptLogprobPlan:
 
 
 def logprob_table(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Logits [M, V] and a token of each row [M] -> [M, 1 + 2 * (1 + count)] int32.
-
-    A row holds the token's rank, then ids, then the bits of float32 values, the token first in both.
-    """
+    """Logits [M, V], tokens [M] -> [M, 1 + 2 * (1 + count)] int32: the token's rank, ids, bits of values."""
     logprobs = logits.log_softmax(-1)  # [M, V]
     own = logprobs.gather(1, tokens[:, None])  # [M, 1]
     rank = (logprobs > own).sum(-1, keepdim=True) + 1
@@ -58,10 +55,7 @@ def prompt_logprob_table(
     logits_of: Callable[[Tensor], Tensor],
     vocab_size: int,
 ) -> Tensor:
-    """The table of a prompt, made of slices: its logits together would not fit anywhere.
-
-    `tokens`: the table of tokens.
-    """
+    """The table of a prompt, made in slices: all its logits would not fit. `tokens`: those of all slots."""
     size = slice_rows(vocab_size)
     after = tokens[plan.slot, plan.tokens].long()
     parts = zip(hidden[plan.hidden].split(size), after.split(size), strict=True)

@@ -1,11 +1,8 @@
 """Tokens that requests forbid or favour: allowed_token_ids, bad_words, min_tokens, logit_bias, in this order.
 
-The bounds of rows that have some are in their logits before: where these options leave no token of those
-within the bounds, the bounds win.
-
-A step's masks are planned on the host as flat indices in the logits (row * vocabulary + id), for the rows
-that use them only. Bad words are matched on the device, because the tokens before the new one may still be
-in flight.
+Where these options leave no token of those within a row's bounds, the bounds win. Masks are planned on the
+host as flat indices in the logits (row * vocabulary + id), for rows that use them only. Bad words are matched
+on the device, because the tokens before the new one may still be in flight.
 """
 
 from __future__ import annotations
@@ -108,12 +105,8 @@ def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
         shifted += _flat(row, each.logit_bias, vocab_size)
         shifts += [bias for token, bias in each.logit_bias.items() if 0 <= token < vocab_size]
     bound = rows.bound
-    guarded = [
-        row
-        for row, each in params.items()
-        if each.bad_words or row in early or (each.allowed_token_ids and row in bound)
-    ]
-    narrowed = any(row in bound and params[row].allowed_token_ids for row in guarded)
+    narrowed = {row for row, each in params.items() if each.allowed_token_ids and row in bound}
+    guarded = [row for row, each in params.items() if each.bad_words or row in early or row in narrowed]
     return Masks(
         allowed=_plan_allowed(packet, params, vocab_size),
         bad_words=_plan_bad_words(packet, params, rows, vocab_size),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.sampling.grouped_logits import in_slices
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
 
@@ -59,10 +60,7 @@ def plan_penalties(packet: Packet, slots: Slots, rows: SampleRows) -> list[Penal
     if not len(penalised):
         return []
     size = max(1, MOST_TOKENS // int(rows.lengths[penalised].max()))
-    return [
-        _plan_slice(packet, slots, rows, penalised[first : first + size])
-        for first in range(0, len(penalised), size)
-    ]
+    return [_plan_slice(packet, slots, rows, part) for part in in_slices(penalised, size)]
 
 
 def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarray) -> Penalties:
@@ -70,10 +68,7 @@ def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarr
     lengths, outputs = rows.lengths[chosen], rows.output_index[chosen]
     params = [slots.params[slot] for slot in held]
     return Penalties(
-        rows=packet.ints(chosen)[:, None],
-        slots=packet.ints(held)[:, None],
-        lengths=packet.ints(lengths)[:, None],
-        outputs=packet.ints(outputs)[:, None],
+        *(packet.ints(each)[:, None] for each in (chosen, held, lengths, outputs)),
         repetition=packet.floats([each.repetition_penalty for each in params])[:, None],
         frequency=packet.floats([each.frequency_penalty for each in params])[:, None],
         presence=packet.floats([each.presence_penalty for each in params])[:, None],

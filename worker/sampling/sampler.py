@@ -1,7 +1,4 @@
-"""The step from raw logits to tokens, in the order that `Sampling` documents.
-
-Only rows that use an option pay for it; a step of greedy rows is one pass over its logits.
-"""
+"""From logits to tokens, in the order that `Sampling` documents. Only rows that use an option pay for it."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker.sampling.draw import Draw, Draws, plan_draws
-from worker.sampling.groups import GroupedLogits, Scan
+from worker.sampling.grouped_logits import GroupedLogits, Scan, slice_rows
 from worker.sampling.logprobs import LogprobPlan, logprob_table
 from worker.sampling.masks import Masks, plan_masks
 from worker.sampling.penalties import Penalties, plan_penalties
+from worker.sampling.top_k_top_p import Draw, Draws, plan_draws
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
-from worker.tables.workspace import slice_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +76,9 @@ def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: i
             by_count.setdefault(count, []).append(int(row))
     size = slice_rows(vocab_size)
     return [
-        LogprobPlan(packet.ints(members[first : first + size]), members[first : first + size], count)
+        LogprobPlan(packet.ints(part), part, count)
         for count, members in by_count.items()
-        for first in range(0, len(members), size)
+        for part in (members[first : first + size] for first in range(0, len(members), size))
     ]
 
 
@@ -95,10 +91,7 @@ def sample(
     draw: Draw,
     forbid: Callable[[Tensor], None] | None = None,
 ) -> SampledTokens:
-    """Sample a token for each row. `logits` [R, V] float32 are overwritten; `tokens`: the table of tokens.
-
-    `forbid` writes the bounds that followed the step into the logits.
-    """
+    """Sample from `logits` [R, V] float32, which are overwritten. `forbid` writes bounds into them."""
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
     if forbid is not None:

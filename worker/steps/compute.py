@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
 from models.model import Forward, ServedModel
-from worker.pooling.hidden import HiddenStore
-from worker.ranks.stage import Stage
-from worker.ranks.turns import TurnGroup
-from worker.sampling.draw import Draw
-from worker.sampling.groups import Scan
+from worker.pooling import HiddenStore
+from worker.ranks.half_steps import HalfStepGroup, cut_step
+from worker.ranks.pipeline_stage import Stage
+from worker.sampling.grouped_logits import Scan
 from worker.sampling.logprobs import prompt_logprob_table
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
+from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
-from worker.steps.halves import cut_step
-from worker.tables.forms import Forms
 from worker.tables.positions import LayOut, lay_out
+from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
 
 WriteBounds = Callable[[Tensor], None]
@@ -48,10 +47,7 @@ class Computing(Protocol):
     def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome: ...
 
     def prepare(self) -> bool:
-        """Do some work, for a fraction of a second, that makes later steps quicker -> whether more is left.
-
-        Called when the first steps are over, and no other is under way.
-        """
+        """Work for a moment, while no step is under way, to speed up later ones -> whether more is left."""
         ...
 
     urgent: int
@@ -62,40 +58,42 @@ class Computing(Protocol):
         ...
 
 
+class Unrecordable(Exception):
+    """A step cannot be recorded; the message says why."""
+
+
+class UnreadStep(ForwardContext):
+    """A step whose lengths must not be read on the host: a model may choose by them what it computes."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("query_lens_host", "kv_lens_host"):
+            raise Unrecordable(f"it reads {name}")
+        return super().__getattribute__(name)
+
+
+@dataclass(eq=False)
 class Compute:
     """Computes step after step. A device that only has a quicker layout or forward pass sets these here."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        slots: Slots,
-        *,
-        vocab_size: int,
-        scan: Scan,
-        draw: Draw,
-        hidden: HiddenStore | None,
-        stage: Stage | None,
-        replicas: TurnGroup | None = None,
-        generates: bool,
-    ) -> None:
-        """`hidden`: where all last hidden states are stored, if some task reads those of earlier steps.
+    model: ServedModel
+    slots: Slots
+    _: KW_ONLY
+    vocab_size: int
+    scan: Scan
+    draw: Draw
+    stage: Stage | None
+    generates: bool
+    """Whether there are steps that sample."""
+    hidden_store: HiddenStore | None = None
+    """Where all last hidden states are stored, if some task reads those of earlier steps."""
+    replicas: HalfStepGroup | None = None
+    """This rank and those with which it may compute halves of steps."""
+    lay_out: LayOut = lay_out
+    forms: Forms | None = None
+    urgent: int = 0
 
-        `replicas`: this rank and those with which it may compute halves of steps. `generates`: whether there
-        are steps that sample.
-        """
-        self.lay_out: LayOut = lay_out
-        self.forms: Forms | None = None
-        self.urgent = 0
-        self.generates = generates
-        self.forward: Forward = model.forward
-        self.model = model
-        self.slots = slots
-        self.vocab_size = vocab_size
-        self.scan = scan
-        self._draw = draw
-        self._hidden = hidden
-        self.stage = stage
-        self._replicas = replicas
+    def __post_init__(self) -> None:
+        self.forward: Forward = self.model.forward
 
     @property
     def ends_model(self) -> bool:
@@ -142,53 +140,32 @@ class Compute:
         first_halves: Sequence[int] = (),
         stream: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [T, H], which are stored if there is a store.
+        """The last hidden states [T, H], which are stored, too. `stream` [T, H]: from the stage before."""
 
-        `stream` [T, H]: what the stage before has sent, if there is one.
-        """
-        if first_halves and self._replicas is not None:
-            hidden = self._compute_halves(self._replicas, ids, context, stream, first_halves)
+        def compute(part: ForwardContext, own: slice) -> Tensor:
+            if ids.is_cuda:
+                torch.cuda.set_device(ids.device)  # a thread of its own begins with the first one
+            with torch.inference_mode(), use_context(part):
+                return self.forward(ids[own], part.positions, None if stream is None else stream[own])
+
+        if first_halves and self.replicas is not None:
+            first, second = cut_step(context, first_halves, self.replicas.rank)
+            tokens = len(first.positions)
+            halves = self.replicas.compute_both(
+                lambda: compute(first, slice(tokens)), lambda: compute(second, slice(tokens, None))
+            )
+            hidden = torch.cat(halves)
         else:
             with use_context(context):
                 hidden = self.forward(ids, context.positions, stream)
-        if self._hidden is not None:
-            self._hidden.write(hidden, context)
+        if self.hidden_store is not None:
+            self.hidden_store.write(hidden, context)
         return hidden
-
-    def _compute_halves(
-        self,
-        replicas: TurnGroup,
-        ids: Tensor,
-        context: ForwardContext,
-        stream: Tensor | None,
-        first_halves: Sequence[int],
-    ) -> Tensor:
-        """The hidden states of a step whose halves are computed in turns."""
-        first, second = cut_step(context, first_halves, replicas.rank)
-        tokens = len(first.positions)
-
-        def compute(half: ForwardContext, own: slice) -> Tensor:
-            if ids.is_cuda:
-                torch.cuda.set_device(ids.device)  # a thread of its own begins with the first one
-            with torch.inference_mode(), use_context(half):
-                return self.forward(ids[own], half.positions, None if stream is None else stream[own])
-
-        return torch.cat(
-            replicas.compute_both(
-                lambda: compute(first, slice(tokens)), lambda: compute(second, slice(tokens, None))
-            )
-        )
 
     def choose(self, logits: Tensor, sampled: SampleTargets, write_bounds: WriteBounds) -> SampledTokens:
         """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""
         table = self.slots.tokens
-        tokens = sample(
-            logits,
-            sampled.plan,
-            table,
-            self.scan,
-            draw=self._draw,
-            forbid=write_bounds if sampled.bound else None,
-        )
+        forbid = write_bounds if sampled.bound else None
+        tokens = sample(logits, sampled.plan, table, self.scan, draw=self.draw, forbid=forbid)
         table.view(-1)[sampled.flat] = tokens.tokens
         return tokens

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.pooling.plan import PooledVectors
-from worker.protocol import ExpertReport, StepInput, StepOutput, TokenLogprobs, Vectors
+from worker.pooling import PooledVectors
+from worker.protocol import ExpertReport, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens
 from worker.steps.batch import Batch
@@ -59,8 +59,7 @@ def fetch_output(
 ) -> StepHandle:
     """Start the one copy to the host. Slots may have other sequences when the handle is read."""
     tables = [*(tokens.logprobs if tokens else []), *prompt_tables]
-    parts = [tokens.packed.flatten()] if tokens else []
-    parts += [table.flatten() for table in tables]
+    parts = [part.flatten() for part in ([tokens.packed, *tables] if tokens else tables)]
     if pooled.vectors:
         parts.append(torch.cat([vectors.flatten() for vectors in pooled.vectors]).view(torch.int32))
     if not parts:
@@ -69,16 +68,13 @@ def fetch_output(
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
     vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
     compiled = device.kernel_compilations
-    return StepHandle(
-        batch.step, batch, shapes, vectors, pooled.failed, compiled, experts, device.fetch(packed)
-    )
+    return StepHandle(batch, shapes, vectors, pooled.failed, compiled, experts, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
 class StepHandle:
     """A step under way, with all that reading its output needs."""
 
-    _step: StepInput
     _batch: Batch
     _shapes: list[tuple[int, int]]
     _vectors: list[tuple[int, tuple[int, ...]]]
@@ -93,7 +89,7 @@ class StepHandle:
         """Wait for the output of this step, but not for later steps."""
         words = self._fetch.wait()
         sampled = self._batch.sampled
-        seqs = self._step.seqs
+        seqs = self._batch.step.seqs
         rows = sampled.rows if sampled else []
         tokens = [-1] * len(seqs)
         failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
@@ -107,7 +103,7 @@ class StepHandle:
         tables = self._tables(words[2 * len(rows) :])
         pooled = self._pooled(words, failed)
         return StepOutput(
-            number=self._step.number,
+            number=self._batch.step.number,
             tokens=tokens,
             logprobs=self._logprobs(tables),
             prompt_logprobs={
@@ -133,7 +129,7 @@ class StepHandle:
         for row, shape in self._vectors:
             stop = start + prod(shape)
             numbers = words[start:stop].view(np.float32)
-            slot = self._step.seqs[row].slot
+            slot = self._batch.step.seqs[row].slot
             if all_finite or np.isfinite(numbers).all():
                 pooled[slot] = Vectors(data=numbers.tobytes(), shape=shape)
             else:
@@ -145,7 +141,7 @@ class StepHandle:
         sampled = self._batch.sampled
         if sampled is None or not sampled.plan.logprobs:
             return []
-        entries: list[TokenLogprobs | None] = [None] * len(self._step.seqs)
+        entries: list[TokenLogprobs | None] = [None] * len(self._batch.step.seqs)
         for wanted in sampled.plan.logprobs:
             for row, entry in zip(wanted.rows_host, unpack_logprobs(next(tables)), strict=True):
                 entries[sampled.rows[row]] = entry

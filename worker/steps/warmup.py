@@ -12,41 +12,28 @@ TOKENS = 16
 
 
 def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[StepInput]:
-    """The steps of a worker that shares experts with those of so many `replicas`, which all take the same."""
+    """A prefill, a decode and a text to be pooled, as far as offered; `replicas` take the same steps."""
     steps: list[StepInput] = []
     if "generate" in facts.tasks:
-        steps += _generation(facts, slot)
+        length = min(TOKENS, facts.max_model_len - 1)
+        prefill = _first_step(facts, slot, length, length + 1, Sampling(max_tokens=2, top_p=0.9))
+        decode = SeqStep(slot=slot, start=length, count=1, blocks=[], samples=True, output_index=1)
+        steps += [prefill, StepInput(number=0, new=[], seqs=[decode])]
     pooling = [task for task in facts.tasks if task != "generate"]
     if pooling:
-        steps.append(_pooling(facts, slot, cast("Task", pooling[0])))
+        length = min(TOKENS, facts.max_model_len)
+        steps.append(_first_step(facts, slot, length, length, Pooling(task=cast("Task", pooling[0]))))
     if replicas == 1:
         return steps
-    return [replace(step, replica_tokens=[_tokens(step)] * replicas) for step in steps]
+    return [replace(step, replica_tokens=[step.seqs[0].count] * replicas) for step in steps]
 
 
-def _tokens(step: StepInput) -> int:
-    return sum(seq.count for seq in step.seqs)
-
-
-def _generation(facts: WorkerFacts, slot: int) -> list[StepInput]:
-    """A prefill and a decode."""
-    length = min(TOKENS, facts.max_model_len - 1)
-    params = Sampling(max_tokens=2, top_p=0.9)
+def _first_step(
+    facts: WorkerFacts, slot: int, length: int, positions: int, params: Sampling | Pooling
+) -> StepInput:
+    """The step of a new sequence, which gets the scratch block, as often as so many positions need."""
     new = NewSeq(slot=slot, tokens=[0] * length, prompt_len=length, params=params)
-    blocks = _scratch(facts, length + 1)
-    prefill = SeqStep(slot=slot, start=0, count=length, blocks=blocks, samples=True)
-    decode = SeqStep(slot=slot, start=length, count=1, blocks=[], samples=True, output_index=1)
-    return [StepInput(number=0, new=[new], seqs=[prefill]), StepInput(number=0, new=[], seqs=[decode])]
-
-
-def _pooling(facts: WorkerFacts, slot: int, task: Task) -> StepInput:
-    length = min(TOKENS, facts.max_model_len)
-    new = NewSeq(slot=slot, tokens=[0] * length, prompt_len=length, params=Pooling(task=task))
-    blocks = _scratch(facts, length)
-    seq = SeqStep(slot=slot, start=0, count=length, blocks=blocks, samples=False, pools=True)
+    blocks = [facts.num_blocks] * -(-positions // facts.block_size) if facts.causal else []
+    pools = isinstance(params, Pooling)
+    seq = SeqStep(slot=slot, start=0, count=length, blocks=blocks, samples=not pools, pools=pools)
     return StepInput(number=0, new=[new], seqs=[seq])
-
-
-def _scratch(facts: WorkerFacts, positions: int) -> list[int]:
-    """The scratch block, as often as needed: no sequence reads what is written there."""
-    return [facts.num_blocks] * -(-positions // facts.block_size) if facts.causal else []

@@ -1,7 +1,7 @@
 """The positions of a step's tokens, and the context in which a model reads them.
 
 `lay_out` computes them by torch, on any device. In a small step its dozen operations cost more than all that
-they compute, so the CPU has its own (`worker/kernels/cpu/recording/positions.py`).
+they compute, so the CPU has its own (`worker/kernels/cpu/recording.py`).
 """
 
 from __future__ import annotations

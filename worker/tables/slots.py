@@ -17,7 +17,7 @@ from worker.protocol import NewSeq, Pooling, Sampling
 
 _NO_SAMPLING = Sampling(max_tokens=1)
 STATE_WORDS = 8
-"""The words of what a device knows of a slot to count on by itself (`states.py`)."""
+"""The words of what a device knows of a slot to count on by itself (`recorded_forms.py`)."""
 _ALIGNED = 4
 """The words of which a table's beginning is a multiple: other addresses would be compiled for anew."""
 
@@ -55,10 +55,9 @@ class Slots:
         self.states = self.words[: self.first_block].view(rows, STATE_WORDS)
         self.block_table = self.words[self.first_block :][: rows * blocks].view(rows, blocks)
         self.tokens = self.words[self.first_token :].view(rows, self.width)
-        self.host_tables: tuple[np.ndarray, np.ndarray] | None = None
+        on_host = target.type == "cpu"
+        self.host_tables = (self.tokens.numpy(), self.block_table.numpy()) if on_host else None
         """The arrays of both tables, if the host can write to them without waiting."""
-        if target.type == "cpu":
-            self.host_tables = self.tokens.numpy(), self.block_table.numpy()
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows
@@ -117,9 +116,8 @@ class Slots:
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
         self.logprobs[slot] = params.logprobs is not None
+        self.demanding.discard(slot)
         if any(each[slot] for each in (self.temperature, self.masked, self.penalised, self.logprobs)):
             self.demanding.add(slot)
-        else:
-            self.demanding.discard(slot)
         if params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(slot)

@@ -2,8 +2,8 @@
 
 `Packet.ints` and `Packet.floats` write on the host and hand out the tensor on the device at once; it holds
 the values after `send`. Buffers form a ring, because the device may still read those of the steps ahead. A
-form (`forms.py`) goes to the same place on the device every time, which copies reach in the order of steps.
-Every tensor begins at a multiple of 16 bytes: kernels would be compiled anew for other addresses.
+form (`recorded_forms.py`) goes to the same place on the device every time, which copies reach in the order of
+steps. Every tensor begins at a multiple of 16 bytes: kernels would be compiled anew for other addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 
 MakeBuffer = Callable[[int], tuple[Tensor, Tensor]]
 """The type of `Device.staging_buffer`: so many int32 words on the host, and their copy on the device."""
-
 
 _ALIGNED = 4
 """The words of which a tensor's beginning is a multiple."""
@@ -47,13 +46,12 @@ def _aligned(words: int) -> int:
 class Packet:
     def __init__(self, make_buffer: MakeBuffer, words: int) -> None:
         self._make_buffer = make_buffer
-        self._own = make_buffer(words)
-        self._take(*self._own)
         self._full: list[tuple[Tensor, Tensor]] = []
         """What is sent, on the host and on the device."""
+        self._take_buffer(words)
 
     def reset(self) -> None:
-        self._used, self._on_device = 0, self._own[1]
+        self._used, self._on_device = 0, self._own_on_device
         self._full.clear()
 
     def ints(self, values: ArrayLike) -> Tensor:
@@ -70,8 +68,7 @@ class Packet:
         """
         words = sum(_aligned(column.length) for column in columns)
         if words > len(self._words):  # parts of a form never lie elsewhere
-            self._own = self._make_buffer(2 * words)
-            self._take(*self._own)
+            self._take_buffer(2 * words)
         self._on_device = buffer
         for column in columns:
             filled = np.full(column.length, column.fill, np.int32)
@@ -94,17 +91,16 @@ class Packet:
     def _grow(self, words: int) -> None:
         """Long prompts outgrow the buffer: it is sent as it is, and a larger one is used from now on."""
         self._close_buffer()
-        self._own = self._make_buffer(2 * max(words, len(self._host)))
-        self._take(*self._own)
+        self._take_buffer(2 * max(words, len(self._host)))
 
     def _close_buffer(self) -> None:
         """Have the buffer sent as it is, unless the device computes in it."""
         if self._host is not self._on_device:
             self._full.append((self._host[: self._used], self._on_device[: self._used]))
 
-    def _take(self, host: Tensor, on_device: Tensor) -> None:
-        self._host, self._words, self._on_device = host, host.numpy(), on_device
-        self._used = 0
+    def _take_buffer(self, words: int) -> None:
+        self._host, self._own_on_device = self._make_buffer(words)
+        self._words, self._on_device, self._used = self._host.numpy(), self._own_on_device, 0
 
 
 class Staging:

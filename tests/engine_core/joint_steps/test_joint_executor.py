@@ -23,7 +23,7 @@ from engine_core.ranks.layout import rank_places
 from engine_core.ranks.local_ranks import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.protocol import StepBounds
-from worker.ranks.mesh import connect_all
+from worker.ranks.unix_sockets import connect_all
 
 Make = Callable[..., list[JointExecutor]]
 

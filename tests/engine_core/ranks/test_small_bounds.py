@@ -22,7 +22,7 @@ from engine_core.ranks.ranks_executor import RanksExecutor, shrunk
 from worker.config import WorkerConfig
 from worker.protocol import Bound, StepBounds
 from worker.ranks.channel import RankReady
-from worker.sampling.bounds import row_bits
+from worker.sampling.token_bounds import row_bits
 
 
 def allowed(bound: Bound, vocab: int) -> list[int]:

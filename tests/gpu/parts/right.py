@@ -15,8 +15,8 @@ from products import measure_rounding
 from results import Result
 from workbench import Part, Workbench
 
-from worker.sampling.draw import Draws, draw_fully
-from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.sampling.top_k_top_p import Draws, draw_fully
 from worker.tables.random_bits import uniform
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,7 @@ from models.config import ConfigError, read_config
 from models.conversion.conversion_choice import resolve_conversion
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.loader import LoadOptions, load_model
-from worker.kernels.cpu import quantized
+from worker.kernels.cpu import quantization, torch_operations
 
 PROMPT = random.Random(2).choices(range(5, 300), k=21)
 
@@ -122,7 +122,7 @@ def test_all_of_an_fp8_checkpoint_is_read(name: str, built: Path, tmp_path: Path
 
 @pytest.fixture
 def int4() -> Iterator[None]:
-    ops.use(quantized.table(quantized.find_scheme("int4")))
+    ops.use(torch_operations.linear_operations(quantization.find_scheme("int4")))
     yield
     ops.use({})
 
@@ -137,7 +137,7 @@ def test_small_matrices_stay_plain(int4: None, lora: int | None, tmp_path: Path)
     for weight in (small.weight, attention.attention.up, model.model.layers[1].mlp.router.weight):  # pyright: ignore
         assert type(weight) is torch.nn.Parameter
     for weight in (attention.queries.weight, attention.o_proj.weight):
-        assert isinstance(weight, quantized.Quantized)
+        assert isinstance(weight, quantization.Quantized)
 
 
 def test_dummy_weights_run(v3: Path) -> None:

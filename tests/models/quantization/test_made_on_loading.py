@@ -12,8 +12,8 @@ from packed_floats import write_floats
 from tiny import tiny_checkpoint
 
 from models import ops
-from worker.kernels.cpu import operations, quantized
-from worker.kernels.cpu.quantized import SCHEMES
+from worker.kernels.cpu import operations, torch_operations
+from worker.kernels.cpu.quantization import SCHEMES
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 RECIPES = [
@@ -38,7 +38,7 @@ def test_so_are_those_of_fp8(made: str, name: str, tmp_path: Path) -> None:
 
 
 def compare(packed: Path, plain: Path, made: str) -> None:
-    for table in (operations.open_kernels(1, made), quantized.table(SCHEMES[made])):
+    for table in (operations.open_kernels(1, made), torch_operations.linear_operations(SCHEMES[made])):
         ops.use(table)
         found, expected = (Driver(load_ranks(folder)).step({0: PROMPT})[0] for folder in (packed, plain))
         assert torch.equal(found, expected)

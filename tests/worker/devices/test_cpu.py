@@ -16,14 +16,14 @@ from worker.devices.base import GIB, CacheBudget
 from worker.devices.cpu import Cpu
 from worker.devices.selection import open_device
 from worker.kernels import check
-from worker.kernels.cpu import operations, portable, quantized
+from worker.kernels.cpu import operations, torch_operations
 
 
 def test_threads_are_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device(worker_config(cpu_threads=2))
     assert isinstance(device, Cpu)
     assert (device.threads, torch.get_num_threads()) == (2, 1)  # those that compute are the kernels'
-    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    monkeypatch.setattr(operations, "choose_kernels", lambda: (None, torch_operations.TABLE))
     open_device(worker_config(cpu_threads=2))
     assert torch.get_num_threads() == 2
 
@@ -88,7 +88,7 @@ def test_quantization_is_what_pack_does(caplog: pytest.LogCaptureFixture) -> Non
 def test_quantization_without_the_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(operations, "choose", lambda: (None, portable.TABLE))
+    monkeypatch.setattr(operations, "choose_kernels", lambda: (None, torch_operations.TABLE))
     open_device(worker_config(quantization="int4"))
     torch.manual_seed(0)  # some numbers are rounded a little worse than these
     weight, x = torch.randn(64, 128), torch.randn(3, 128)
@@ -100,10 +100,10 @@ def test_quantization_without_the_kernels(
 
 
 def test_kernels_that_quantize_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    operations.choose()  # that the others are right
+    operations.choose_kernels()  # that the others are right
     monkeypatch.setattr(check, "wrong", lambda table, specified: ["linear"])
     monkeypatch.setattr(operations, "check_quantizing", operations.check_quantizing.__wrapped__)  # once more
-    assert operations.open_kernels(1, "int8")["linear"] is quantized.linear
+    assert operations.open_kernels(1, "int8")["linear"] is torch_operations.linear
 
 
 def test_a_cache_gets_zeroed_writable_memory_of_the_asked_size() -> None:

@@ -22,7 +22,7 @@ from models.parallel.experts import ExpertPlace
 from worker.config import Balancing
 from worker.experts import balancer as balancers
 from worker.experts.balance import improve
-from worker.experts.balancer import Balancer, summarize
+from worker.experts.balancer import Balancer, LoadWindow, summarize
 from worker.protocol import Balancedness, ExpertReport
 
 REPLICAS, EXPERTS, COPIES = 4, 8, 4
@@ -219,3 +219,15 @@ def test_balancedness_of_layers_in_four_numbers() -> None:
     expected = Balancedness(least=0.5, p50=0.8, p90=0.6, average=pytest.approx(0.77))
     assert summarize(layers) == expected
     assert summarize([0.25]) == Balancedness(0.25, 0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 1), (4, 4), (8, 8), (9, 11), (20, 23), (80, 89)])
+def test_a_window_holds_its_last_steps_and_one_part_more_at_most(size: int, most: int) -> None:
+    totals = torch.zeros(2, 3, dtype=torch.int64)
+    window = LoadWindow(totals, size)
+    for step in range(4 * size):
+        window.advance()
+        held = int(window.loads()[0, 0])
+        assert min(step, size) <= held <= most
+        assert window.loads().tolist() == [[held, 2 * held, 0]] * 2
+        totals += torch.tensor([1, 2, 0])

@@ -17,6 +17,7 @@ from worker.host.machine import (
 )
 
 GIB = 1 << 30
+MEMINFO = {"proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB"}
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -58,8 +59,7 @@ def test_quota_of_a_group_above_bounds_the_cores(four_threads: Path, quota: str,
 
 
 def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
-    meminfo = f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB"
-    write(tmp_path, {"proc/meminfo": meminfo})
+    write(tmp_path, MEMINFO)
     assert available_memory(tmp_path) == 16 * GIB
     assert total_memory(tmp_path) == 32 * GIB
     groups = {
@@ -77,7 +77,7 @@ def test_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
 def test_files_that_were_read_leave_a_container_its_memory(tmp_path: Path) -> None:
     stat = f"anon {GIB}\nactive_file {GIB // 2}\ninactive_file {3 * GIB}\nshmem {GIB // 4}"
     files = {
-        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        **MEMINFO,
         "proc/self/cgroup": "0::/box",
         "sys/fs/cgroup/box/memory.max": str(6 * GIB),
         "sys/fs/cgroup/box/memory.current": str(5 * GIB),
@@ -92,7 +92,7 @@ def test_limits_of_version_1(four_threads: Path) -> None:
         f"active_file 0\ntotal_active_file {GIB // 2}\ntotal_inactive_file {GIB}\nhierarchical_memory_limit 1"
     )
     files = {
-        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        **MEMINFO,
         "proc/self/cgroup": "4:memory:/pod/box\n2:cpu,cpuacct:/pod/box\n1:name=systemd:/pod/box\n0::/",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(20 * GIB),
@@ -113,7 +113,7 @@ def test_limits_of_version_1(four_threads: Path) -> None:
 def test_a_container_of_version_1_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
     """The path is the host's, and means nothing inside."""
     files = {
-        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB",
+        **MEMINFO,
         "proc/self/cgroup": "2:cpuacct,memory:/docker/0123",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str(650 << 20),
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(100 << 20),
@@ -122,8 +122,7 @@ def test_a_container_of_version_1_sees_its_own_group_at_the_top(tmp_path: Path) 
 
 
 def test_a_limit_of_addresses_is_one_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo = f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {16 * GIB // 1024} kB"
-    write(tmp_path, {"proc/meminfo": meminfo, "proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1"})
+    write(tmp_path, {**MEMINFO, "proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1"})
     monkeypatch.setattr(
         machine.resource, "getrlimit", lambda which: (3 * GIB, machine.resource.RLIM_INFINITY)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from tiny import tiny_checkpoint
 from worker.config import Balancing
 
 LENGTH = 9
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 def balancing(copies: int, use_async: bool) -> Balancing:

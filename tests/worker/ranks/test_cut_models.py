@@ -88,15 +88,13 @@ def write(id: int, tokens: list[int], **given: object) -> Add:
     return Add(id=id, tokens=tokens, params=Sampling(**params))  # pyright: ignore[reportArgumentType]
 
 
-def pool(id: int, tokens: list[int], task: str) -> Add:
-    return Add(id=id, tokens=tokens, params=Pooling(task=task))  # pyright: ignore[reportArgumentType]
+def pools(task: str, first_id: int = 0) -> list[Add]:
+    """All texts, to be pooled."""
+    params = Pooling(task=task)  # pyright: ignore[reportArgumentType]
+    return [Add(id=id, tokens=text, params=params) for id, text in enumerate(TEXTS, first_id)]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
+WRITES = [write(id, text) for id, text in enumerate(TEXTS)]
 
 
 Open = Callable[..., tuple[Engine, RanksOfTests | None]]
@@ -149,8 +147,7 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
         folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
     else:
         folder = tiny_checkpoint(architecture, tmp_path)
-    adds = [write(id, text) for id, text in enumerate(TEXTS)]
-    compare(open_engine, folder, adds, tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
+    compare(open_engine, folder, WRITES, tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -161,8 +158,7 @@ def test_all_layouts_give_the_same_bits(
     """Matrices have a section for each of up to eight ranks, and groups of quantized inputs end with them."""
     shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 208}
     folder = tiny_checkpoint(architecture, tmp_path, **shape)
-    adds = [write(id, text) for id, text in enumerate(TEXTS)]
-    adds += [pool(10 + id, text, "embed") for id, text in enumerate(TEXTS)]
+    adds = WRITES + pools("embed", 10)
     given = {"tasks": ["generate", "embed"], "enable_prefix_caching": False, "max_num_seqs": 4}
     for dtype in ("float32", "bfloat16"):
         compare(open_engine, folder, adds, dtype=dtype, quantization=quantization, **given)
@@ -174,7 +170,7 @@ def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Pat
     shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 384}
     recipe = Recipe(method="gptq", group=32, symmetric=False, act_order=act_order, head=True)
     folder = write_pair(tmp_path, recipe, **shape).packed
-    adds = [write(id, text) for id, text in enumerate(TEXTS)]
+    adds = WRITES
     given = {"tasks": ["generate"], "enable_prefix_caching": False, "max_num_seqs": 4}
     if not act_order:
         for dtype in ("float32", "bfloat16"):
@@ -204,11 +200,10 @@ def test_whole_experts(
 ) -> None:
     """Sums of experts are made in another order than by one worker, so the last digits differ."""
     folder = tiny_checkpoint(architecture, tmp_path, **given)
-    adds = [write(id, text) for id, text in enumerate(TEXTS)]
     more = {"tasks": ["generate"], "max_num_seqs": 4, "quantization": quantization}
-    expected = run(open_engine(folder, **more)[0], adds)
+    expected = run(open_engine(folder, **more)[0], WRITES)
     for layout in WHOLE:
-        results = run(open_engine(folder, layout, **more)[0], adds)
+        results = run(open_engine(folder, layout, **more)[0], WRITES)
         assert results.tokens == expected.tokens
         for id, values in expected.logprobs.items():  # kernels of quantized weights round their inputs
             assert results.logprobs[id] == pytest.approx(values, abs=1e-3 if quantization else 1e-4)
@@ -240,9 +235,8 @@ def test_preemption(llama: Path, open_engine: Open) -> None:
 def test_cached_beginnings(llama: Path, open_engine: Open) -> None:
     for layout in [Layout(), *LAYOUTS]:
         engine, _ = open_engine(llama, layout)
-        first = run(engine, [write(id, text) for id, text in enumerate(TEXTS)])
-        again = run(engine, [write(id, text) for id, text in enumerate(TEXTS)])
-        again.assert_like(first)
+        first = run(engine, WRITES)
+        run(engine, WRITES).assert_like(first)
         assert engine.stats().prefix_hits > 0
 
 
@@ -278,8 +272,7 @@ def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
     for head, task in zip(ENCODER_HEADS, tasks, strict=True):
         labels = {} if head == "Model" else {"num_labels": 3}
         folder = tiny_checkpoint(f"{family}{head}", tmp_path / head, **labels)
-        adds = [pool(id, text, task) for id, text in enumerate(TEXTS)]
-        compare(open_engine, folder, adds, LAYOUTS if head == "Model" else [BOTH])
+        compare(open_engine, folder, pools(task), LAYOUTS if head == "Model" else [BOTH])
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
@@ -287,31 +280,20 @@ def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
 def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: Open, tmp_path: Path) -> None:
     """A mean needs the hidden states of earlier chunks and of cached prefixes."""
     folder = tiny_checkpoint(architecture, tmp_path)
-    adds = [pool(id, text, "embed") for id, text in enumerate(TEXTS)]
-    compare(
-        open_engine,
-        folder,
-        adds,
-        [BOTH],
-        convert="embed",
-        runner="pooling",
-        pooler_config={"pooling_type": mode},
-        max_num_batched_tokens=9,
-        max_num_seqs=4,
-    )
+    given = {"convert": "embed", "runner": "pooling", "pooler_config": {"pooling_type": mode}}
+    compare(open_engine, folder, pools("embed"), [BOTH], max_num_batched_tokens=9, max_num_seqs=4, **given)
 
 
 def test_classifiers_made_of_decoders(open_engine: Open, tmp_path: Path) -> None:
     folder = sibling_checkpoint("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", tmp_path, num_labels=3)
-    adds = [pool(id, text, "classify") for id, text in enumerate(TEXTS)]
-    compare(open_engine, folder, adds)
+    compare(open_engine, folder, pools("classify"))
 
 
 def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
     """Every rank of the last stage has the labels' rows of the head. Generation asks its whole head."""
     labels = {"classifier_from_token": ["a", "b"], "method": "no_post_processing"}
     given = {"hf_overrides": labels, "max_num_batched_tokens": 9}
-    adds = [pool(id, text, "classify") for id, text in enumerate(TEXTS)]
+    adds = pools("classify")
     compare(open_engine, llama, adds, convert="classify", runner="pooling", max_num_seqs=4, **given)
     adds += [write(10 + id, text) for id, text in enumerate(TEXTS)]
     compare(open_engine, llama, adds, tasks=["generate", "classify"], max_num_seqs=4, **given)
@@ -324,23 +306,13 @@ def test_rewards(open_engine: Open, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors |= {f"score.{name}": tensor for name, tensor in head.state_dict().items()}
     rewrite(folder, tensors, architectures=["Qwen2ForRewardModel"])
-    adds = [pool(id, text, "token_classify") for id, text in enumerate(TEXTS)]
-    compare(open_engine, folder, adds)
+    compare(open_engine, folder, pools("token_classify"))
 
 
 def test_texts_and_vectors_from_one_copy(llama: Path, open_engine: Open) -> None:
-    adds = [write(id, text) for id, text in enumerate(TEXTS)]
-    adds += [pool(10 + id, text, "embed") for id, text in enumerate(TEXTS)]
-    adds += [pool(20 + id, text, "token_embed") for id, text in enumerate(TEXTS)]
-    compare(
-        open_engine,
-        llama,
-        adds,
-        runner="generate",
-        tasks=["generate", "embed", "token_embed"],
-        max_num_batched_tokens=9,
-        max_num_seqs=4,
-    )
+    adds = WRITES + pools("embed", 10) + pools("token_embed", 20)
+    given = {"runner": "generate", "tasks": ["generate", "embed", "token_embed"]}
+    compare(open_engine, llama, adds, max_num_batched_tokens=9, max_num_seqs=4, **given)
 
 
 def configs(folder: Path, layout: Layout, ranks: Ranks, **given: object) -> list[WorkerConfig]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from replica_texts import SIZES, run
 from tiny import tiny_checkpoint
 
 from models.parallel.experts import Placement, Transport
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,13 +33,6 @@ BLOCK = 4
 SIZE = {"block_size": BLOCK, "num_gpu_blocks_override": 32, "max_model_len": 64, "cpu_threads": 1}
 LATENT = {"DeepseekV3ForCausalLM": {"n_routed_experts": 8}}
 TRANSPORTS: list[Transport] = ["allgather_reducescatter", "all_to_all"]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 def steps_of(replica: int) -> list[StepInput]:

@@ -11,11 +11,10 @@ from kernel_levels import NAMES, library_of, use_threads
 from torch import Tensor
 
 from worker.kernels.cpu import vocabulary
-from worker.sampling import draw as draw_module
-from worker.sampling.draw import Draws, draw
-from worker.sampling.groups import BY_TORCH, GROUP, GroupedLogits, Scan
+from worker.sampling import top_k_top_p as draw_module
+from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits, Scan
 from worker.sampling.logprobs import logprob_table
-from worker.sampling.mass import LazyMass
+from worker.sampling.top_k_top_p import Draws, LazyMass, draw
 
 # top_p, top_k, min_p
 PLAIN, NUCLEUS, WIDE, BOUNDED = (1.0, 0, 0.0), (0.6, 0, 0.0), (0.999, 0, 0.0), (0.9, 90, 0.0)

@@ -14,11 +14,10 @@ from untimed import untimed
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling
 from worker.sampling import sampler
-from worker.sampling.draw import draw_fully, draw_lazily
-from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.logprobs import unpack_logprobs
-from worker.sampling.mass import FullMass, LazyMass
 from worker.sampling.sampler import SampledTokens, SamplingPlan, plan_sampling
+from worker.sampling.top_k_top_p import FullMass, LazyMass, draw_fully, draw_lazily
 from worker.tables.random_bits import mix, uniform
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Staging

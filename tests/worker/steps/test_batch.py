@@ -10,7 +10,7 @@ from laid_out import LaidOut
 
 from worker.devices.cpu import Cpu
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.steps.batch import plan
+from worker.steps.batch import StepPlanner
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet, Staging
 
@@ -38,20 +38,13 @@ class Table:
         device = Cpu(1)
         self.slots = Slots(device.target, 4, 20, block_size=4)
         self.staging = Staging(device.staging_buffer, steps_ahead=1, words=8)  # too few: packets must grow
+        self.planner = StepPlanner(self.slots, BLOCKS, 100, lambda _, tokens: range(len(tokens)))
         self.number = 0
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
         self.number += 1
         step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        batch = plan(
-            step,
-            self.slots,
-            self.staging.open(),
-            num_blocks=BLOCKS,
-            vocab_size=100,
-            needed_positions=lambda _, tokens: range(len(tokens)),
-        )
-        return LaidOut.of(batch)
+        return LaidOut.of(self.planner.plan(step, self.staging.open()))
 
 
 def new(slot: int, tokens: list[int], prompt_len: int | None = None, params: Sampling = GREEDY) -> NewSeq:

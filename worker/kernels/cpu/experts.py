@@ -14,12 +14,11 @@ from torch import Tensor
 
 from models.ops import expert_ops
 from models.ops.expert_ops import Routing
-from worker.kernels.cpu import portable
-from worker.kernels.cpu.elementwise import GATES
-from worker.kernels.cpu.library import FLOAT, INT, LONG, POINTER, Library
-from worker.kernels.cpu.packing import KINDS, Packed, described_in_one
-from worker.kernels.cpu.recording.outputs import empty
-from worker.kernels.cpu.shapes import refuse
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.packing import Packed, described_in_one
+from worker.kernels.cpu.rowwise import GATES
+from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
+from worker.kernels.cpu.torch_operations import experts_by
 
 Operation = Callable[..., Any]
 
@@ -43,17 +42,13 @@ def bind(library: Library, linear: Operation, gated_linear: Operation) -> dict[s
     return {
         "route": _route(library, linear),
         "collect_experts": _collect,
-        "experts": _experts(library, portable.experts_by(gated_linear, linear)),
+        "experts": _experts(library, experts_by(gated_linear, linear)),
         "add_gated": _add_gated(library),
     }
 
 
 def _route(library: Library, linear: Operation) -> Operation:
-    run = library.function(
-        "choose",
-        *(POINTER, POINTER, POINTER, POINTER, LONG, LONG, LONG),  # tensors, sizes
-        *(INT, INT, LONG, LONG, LONG, FLOAT, FLOAT, FLOAT),  # the routing
-    )
+    run = library.function("choose")
 
     def route(
         x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
@@ -62,15 +57,14 @@ def _route(library: Library, linear: Operation) -> Operation:
             return expert_ops.route(x, weight, bias, correction, routing)
         if weight.columns != routing.experts:
             refuse("route", x=x, weight=weight)
-        if correction is not None and (
-            correction.shape != (routing.experts,) or correction.dtype != torch.float32
-        ):
+        fits = (routing.experts,), torch.float32
+        if correction is not None and (correction.shape, correction.dtype) != fits:
             refuse("route", x=x, correction=correction)
         logits = linear(x, weight, bias, wide=True)
         ids = empty((len(x), routing.chosen), torch.int32)
         shares = empty((len(x), routing.chosen), torch.float32)
         run(
-            *(logits.data_ptr(), None if correction is None else correction.data_ptr()),
+            *(logits.data_ptr(), address(correction)),
             *(ids.data_ptr(), shares.data_ptr(), len(x), routing.experts, routing.chosen),
             *(routing.scores == "sigmoid", routing.normalised),
             *(routing.groups, routing.kept_groups, routing.summed_best),
@@ -96,12 +90,7 @@ def _all_packed(matrices: Sequence[Tensor]) -> TypeGuard[Sequence[Packed]]:
 
 
 def _experts(library: Library, others: Operation) -> Operation:
-    run = library.function(
-        "experts",
-        *(POINTER, POINTER, LONG, POINTER, LONG, LONG),  # matrices, x
-        *(POINTER, POINTER, POINTER, LONG, POINTER, POINTER),  # choices, biases
-        *(POINTER, LONG, INT, INT),  # out
-    )
+    run = library.function("experts")
 
     def experts(
         x: Tensor,
@@ -136,8 +125,8 @@ def _experts(library: Library, others: Operation) -> Operation:
         out = empty((rows, down[0].outputs), torch.float32 if wide else x.dtype)
         run(
             *(gate_up.address, down.address, len(down), x.data_ptr(), x.stride(0), inputs),
-            *(ids.data_ptr(), _address(places), weights.data_ptr(), ids.shape[1]),
-            *(_address(gate_up_bias), _address(down_bias)),
+            *(ids.data_ptr(), address(places), weights.data_ptr(), ids.shape[1]),
+            *(address(gate_up_bias), address(down_bias)),
             *(out.data_ptr(), rows, KINDS[out.dtype], GATES[kind]),
         )
         return out
@@ -167,9 +156,7 @@ def _check(
 
 
 def _add_gated(library: Library) -> Operation:
-    run = library.function(
-        "add_gated", POINTER, POINTER, POINTER, POINTER, POINTER, LONG, LONG, INT, quick=True
-    )
+    run = library.function("add_gated", quick=True)
 
     def add_gated(x: Tensor, rows: Tensor, gate: Tensor, total: Tensor) -> Tensor:
         if x.shape != rows.shape or x.shape != total.shape or gate.shape != x.shape[1:]:
@@ -186,7 +173,3 @@ def _add_gated(library: Library) -> Operation:
         return out
 
     return add_gated
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

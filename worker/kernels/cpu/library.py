@@ -1,9 +1,9 @@
 """The C kernels as a library: for which processors it is built, how, and where from. No torch.
 
-The sources in `csrc/` are compiled for each `Level` of processor, with that level's instructions; a wheel may
-carry the results in `built/`. Where it does not, a C compiler makes the one that this machine needs at first
-use, in some twenty seconds on two cores, and it stays in a cache folder (`worker/host/machine.py`). Its name
-holds a digest of sources and flags, so that a stale one is never found.
+The sources in `csrc/` are compiled for each `Level` of processor; a wheel may carry the results in `built/`.
+Where it does not, a C compiler makes the one that this machine needs at first use, in some twenty seconds on
+two cores, and it stays in a cache folder. Its name holds a digest of sources and flags, so that a stale one
+is never found.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import logging
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache as remember
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,9 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 BUILT = Path(__file__).parents[1] / "built"
 
-POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-"""Types of arguments. A tensor is passed as its `data_ptr()`, and None as the null pointer."""
+_POINTER, FLOAT = ctypes.c_void_p, ctypes.c_float
+_NUMBERS = {"long": ctypes.c_long, "int": ctypes.c_int, "float": FLOAT}
+_PROTOTYPE = re.compile(r"^EXPORT (\w+) (\w+)\(([^)]*)\)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,12 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 _BF16_NEEDS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma", "bmi2")
 
-LEVELS = (
+LEVELS = (  # the best first
     Level("amx", (*_BF16_NEEDS, "amx_tile", "amx_bf16"), (*_BF16, "-mamx-tile", "-mamx-bf16")),
     Level("avx512bf16", _BF16_NEEDS, _BF16),
     Level("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "bmi2"), _AVX512),
     Level("avx2", ("avx2", "fma", "f16c", "bmi2"), _AVX2),
 )
-"""All levels, the best first."""
 
 # Explicit instructions instead of -march=native, for caches are shared; and not -ffast-math: masks are
 # infinite, and NaN must be seen. Without contraction a number is rounded where the source says so.
@@ -93,16 +95,14 @@ class Library:
         self._long = ctypes.CDLL(str(path))
         self._quick = ctypes.PyDLL(str(path))
 
-    def function(
-        self, name: str, *arguments: Any, quick: bool = False, result: Any = None
-    ) -> Callable[..., Any]:
-        """The kernel of this name, as a function of arguments of these types.
+    def function(self, name: str, *, quick: bool = False) -> Callable[..., Any]:
+        """The kernel of this name. It takes a tensor as its `data_ptr()`, and None as the null pointer.
 
         `quick`: it takes microseconds, and giving up the interpreter lock meanwhile would cost more.
         """
         function = getattr(self._quick if quick else self._long, name)
+        function.restype, arguments = _prototypes(SOURCES)[name]
         function.argtypes = arguments
-        function.restype = result
         entry = self._entry(name)
 
         def call(*given: Any) -> Any:
@@ -128,6 +128,18 @@ class Library:
         return None
 
 
+@remember
+def _prototypes(folder: Path) -> dict[str, tuple[Any, list[Any]]]:
+    """The types of the result and of the arguments of each kernel, read from the C sources."""
+    prototypes: dict[str, tuple[Any, list[Any]]] = {}
+    for source in folder.glob("*.c"):
+        for result, name, arguments in _PROTOTYPE.findall(source.read_text()):
+            each = [] if arguments == "void" else arguments.split(",")
+            types = [_POINTER if "*" in one else _NUMBERS[one.split()[-2]] for one in each]
+            prototypes[name] = _NUMBERS.get(result), types
+    return prototypes
+
+
 def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
     """The levels that this processor can run, the best first."""
     if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.exists():
@@ -140,10 +152,7 @@ def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
 
 
 def open_library(level: Level, cache: Path | None = None) -> Library:
-    """Load a level's library: from the wheel, from the cache, or compiled now. Raises BuildError.
-
-    `cache`: the folder for what is compiled here, if not the user's.
-    """
+    """Load a library from the wheel or the cache, or compile it now. Raises BuildError."""
     with suppress(OSError):  # none, or one that was made for another system
         return Library(level, _brought(level))
     cache = cache or cache_folder()
@@ -159,10 +168,7 @@ def open_library(level: Level, cache: Path | None = None) -> Library:
 
 
 def prepare(cache: Path | None = None) -> None:
-    """Compile what `open_library` would compile for the best level here, in the time before it is called.
-
-    Raises BuildError, and OSError if the cache cannot be used.
-    """
+    """Compile what `open_library` would, before it is called. Raises BuildError, or OSError."""
     for level in levels_here()[:1]:
         if not _brought(level).exists():
             _find_or_build(level, cache or cache_folder())
@@ -187,10 +193,7 @@ def _open_kept(level: Level, cache: Path) -> Library:
 
 
 def _find_or_build(level: Level, cache: Path) -> Path:
-    """The library in the cache, compiled now if it is not there. Raises OSError if others could change it.
-
-    Of several processes that start at the same time, one compiles.
-    """
+    """The library in the cache, which one process compiles. Raises OSError if others could change it."""
     make_private(cache)
     path = cache / _file_name(level)
     if is_trusted(path):
@@ -250,10 +253,9 @@ def _compile(compiler: str, level: Level, scratch: Path) -> Path:
         run(*_FLAGS, *level.flags, "-c", str(source), "-o", result)
         return result
 
+    sources = sorted(SOURCES.glob("*.c"), key=lambda source: source.name not in _LONGEST)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        objects = list(
-            pool.map(compiled, sorted(_sources("*.c"), key=lambda source: source.name not in _LONGEST))
-        )
+        objects = list(pool.map(compiled, sources))
     result = scratch / "library.so"
     run(*_LINK_FLAGS, *objects, "-o", str(result), "-lm")
     return result
@@ -272,10 +274,6 @@ def _brought(level: Level) -> Path:
 
 def _file_name(level: Level) -> str:
     digest = hashlib.sha256(" ".join((*_FLAGS, *_LINK_FLAGS, *level.flags)).encode())
-    for source in _sources("*.[ch]"):
+    for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{level.name}-{digest.hexdigest()[:16]}.so"
-
-
-def _sources(pattern: str) -> list[Path]:
-    return sorted(SOURCES.glob(pattern))

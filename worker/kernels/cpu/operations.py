@@ -8,10 +8,10 @@ import logging
 import torch
 
 from worker.kernels import check
-from worker.kernels.cpu import elementwise, embedding, linear, portable, quantized
-from worker.kernels.cpu.attention import heads, latent
-from worker.kernels.cpu.library import INT, BuildError, Library, levels_here, open_library
-from worker.kernels.cpu.portable import Table
+from worker.kernels.cpu import attention, latent_attention, linear, rowwise
+from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
+from worker.kernels.cpu.quantization import find_scheme
+from worker.kernels.cpu.torch_operations import TABLE, Table, linear_operations
 
 logger = logging.getLogger(__name__)
 
@@ -22,22 +22,22 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
     Beside the kernels' threads torch gets one for the little that is left to it: others would keep cores busy
     for milliseconds after each of its operations, waiting for the next.
     """
-    library, table = choose()
+    library, table = choose_kernels()
     torch.set_num_threads(threads if library is None else 1)
     if library is not None:
-        library.function("set_threads", INT)(threads)
+        library.function("set_threads")(threads)
     return table if quantization is None else {**table, **_quantizing(library, quantization)}
 
 
 def bind(library: Library) -> Table:
     """All operations of a library."""
-    binds = embedding.bind, linear.bind, elementwise.bind, heads.bind, latent.bind
+    binds = linear.bind, rowwise.bind, attention.bind, latent_attention.bind
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 
 def _quantizing(library: Library | None, name: str) -> Table:
     """The operations of linear layers, which are all that quantization changes."""
-    plain = quantized.table(quantized.find_scheme(name))
+    plain = linear_operations(find_scheme(name))
     if library is None:
         logger.warning("quantized weights save memory here, but cost time: they are widened in each step")
         return plain
@@ -51,17 +51,14 @@ def _quantizing(library: Library | None, name: str) -> Table:
 @functools.cache
 def check_quantizing(library: Library, name: str) -> tuple[Table, list[str]]:
     """The kernels of a quantization, and the names of those whose results are wrong; once in a process."""
-    scheme = quantized.find_scheme(name)
+    scheme = find_scheme(name)
     table = linear.bind(library, scheme)
-    return table, check.wrong(table, quantized.table(scheme))
+    return table, check.wrong(table, linear_operations(scheme))
 
 
 @functools.cache
-def choose() -> tuple[Library | None, Table]:
-    """The library of kernels for this machine, and the operations; None, and torch's, if there is none.
-
-    Chosen once in a process.
-    """
+def choose_kernels() -> tuple[Library | None, Table]:
+    """Choose, once in a process, the library for this machine, if there is one, and the operations."""
     reason = "they need a processor with AVX2, and Linux"
     for level in levels_here():
         try:
@@ -69,11 +66,11 @@ def choose() -> tuple[Library | None, Table]:
         except BuildError as error:
             reason = str(error)
             continue
-        if level.name == "amx" and not library.function("allow_tiles", result=INT)():
+        if level.name == "amx" and not library.function("allow_tiles")():
             continue  # the next level does without tiles
         if not (names := check.wrong(table := bind(library))):
             return library, table
         reason = f"on this machine these compute something else than they should: {', '.join(names)}"
         logger.error("the %s kernels are not used: %s", level.name, reason)
     logger.warning("the C kernels are not used, so a step takes 2 to 3 times as long: %s", reason)
-    return None, {**portable.TABLE, **quantized.table(None)}
+    return None, TABLE

@@ -1,7 +1,4 @@
-"""Matrices in panels on huge pages, as the C kernels read them: plain, quantized here, or quantized before.
-
-`csrc/weights.h` says how a panel lies in memory.
-"""
+"""Matrices in panels, as `csrc/weights.h` lays them out: plain, quantized here, or quantized before."""
 
 from __future__ import annotations
 
@@ -18,23 +15,14 @@ from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, alike, widen
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from worker.host.memory import Arena, huge_pages
-from worker.kernels.cpu.library import INT, LONG, POINTER, Library
-from worker.kernels.cpu.portable import Table
-from worker.kernels.cpu.quantized import HEAD, Scheme
-from worker.kernels.cpu.shapes import refuse
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.quantization import HEAD, Scheme
+from worker.kernels.cpu.tensors import BFLOAT16, FLOAT32, KINDS, address, refuse
+from worker.kernels.cpu.torch_operations import linear_operations
 
 logger = logging.getLogger(__name__)
 
-FLOAT32, BFLOAT16 = 0, 1
-KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-"""The number types that kernels compute with: `kind` in `csrc/vec.h`."""
-SCALE_KINDS = {
-    **KINDS,
-    torch.float16: 2,
-    torch.float8_e8m0fnu: 3,
-    torch.uint8: 4,
-    torch.int8: 5,
-}
+SCALE_KINDS = {**KINDS, torch.float16: 2, torch.float8_e8m0fnu: 3, torch.uint8: 4, torch.int8: 5}
 """The number types of scales, and of minimums and factors: `scale` in `csrc/weights.h`."""
 CODES = (WHOLE, E4M3, E2M1, IQ4)
 """The kinds of codes: `codes` in `csrc/weights.h`."""
@@ -114,6 +102,8 @@ class _Plan:
     described: _Weights
     fill: Callable[[int], None]
     """A function that packs into the panels of the description at this address."""
+    read: object
+    """The tensors that `fill` reads by their addresses, which must live until then."""
     dtype: torch.dtype
     inputs: int
     bytes_before: int
@@ -122,7 +112,7 @@ class _Plan:
 
 def word_splitter(library: Library) -> Callable[..., Tensor]:
     """`split_words` for `models.ops.use`."""
-    split = library.function("split_words", POINTER, LONG, LONG, LONG, LONG, INT, POINTER, POINTER)
+    split = library.function("split_words")
 
     def split_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
         known = bits == 4 or (bits == 8 and order is None)
@@ -140,17 +130,14 @@ def word_splitter(library: Library) -> Callable[..., Tensor]:
 class Packer:
     """`pack` for `models.ops.use`."""
 
-    def __init__(self, library: Library, scheme: Scheme | None, other: Table) -> None:
-        """`scheme`: how all matrices are quantized; None keeps each as it is.
-
-        `other` packs what the kernels cannot read.
-        """
+    def __init__(self, library: Library, scheme: Scheme | None) -> None:
+        """`scheme`: how all matrices are quantized; None keeps each as it is."""
         self._scheme = scheme
-        self._other: Callable[..., Tensor] = other["pack"]
-        self._size = library.function("packed_bytes", POINTER, result=LONG)
-        self._fill = library.function("pack", POINTER, POINTER)
-        self._quantize = library.function("pack_quantized", POINTER, POINTER, POINTER, INT)
-        self._keep = library.function("pack_grouped", POINTER, POINTER)
+        self._by_torch: Callable[..., Tensor] = linear_operations(scheme)["pack"]
+        self._size = library.function("packed_bytes")
+        self._fill = library.function("pack")
+        self._quantize = library.function("pack_quantized")
+        self._keep = library.function("pack_grouped")
         self._arena = Arena()
         self._told: set[tuple[int, int]] = set()
 
@@ -169,7 +156,7 @@ class Packer:
             scheme = None if plain else HEAD if wide and self._scheme is not None else self._scheme
             plans = self._plans(parts, gated, scheme, sections)
         if plans is None:
-            return self._other(*parts, gated=gated, wide=wide, sections=sections, plain=plain)
+            return self._by_torch(*parts, gated=gated, wide=wide, sections=sections, plain=plain)
         memory, packed = self._filled(plans)
         return packed[0] if len(packed) == 1 else _joined(packed, memory)
 
@@ -208,7 +195,7 @@ class Packer:
         if chosen is not None:
             described.bits, described.group = chosen.bits, chosen.group
             described.input_bits = chosen.input_bits
-        held = [part.contiguous() for part in parts]  # the plan holds them until they are read
+        held = [part.contiguous() for part in parts]
         matrix = (_Part * len(held))(*((part.data_ptr(), len(part)) for part in held))
 
         def fill(address: int) -> None:
@@ -218,7 +205,7 @@ class Packer:
             largest = (ctypes.c_float * len(chosen.largest))(*chosen.largest)
             self._quantize(address, ctypes.addressof(matrix), ctypes.addressof(largest), len(largest))
 
-        return _Plan(described, _holding(fill, held), dtype, inputs, sum(part.nbytes for part in parts))
+        return _Plan(described, fill, held, dtype, inputs, sum(part.nbytes for part in parts))
 
     def _plan_grouped(self, parts: Sequence[Grouped], gated: bool, sections: int) -> _Plan:
         first, outputs = parts[0], sum(map(len, parts))
@@ -244,7 +231,7 @@ class Packer:
             self._keep(address, ctypes.addressof(matrix))
 
         before = sum(part.plain_bytes for part in parts)
-        return _Plan(described, _holding(fill, held), first.dtype, first.inputs, before, order)
+        return _Plan(described, fill, held, first.dtype, first.inputs, before, order)
 
     def _fitted(self, matrix: Grouped, sections: int | None) -> Grouped:
         """The same matrix as kernels read it: codes of 5 and 6 bits fill units, or become bytes."""
@@ -255,10 +242,8 @@ class Packer:
             return fitted
         if (bits, group) not in self._told:  # once, for such matrices are many
             self._told.add((bits, group))
-            logger.info(
-                "codes of %d bits take 8 where groups have %d inputs: kernels read them in units of %d",
-                *(bits, group, unit),
-            )
+            text = "codes of %d bits take 8 where groups have %d inputs: kernels read them in units of %d"
+            logger.info(text, bits, group, unit)
         return fitted.in_bytes()
 
 
@@ -267,27 +252,14 @@ def described_in_one(matrices: Sequence[Packed]) -> ctypes.Array[_Weights]:
     return (_Weights * len(matrices))(*(matrix.described for matrix in matrices))
 
 
-def _holding(fill: Callable[[int], None], held: object) -> Callable[[int], None]:
-    """The same function, which keeps the tensors that it reads by their addresses."""
-
-    def run(address: int, _held: object = held) -> None:
-        fill(address)
-
-    return run
-
-
 def _grouped_part(part: Grouped) -> tuple[Any, ...]:
     factors = () if part.factors is None else (part.factors.scales, part.factors.minimums)
     return (
         *(part.codes.data_ptr(), *part.codes.stride()),
-        *(_address(numbers) for numbers in (part.scales, part.offsets, part.minimums)),
-        (ctypes.c_void_p * 2)(*(_address(numbers) for numbers in factors)),
+        *(address(numbers) for numbers in (part.scales, part.offsets, part.minimums)),
+        (ctypes.c_void_p * 2)(*(address(numbers) for numbers in factors)),
         len(part),
     )
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _packed(plan: _Plan, memory: Tensor) -> Packed:

@@ -6,17 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu.library import LONG, POINTER, Library
-from worker.sampling.bounds import WORD, Forbid, RowBits
-from worker.sampling.groups import GROUP, Scan
+from worker.kernels.cpu.library import Library
+from worker.sampling.grouped_logits import GROUP, Scan
+from worker.sampling.token_bounds import WORD, Forbid, RowBits
 
 
 def bind(library: Library) -> Scan:
     """The passes as the sampler calls them."""
-    find = library.function("find_largest", POINTER, LONG, LONG, POINTER, POINTER)
-    add = library.function("sum_mass", POINTER, POINTER, LONG, LONG, POINTER, POINTER, POINTER)
-    convert = library.function("find_mass", POINTER, POINTER, POINTER, LONG, LONG)
-    add_above = library.function("sum_above", POINTER, POINTER, LONG, POINTER)
+    find = library.function("find_largest")
+    add = library.function("sum_mass")
+    convert = library.function("find_mass")
+    add_above = library.function("sum_above")
 
     def find_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, groups = len(logits), logits.shape[1] // GROUP
@@ -51,17 +51,13 @@ def bind(library: Library) -> Scan:
 
 def bind_forbid(library: Library) -> Forbid:
     """The function that writes bounds into logits."""
-    write = library.function("forbid", POINTER, POINTER, LONG, POINTER, LONG)
+    write = library.function("forbid")
 
     def forbid(logits: Tensor, bits: RowBits) -> None:
         rows, words = np.ascontiguousarray(bits.rows), np.ascontiguousarray(bits.words)
         count, vocab_size = len(rows), logits.shape[1]
-        shape = (count, -(-vocab_size // WORD))
-        if (
-            not logits.is_contiguous()
-            or words.shape != shape
-            or not ((rows >= 0) & (rows < len(logits))).all()
-        ):
+        fits = words.shape == (count, -(-vocab_size // WORD)) and ((rows >= 0) & (rows < len(logits))).all()
+        if not (fits and logits.is_contiguous()):
             raise ValueError(f"bits {words.shape} of {count} rows do not fit logits {tuple(logits.shape)}")
         write(logits.data_ptr(), rows.ctypes.data, count, words.ctypes.data, vocab_size)
 

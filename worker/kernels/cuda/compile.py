@@ -41,10 +41,10 @@ from worker.kernels.cuda.sampling.draw import PROVED, draw, filters
 from worker.kernels.cuda.steps.rows import Rows, lay_out
 from worker.kernels.cuda.steps.samples import lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
-from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.tables.recorded_forms import States
 from worker.tables.slots import Slots
 from worker.tables.staging import columns_of
-from worker.tables.states import States
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A fixture: the level of processor, for tests that draw shapes."""
+"""Fixtures of the C kernels: every level of processor that this machine can run, and one thread or two."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_levels import NAMES, use_threads
+from kernel_levels import NAMES, table_of, use_threads
+
+from worker.kernels.cpu.operations import Table
 
 
 @pytest.fixture(params=NAMES)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A level of processor, and random shapes that depend on the test's name alone."""
+    """A level with two threads, and random numbers that depend on nothing, or on the test's name alone."""
     torch.manual_seed(0)
     random.seed(request.node.name)
-    use_threads(request.param, 1)
+    use_threads(request.param, 2)
     yield request.param
     use_threads(request.param, 1)
+
+
+@pytest.fixture
+def table(level: str) -> Table:
+    """All operations of the level."""
+    return table_of(level)
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+def threads(request: pytest.FixtureRequest, level: str) -> None:
+    use_threads(level, request.param)

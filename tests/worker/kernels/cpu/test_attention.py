@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
-from paged import make_cache, make_step, rows_of
+from kernel_levels import use_threads
+from paged import assert_near, make_cache, make_step, rows_of
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -29,32 +28,11 @@ STEPS = [
 """New tokens and all tokens of each row."""
 
 
-@pytest.fixture(params=NAMES)
-def level(request: pytest.FixtureRequest) -> str:
-    torch.manual_seed(0)
-    return request.param
-
-
-@pytest.fixture
-def table(level: str) -> Table:
-    return table_of(level)
-
-
-@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"], autouse=True)
-def threads(request: pytest.FixtureRequest, level: str) -> Iterator[None]:
-    use_threads(level, request.param)
-    yield
-    use_threads(level, 1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(len(step.positions), heads, dim).to(dtype)
-
-
-def assert_near(out: Tensor, expected: Tensor) -> None:
-    assert out.dtype in DTYPES
-    tolerance = 1e-5 if out.dtype == torch.float32 else 2**-6
-    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,23 +93,6 @@ def test_a_sequence_has_the_same_bits_in_any_batch(level: str, table: Table, dty
                     q[start:stop], kv, rows_of(step, row, row + 1), scale=0.1, window=window
                 )
                 assert torch.equal(alone, together[start:stop])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 90])
-def test_a_prompt_has_the_same_bits_in_any_chunks(
-    table: Table, dtype: torch.dtype, window: int | None
-) -> None:
-    length = 333
-    whole = make_step([length], [length], block_size=32)
-    kv, q = make_cache(whole, 3, 64, dtype), queries(whole, 9, 64, dtype)
-    at_once = table["attention"](q, kv, whole, scale=0.1, window=window)
-    ends = [0, 2, 64, 100, 301, length]
-    for start, stop in pairwise(ends):
-        chunk = make_step([stop - start], [stop], block_size=32)
-        chunk.block_table = whole.block_table
-        piece = table["attention"](q[start:stop], kv, chunk, scale=0.1, window=window)
-        assert torch.equal(piece, at_once[start:stop])
 
 
 def test_a_nan_stays_in_its_sequence(table: Table) -> None:

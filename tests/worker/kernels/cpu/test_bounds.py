@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, library_of, table_of, use_threads
+from kernel_levels import NAMES, linear_table, table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
 from models.ops.attention_inputs import HeadPrep
-from worker.kernels.cpu import linear
 from worker.kernels.cpu.operations import Table
-from worker.kernels.cpu.quantized import SCHEMES
+from worker.kernels.cpu.quantization import SCHEMES
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="memory is guarded as on Linux")
 
@@ -71,7 +70,7 @@ def values(*size: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_linear_layers(level: str, dtype: torch.dtype, scheme: str | None) -> None:
-    table = linear.bind(library_of(level), None if scheme is None else SCHEMES[scheme])
+    table = linear_table(level, scheme)
     for outputs, inputs in ((2, 1), (34, 5), (64, 33), (102, 67), (70, 128)):
         weight, bias = values(outputs, inputs, dtype=dtype), values(outputs, dtype=dtype)
         plain, gated = (table["pack"](weight, gated=gated) for gated in (False, True))

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, library_of, table_of, use_threads
+from kernel_levels import linear_table, table_of, use_threads
 from torch import Tensor
 
 from models.ops import expert_ops
 from models.ops.expert_ops import Routing
 from models.ops.tree_sum import add_in_pairs
-from worker.kernels.cpu import linear, portable, quantized
+from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.experts import ExpertTable
 from worker.kernels.cpu.operations import Table
-from worker.kernels.cpu.quantized import SCHEMES
+from worker.kernels.cpu.quantization import SCHEMES
 
 DTYPES = [torch.float32, torch.bfloat16]
 EXPERTS, CHOSEN = 6, 3
-
-pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
-
-
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    torch.manual_seed(0)
-    use_threads(request.param, 2)
-    yield request.param
-    use_threads(request.param, 1)
 
 
 class Layer:
@@ -85,26 +75,26 @@ def chosen(rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["silu", "gelu", "clamped"])
-def test_experts_are_as_specified(name: str, dtype: torch.dtype, kind: str) -> None:
+def test_experts_are_as_specified(level: str, dtype: torch.dtype, kind: str) -> None:
     layer = Layer(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for rows in (1, 2, 5, 33, 90):
         given = chosen(rows, 67, dtype)
         for sections in (None, 4):
-            found = layer.run(table_of(name), given, kind, sections, wide=True)
+            found = layer.run(table_of(level), given, kind, sections, wide=True)
             assert found.dtype == torch.float32
             torch.testing.assert_close(
                 found.double(), layer.exact(given, kind), rtol=tolerance, atol=tolerance
             )
-            assert torch.equal(layer.run(table_of(name), given, kind, sections), found.to(dtype))
+            assert torch.equal(layer.run(table_of(level), given, kind, sections), found.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_quantized_experts_are_those_of_torch(name: str, dtype: torch.dtype, scheme: str) -> None:
+def test_quantized_experts_are_those_of_torch(level: str, dtype: torch.dtype, scheme: str) -> None:
     layer, given = Layer(dtype, inner=96), chosen(19, 67, dtype)
-    found = layer.run(linear.bind(library_of(name), SCHEMES[scheme]), given, wide=True)
-    expected = layer.run(quantized.table(SCHEMES[scheme]), given, wide=True)
+    found = layer.run(linear_table(level, scheme), given, wide=True)
+    expected = layer.run(torch_operations.linear_operations(SCHEMES[scheme]), given, wide=True)
     difference = (found - expected).norm() / expected.norm()
     assert difference < (1e-4 if dtype == torch.float32 else 1e-2)
 
@@ -112,25 +102,25 @@ def test_quantized_experts_are_those_of_torch(name: str, dtype: torch.dtype, sch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    name: str, dtype: torch.dtype, scheme: str | None
+    level: str, dtype: torch.dtype, scheme: str | None
 ) -> None:
-    table = linear.bind(library_of(name), None if scheme is None else SCHEMES[scheme])
+    table = linear_table(level, scheme)
     layer = Layer(dtype, inner=96)
     x, ids, weights = chosen(300, 67, dtype)
     together = layer.run(table, (x, ids, weights), sections=2, wide=True)
     for rows in ([0], [7], [299], [3, 200], list(range(40, 73))):
         alone = layer.run(table, (x[rows], ids[rows], weights[rows]), sections=2, wide=True)
         assert torch.equal(alone, together[rows]), rows
-    use_threads(name, 1)
+    use_threads(level, 1)
     assert torch.equal(layer.run(table, (x, ids, weights), sections=2, wide=True), together)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-def test_ranks_add_up_to_the_same_bits(name: str, dtype: torch.dtype, scheme: str | None) -> None:
+def test_ranks_add_up_to_the_same_bits(level: str, dtype: torch.dtype, scheme: str | None) -> None:
     """Each has some inner features of all experts, and one of them the biases of downs."""
     inner = 256
-    table = linear.bind(library_of(name), None if scheme is None else SCHEMES[scheme])
+    table = linear_table(level, scheme)
     layer, given = Layer(dtype, inner=inner), chosen(17, 67, dtype)
     whole = layer.run(table, given, sections=8, wide=True)
     into, out_of = layer.biases
@@ -152,9 +142,9 @@ def test_ranks_add_up_to_the_same_bits(name: str, dtype: torch.dtype, scheme: st
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scheme", [None, "int8"])
-def test_whole_experts_of_several_ranks_add_up(name: str, dtype: torch.dtype, scheme: str | None) -> None:
+def test_whole_experts_of_several_ranks_add_up(level: str, dtype: torch.dtype, scheme: str | None) -> None:
     """Matrices are given in any order. A row of which all choices lie elsewhere becomes zeros."""
-    table = linear.bind(library_of(name), None if scheme is None else SCHEMES[scheme])
+    table = linear_table(level, scheme)
     layer = Layer(dtype, inner=96)
     for rows in (1, 3, 300):
         given = chosen(rows, 67, dtype)
@@ -189,14 +179,14 @@ ROUTINGS = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_choices_are_as_specified(name: str, dtype: torch.dtype, routing: Routing) -> None:
+def test_choices_are_as_specified(level: str, dtype: torch.dtype, routing: Routing) -> None:
     x, weight, bias = (
         torch.randn(400, 67).to(dtype),
         torch.randn(12, 67).to(dtype) / 8,
         torch.randn(12).to(dtype),
     )
     weight[5], bias[5] = weight[2], bias[2]  # a tie
-    table = table_of(name)
+    table = table_of(level)
     packed = table["pack"](weight, plain=True)
     for correction in (None, torch.randn(12) / 4):
         if correction is not None:
@@ -210,8 +200,8 @@ def test_choices_are_as_specified(name: str, dtype: torch.dtype, routing: Routin
         assert torch.equal(torch.cat([each[1] for each in alone]), shares[[0, 7, 399]])
 
 
-def test_rows_that_are_no_numbers_choose_experts_that_there_are(name: str) -> None:
-    table = table_of(name)
+def test_rows_that_are_no_numbers_choose_experts_that_there_are(level: str) -> None:
+    table = table_of(level)
     packed = table["pack"](torch.randn(12, 67), plain=True)
     x = torch.full((2, 67), torch.nan)
     for routing in ROUTINGS:
@@ -220,25 +210,25 @@ def test_rows_that_are_no_numbers_choose_experts_that_there_are(name: str) -> No
         assert (ids.diff() > 0).all()
 
 
-def test_a_router_is_never_quantized(name: str) -> None:
+def test_a_router_is_never_quantized(level: str) -> None:
     weight = torch.randn(12, 256)
-    for scheme in SCHEMES.values():
-        table = linear.bind(library_of(name), scheme)
-        assert torch.equal(table["pack"](weight, plain=True), table_of(name)["pack"](weight))
-        assert torch.equal(quantized.table(scheme)["pack"](weight, plain=True), weight)
+    for name, scheme in SCHEMES.items():
+        packed = linear_table(level, name)["pack"](weight, plain=True)
+        assert torch.equal(packed, table_of(level)["pack"](weight))
+        assert torch.equal(torch_operations.linear_operations(scheme)["pack"](weight, plain=True), weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_shared_expert_is_added_by_its_gate(name: str, dtype: torch.dtype) -> None:
+def test_a_shared_expert_is_added_by_its_gate(level: str, dtype: torch.dtype) -> None:
     x, rows, total = torch.randn(3, 9, 67).to(dtype).unbind()
     gate = torch.randn(67).to(dtype) / 8
-    found = table_of(name)["add_gated"](x, rows, gate, total)
+    found = table_of(level)["add_gated"](x, rows, gate, total)
     expected = expert_ops.add_gated(x, rows, gate, total)
     torch.testing.assert_close(found, expected)
 
 
-def test_torch_computes_what_the_kernels_do_not_know(name: str) -> None:
-    table, layer = table_of(name), Layer(torch.float16)
+def test_torch_computes_what_the_kernels_do_not_know(level: str) -> None:
+    table, layer = table_of(level), Layer(torch.float16)
     given = chosen(5, 67, torch.float16)
     gate_up, _ = layer.packed(table)
     assert type(gate_up) is tuple
@@ -251,13 +241,13 @@ def test_torch_computes_what_the_kernels_do_not_know(name: str) -> None:
 def test_the_portable_experts_are_as_specified(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer, given = Layer(dtype), chosen(19, 67, dtype)
-    found = layer.run(portable.TABLE, given, sections=4)
+    found = layer.run(torch_operations.TABLE, given, sections=4)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(found.double(), layer.exact(given, "silu"), rtol=tolerance, atol=tolerance)
 
 
-def test_tensors_that_do_not_fit_each_other_are_refused(name: str) -> None:
-    table, layer = table_of(name), Layer(torch.float32)
+def test_tensors_that_do_not_fit_each_other_are_refused(level: str) -> None:
+    table, layer = table_of(level), Layer(torch.float32)
     gate_up, down = layer.packed(table)
     x, ids, weights = chosen(4, 67, torch.float32)
 

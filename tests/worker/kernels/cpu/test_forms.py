@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
 from forms import FORMS, Shape
-from kernel_levels import NAMES, library_of, use_threads
+from kernel_levels import linear_table
 from torch import Tensor
 
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped
 from models.weight_coding import E2M1, IQ4, LEVELS
-from worker.kernels.cpu import linear, quantized
+from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
-from worker.kernels.cpu.quantized import Quantized
+from worker.kernels.cpu.quantization import Quantized
 
-PLAIN = quantized.table(None)
+PLAIN = torch_operations.linear_operations(None)
 
 
 def exact(x: Tensor, matrix: Grouped) -> Tensor:
@@ -42,12 +41,9 @@ def test_plain_torch_computes_with_the_numbers_as_they_are(name: str, sections: 
     assert_near(PLAIN["linear"](x, packed), exact(x, matrix))
 
 
-@pytest.fixture(params=NAMES)
-def table(request: pytest.FixtureRequest) -> Iterator[Table]:
-    torch.manual_seed(0)
-    use_threads(request.param, 2)
-    yield linear.bind(library_of(request.param))
-    use_threads(request.param, 1)
+@pytest.fixture
+def table(level: str) -> Table:
+    return linear_table(level)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -65,21 +61,6 @@ def test_the_kernels_compute_what_is_specified(table: Table, name: str, sections
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
             if input_bits == 16:
                 assert_near(out, exact(x, matrix))
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_row_has_the_same_bits_everywhere(name: str) -> None:
-    """Alone, in any batch, and on every kind of processor."""
-    torch.manual_seed(0)
-    matrix, x = FORMS[name](Shape(70, 515)), torch.randn(110, 515)
-    found: list[Tensor] = []
-    for level in NAMES:
-        table = linear.bind(library_of(level))
-        packed = table["pack"](matrix)
-        found.append(table["linear"](x, packed))
-        for rows in (1, 2, 7, 13):
-            assert torch.equal(table["linear"](x[-rows:], packed), found[0][-rows:]), (level, rows)
-    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 @pytest.mark.parametrize("kind", [E2M1, IQ4])

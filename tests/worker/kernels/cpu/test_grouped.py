@@ -2,66 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from kernel_levels import NAMES, library_of, use_threads
+from forms import drawn
+from kernel_levels import linear_table
 from torch import Tensor
 
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, describe_sizes, from_column, stacked, widen
-from worker.kernels.cpu import linear, quantized
+from models.ops.tree_sum import add_in_pairs
+from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
-from worker.kernels.cpu.quantized import Quantized
+from worker.kernels.cpu.quantization import Quantized
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = (1, 5, 13)
 GROUPS = (8, 32, 96, 128, 1000, 0)
 
 
-@pytest.fixture(params=NAMES)
-def level(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
-def table(level: str) -> Iterator[Table]:
-    torch.manual_seed(0)
-    use_threads(level, 2)
-    yield linear.bind(library_of(level))
-    use_threads(level, 1)
+def table(level: str) -> Table:
+    return linear_table(level)
 
 
-PLAIN = quantized.table(None)
-
-
-def drawn(
-    outputs: int,
-    inputs: int,
-    *,
-    bits: int = 4,
-    group: int = 32,
-    zeros: bool = False,
-    ordered: bool = False,
-    dtype: torch.dtype = torch.float32,
-    scale_type: torch.dtype = torch.float16,
-    input_bits: int = 16,
-) -> Grouped:
-    groups = -(-inputs // (group or inputs))
-    return Grouped(
-        codes=torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8),
-        bits=bits,
-        group=group,
-        scales=(torch.rand(outputs, groups) / (1 << bits)).to(scale_type),
-        offsets=torch.randint(0, 1 << bits, (outputs, groups), dtype=torch.uint8) if zeros else None,
-        inputs=inputs,
-        dtype=dtype,
-        order=torch.randperm(inputs).int() if ordered else None,
-        input_bits=input_bits,
-    )
+PLAIN = torch_operations.linear_operations(None)
 
 
 def assert_same_sums(out: Tensor, expected: Tensor) -> None:
@@ -143,7 +110,7 @@ def test_sections_are_added_up_as_ranks_do(table: Table, sections: int, group: i
         )
         for i, piece in enumerate(x.split(width, dim=1))
     ]
-    assert torch.equal(quantized.add_in_pairs(pieces), whole)
+    assert torch.equal(add_in_pairs(pieces), whole)
 
 
 def _piece(matrix: Grouped, start: int, width: int) -> Grouped:
@@ -160,13 +127,11 @@ def _piece(matrix: Grouped, start: int, width: int) -> Grouped:
     return from_column(piece, start)
 
 
-def test_parts_are_packed_like_the_whole(table: Table) -> None:
-    parts = [replace(drawn(rows, 67), scales=torch.rand(rows, 3).half()) for rows in (37, 1, 40, 24)]
-    with_zeros = [replace(parts[0], offsets=torch.randint(0, 16, (37, 3), dtype=torch.uint8)), *parts[1:]]
-    for each in (parts, with_zeros):
-        for pack in (table["pack"], PLAIN["pack"]):
-            for gated in (False, True):
-                assert torch.equal(pack(*each, gated=gated), pack(stacked(each), gated=gated))
+def test_parts_of_which_one_has_zeros_are_packed_like_the_whole(table: Table) -> None:
+    parts = [drawn(rows, 67, zeros=rows == 37) for rows in (37, 1, 40, 24)]
+    for pack in (table["pack"], PLAIN["pack"]):
+        for gated in (False, True):
+            assert torch.equal(pack(*parts, gated=gated), pack(stacked(parts), gated=gated))
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
@@ -187,39 +152,6 @@ def test_parts_of_other_forms_are_computed_apart(table: Table, kind: str) -> Non
     torch.testing.assert_close(PLAIN["linear"](x, PLAIN["pack"](*parts), bias), expected, rtol=0, atol=1e-3)
     gated = table["gated_linear"](x, table["pack"](*parts, gated=True), bias, kind)
     torch.testing.assert_close(gated, reference.gated(expected, kind), rtol=1e-3, atol=1e-3)
-
-
-def test_all_processors_compute_the_same_bits() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(8, 333)
-    for matrix in (drawn(70, 333, zeros=True, ordered=True), drawn(70, 333, bits=8, group=64)):
-        found = []
-        for level in NAMES:
-            table = linear.bind(library_of(level))
-            found.append(table["linear"](x, table["pack"](matrix)))
-        assert all(torch.equal(other, found[0]) for other in found[1:])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_has_the_same_bits_in_every_batch(table: Table, dtype: torch.dtype, bits: int) -> None:
-    packed = table["pack"](drawn(100, 515, bits=bits, zeros=True, ordered=True, dtype=dtype))
-    x = torch.randn(1100, 515).to(dtype)  # more rows than are laid out at once
-    whole = table["linear"](x, packed)
-    for rows in (1, 2, 6, 7, 11, 12, 13, 25, 300):
-        assert torch.equal(table["linear"](x[-rows:], packed), whole[-rows:]), rows
-
-
-def test_infinity_and_nan_stay_in_their_row(table: Table) -> None:
-    packed = table["pack"](drawn(40, 133, zeros=True, ordered=True))
-    x = torch.randn(20, 133)
-    clean = table["linear"](x, packed)
-    for wrong in (torch.nan, torch.inf):
-        x[7, 132] = wrong
-        out = table["linear"](x, packed)
-        assert out[7].isnan().all()
-        out[7] = clean[7]
-        assert torch.equal(out, clean)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

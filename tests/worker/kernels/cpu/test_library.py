@@ -16,8 +16,8 @@ from kernel_levels import NAMES, table_of, use_threads
 
 from worker.host import private_folder
 from worker.kernels import check
-from worker.kernels.cpu import library, operations, portable, quantized
-from worker.kernels.cpu.library import INT, LEVELS, BuildError, Level, levels_here, open_library
+from worker.kernels.cpu import library, operations, torch_operations
+from worker.kernels.cpu.library import LEVELS, BuildError, Level, levels_here, open_library
 
 FAKE = Level("fake", (), ())
 
@@ -29,7 +29,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "two.c").write_text("int two(void) { return 2; }")
     (folder / "three.c").write_text(
-        'int two(void); __attribute__((visibility("default"))) int three(void) { return two() + 1; }'
+        '#define EXPORT __attribute__((visibility("default")))\n'
+        "int two(void);\nEXPORT int three(void) { return two() + 1; }"
     )
     monkeypatch.setattr(library, "SOURCES", folder)
     monkeypatch.setattr(library, "BUILT", tmp_path / "built")
@@ -37,7 +38,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def three(found: library.Library) -> int:
-    return found.function("three", result=INT)()
+    return found.function("three")()
 
 
 def test_it_is_built_once_and_then_found(
@@ -244,17 +245,17 @@ def test_levels_are_what_the_processor_lists(tmp_path: Path, flags: str, expecte
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Kernels are chosen once for a process."""
-    operations.choose.cache_clear()
+    operations.choose_kernels.cache_clear()
     yield
-    operations.choose.cache_clear()
+    operations.choose_kernels.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_the_best_level_is_taken() -> None:
-    found, table = operations.choose()
+    found, table = operations.choose_kernels()
     assert found is not None
     assert found.level.name == NAMES[0]
-    assert table.keys() > portable.TABLE.keys()
+    assert table.keys() > torch_operations.TABLE.keys()
 
 
 @pytest.mark.usefixtures("fresh")
@@ -267,8 +268,8 @@ def test_without_kernels_torch_computes_and_one_line_says_why(
     monkeypatch.setattr(operations, "open_library", refuse)
     with caplog.at_level(logging.WARNING):
         table = operations.open_kernels(2)
-    assert table.keys() == portable.TABLE.keys() | {"embed"}  # which reads quantized matrices
-    assert (table["linear"], table["gated"]) == (quantized.linear, portable.gated)
+    assert table.keys() == torch_operations.TABLE.keys()
+    assert (table["linear"], table["gated"]) == (torch_operations.linear, torch_operations.gated)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "takes 2 to 3 times as long: there is no C compiler" in caplog.text
 
@@ -281,7 +282,7 @@ def test_a_level_that_computes_wrongly_is_skipped(
         pytest.skip("this processor knows one level only")
     answers = iter([["linear"], []])
     monkeypatch.setattr(check, "wrong", lambda table: next(answers))
-    found, _ = operations.choose()
+    found, _ = operations.choose_kernels()
     assert found is not None
     assert found.level.name == NAMES[1]
     assert f"the {NAMES[0]} kernels are not used" in caplog.text

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
 from torch import Tensor, nn
 
 from models.layers.linear import frozen
@@ -20,22 +18,7 @@ SHAPES = [(1, 1), (31, 2), (32, 16), (33, 65), (70, 127), (100, 600)]
 ROWS = [1, 2, 3, 5, 12, 13, 31, 32, 33, 64]
 
 
-@pytest.fixture(params=NAMES)
-def level(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def table(level: str) -> Table:
-    torch.manual_seed(0)
-    return table_of(level)
-
-
-@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"], autouse=True)
-def threads(request: pytest.FixtureRequest, level: str) -> Iterator[None]:
-    use_threads(level, request.param)
-    yield
-    use_threads(level, 1)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -82,55 +65,6 @@ def test_activations_and_gates_follow(table: Table, dtype: torch.dtype, kind: st
     gate, up = exact(x, weight).chunk(2, dim=-1)
     product = reference.activation(gate, kind) * up
     torch.testing.assert_close(bare.double(), product, rtol=tolerance, atol=4 * tolerance)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_every_batch(table: Table, dtype: torch.dtype) -> None:
-    packed = table["pack"](torch.randn(100, 515).to(dtype))
-    x = torch.randn(1100, 515).to(dtype)  # more rows than are laid out at once
-    whole = table["linear"](x, packed, wide=True)
-    for rows in (1, 2, 7, 11, 12, 13, 25, 40, 300):
-        assert torch.equal(table["linear"](x[-rows:], packed, wide=True), whole[-rows:]), rows
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_stays_in_its_row(table: Table, dtype: torch.dtype) -> None:
-    packed = table["pack"](torch.randn(40, 33).to(dtype))
-    x = torch.randn(20, 33).to(dtype)
-    clean = table["linear"](x, packed)
-    x[7, 32] = torch.nan
-    out = table["linear"](x, packed)
-    assert out[7].isnan().all()
-    out[7] = clean[7]
-    assert torch.equal(out, clean)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_need_not_be_contiguous(table: Table, dtype: torch.dtype) -> None:
-    weight = torch.randn(40, 33).to(dtype)
-    packed = table["pack"](weight)
-    wide = torch.randn(20, 80).to(dtype)
-    for x in (wide[:, 9:42], wide[::2, 3:36], wide.t()[:33, :20].t(), wide[:1, :33].expand(5, -1)):
-        assert torch.equal(table["linear"](x, packed), table["linear"](x.clone(), packed))
-    turned = torch.randn(33, 40).to(dtype)
-    x = wide[:, :33].contiguous()
-    assert torch.equal(
-        table["linear"](x, table["pack"](turned.t())),
-        table["linear"](x, table["pack"](turned.t().contiguous())),
-    )
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_are_packed_like_the_whole(table: Table, dtype: torch.dtype, gated: bool) -> None:
-    parts = [torch.randn(rows, 67).to(dtype) for rows in (37, 1, 40, 24)]
-    parts[2] = torch.randn(67, 40).to(dtype).t()
-    assert torch.equal(table["pack"](*parts, gated=gated), table["pack"](torch.cat(parts), gated=gated))
-
-
-def test_no_rows_give_none(table: Table) -> None:
-    packed = table["pack"](torch.randn(40, 33))
-    assert table["linear"](torch.empty(0, 33), packed).shape == (0, 40)
 
 
 def test_what_does_not_fit_is_refused(table: Table) -> None:

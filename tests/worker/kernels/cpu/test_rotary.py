@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
-from paged import make_step
+from paged import fused, make_step
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -21,23 +20,9 @@ SHAPES = [(4, 2, 64, 64), (3, 1, 16, 6), (2, 2, 40, 40), (9, 3, 128, 32), (1, 1,
 EPS = 1e-5
 
 
-@pytest.fixture(params=NAMES)
-def table(request: pytest.FixtureRequest) -> Table:
-    torch.manual_seed(0)
-    use_threads(request.param, 2)
-    return table_of(request.param)
-
-
 @pytest.fixture
 def step() -> ForwardContext:
     return make_step([1, 150, 2], [9, 150, 80], block_size=16)
-
-
-def fused(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as views of one projection."""
-    both = torch.randn(153, (heads + 2 * kv_heads) * dim).to(dtype)
-    q, k, v = both.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
-    return q.view(-1, heads, dim), k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
 
 
 def angles(turned: int) -> Tensor:
@@ -55,7 +40,7 @@ def test_rotation_has_the_bits_of_the_reference(
     table: Table, step: ForwardContext, dtype: torch.dtype, shape: tuple[int, int, int, int]
 ) -> None:
     heads, kv_heads, dim, turned = shape
-    (q, k, v), cos_sin = fused(heads, kv_heads, dim, dtype), angles(turned)
+    (q, k, v), cos_sin = fused(153, heads, kv_heads, dim, dtype), angles(turned)
     kv, expected = empty_cache(step, kv_heads, dim, dtype), empty_cache(step, kv_heads, dim, dtype)
     for given in (cos_sin, None):
         out = table["rotary_and_cache"](q, k, v, kv, step, HeadPrep(given))
@@ -70,7 +55,7 @@ def test_rotation_has_the_bits_of_the_reference(
 def test_norms_come_first(
     table: Table, step: ForwardContext, dtype: torch.dtype, weights: torch.dtype
 ) -> None:
-    (q, k, v), cos_sin = fused(4, 2, 72, dtype), angles(72)
+    (q, k, v), cos_sin = fused(153, 4, 2, 72, dtype), angles(72)
     prep = HeadPrep(cos_sin, torch.randn(72).to(weights), torch.randn(72).to(weights), EPS)
     kv, expected = empty_cache(step, 2, 72, dtype), empty_cache(step, 2, 72, dtype)
     out = table["rotary_and_cache"](q, k, v, kv, step, prep)
@@ -85,7 +70,7 @@ def test_norms_come_first(
 
 
 def test_a_token_has_the_same_bits_in_any_batch(table: Table) -> None:
-    q, k, v = fused(4, 2, 64, torch.float32)
+    q, k, v = fused(153, 4, 2, 64, torch.float32)
     cos_sin, norm = angles(64), torch.randn(64)
     whole = make_step([153], [153], block_size=16)
     kv = empty_cache(whole, 2, 64, torch.float32)
@@ -100,7 +85,7 @@ def test_a_token_has_the_same_bits_in_any_batch(table: Table) -> None:
 
 @pytest.mark.parametrize("dim", [12, 264])
 def test_the_reference_computes_what_the_kernels_cannot(table: Table, step: ForwardContext, dim: int) -> None:
-    (q, k, v), cos_sin = fused(2, 1, dim, torch.float32), angles(4)
+    (q, k, v), cos_sin = fused(153, 2, 1, dim, torch.float32), angles(4)
     kv, expected = (empty_cache(step, 1, dim, torch.float32) for _ in range(2))
     out = table["rotary_and_cache"](q, k, v, kv, step, HeadPrep(cos_sin))
     assert torch.equal(out, reference.rotary_and_cache(q, k, v, expected, step, HeadPrep(cos_sin)))

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_levels import NAMES, library_of, table_of, use_threads
+from kernel_levels import NAMES, linear_table, table_of, use_threads
 from torch import Tensor
 
 from models.ops import reference
 from models.ops.tree_sum import add_in_pairs
-from worker.kernels.cpu import linear, portable, quantized
+from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
-from worker.kernels.cpu.quantized import SCHEMES
+from worker.kernels.cpu.quantization import SCHEMES
 
 DTYPES = [torch.float32, torch.bfloat16]
 INPUTS = [16, 80, 208, 576, 1536, 2048]
@@ -27,7 +27,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     torch.manual_seed(0)
     name = request.param
     if name not in NAMES:
-        yield portable.TABLE if name == "portable" else vars(reference)
+        yield torch_operations.TABLE if name == "portable" else vars(reference)
         return
     use_threads(name, 2)
     yield table_of(name)
@@ -48,7 +48,7 @@ def cut(table: Table, x: Tensor, weight: Tensor, ranks: int) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_ranks_add_up_to_the_same_bits(table: Table, dtype: torch.dtype, inputs: int) -> None:
-    if table is portable.TABLE and dtype == torch.bfloat16:
+    if table is torch_operations.TABLE and dtype == torch.bfloat16:
         pytest.skip("torch alone rounds every product in half precision")
     weight, x = torch.randn(OUTPUTS, inputs).to(dtype), torch.randn(max(ROWS), inputs).to(dtype)
     bias, packed = torch.randn(OUTPUTS).to(dtype), table["pack"](weight, sections=8)
@@ -99,13 +99,13 @@ def test_a_row_has_the_same_bits_in_every_batch(
 def test_quantized_ranks_too(name: str, scheme: str, dtype: torch.dtype, inputs: int) -> None:
     """Groups begin with each section, so a rank quantizes the matrix and its inputs as one alone does."""
     torch.manual_seed(0)
-    table = linear.bind(library_of(name), SCHEMES[scheme])
+    table = linear_table(name, scheme)
     weight, x = torch.randn(OUTPUTS, inputs).to(dtype), torch.randn(max(ROWS), inputs).to(dtype)
     whole = table["linear"](x, table["pack"](weight, sections=8), wide=True)
     for rows in ROWS:
         for ranks in (2, 4, 8):
             assert torch.equal(cut(table, x[:rows], weight, ranks), whole[:rows]), (rows, ranks)
-    plain = quantized.table(SCHEMES[scheme])
+    plain = torch_operations.linear_operations(SCHEMES[scheme])
     specified = plain["linear"](x, plain["pack"](weight, sections=8), wide=True)
     torch.testing.assert_close(whole, specified, rtol=1e-5, atol=1e-5 * specified.abs().max().item())
     assert torch.equal(cut(plain, x, weight, 4), specified)

@@ -16,7 +16,7 @@ from models.ops import reference
 from models.ops.attention_inputs import CacheScales
 from worker.kernels.cuda import attention
 from worker.kernels.cuda.card import Card
-from worker.steps.halves import cut_step
+from worker.ranks.half_steps import cut_step
 
 OPERATIONS = attention.bind(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]

@@ -24,7 +24,7 @@ from models.weight_pieces import WeightsError
 from worker.kernels.cuda import table
 from worker.kernels.cuda.ahead.command import cache_dtype_on
 from worker.kernels.cuda.card import Card
-from worker.kv import describe_small_cache
+from worker.kv_cache import describe_small_cache
 
 E4M3 = torch.float8_e4m3fn
 PROMPT = [7, 80, 300, 12, 55, 9, 9, 41, 17]

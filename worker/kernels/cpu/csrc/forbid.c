@@ -1,4 +1,4 @@
-// Bits of what may be sampled, written into logits, for `worker/sampling/bounds.py`.
+// Bits of what may be sampled, written into logits, for `worker/sampling/token_bounds.py`.
 #include "threads.h"
 
 enum { WORD = 32, WORTH = 16384 };  // WORTH: logits that are worth handing to another thread

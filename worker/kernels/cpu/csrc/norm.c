@@ -20,10 +20,10 @@ typedef struct {
     const float *squares;  // NULL: the mean of the squares is that of the row; else their sums, one for each row
     long count;            // the numbers in each of these sums
     long passed;           // numbers behind those of a row that are copied as they are
-} norm;
+} norm_task;
 
 // Writes x + residual, rounded, if there is a residual; -> the row to be normalised.
-INLINE const void *add_row(const norm *n, long row, kind k) {
+INLINE const void *add_row(const norm_task *n, long row, kind k) {
     const char *x = at(n->x, row * n->x_stride, k);
     if (n->residual == NULL) return x;
     const char *residual = at(n->residual, row * n->residual_stride, k);
@@ -56,12 +56,12 @@ INLINE float sum_of_squares(const void *row, long width, float mean, kind k) {
     return vec_sum(sum);
 }
 
-INLINE float mean_square(const norm *n, long row, const void *x, float mean, kind k) {
+INLINE float mean_square(const norm_task *n, long row, const void *x, float mean, kind k) {
     if (n->squares != NULL) return n->squares[row] / (float)n->count;
     return sum_of_squares(x, n->width, mean, k) / (float)n->width;
 }
 
-INLINE void normalise(const norm *n, long row, kind k, kind weight_kind) {
+INLINE void normalise(const norm_task *n, long row, kind k, kind weight_kind) {
     const char *x = add_row(n, row, k);
     float mean = n->centred ? mean_of(x, n->width, k) : 0.0f;
     vec centre = vec_all(mean), scale = vec_all(1.0f / sqrtf(mean_square(n, row, x, mean, k) + n->eps));
@@ -77,7 +77,7 @@ INLINE void normalise(const norm *n, long row, kind k, kind weight_kind) {
 }
 
 static void normalise_rows(const void *task, long first, long last) {
-    const norm *n = task;
+    const norm_task *n = task;
     for (long row = first; row < last; row++) {
         if (n->k == FLOAT32) normalise(n, row, FLOAT32, FLOAT32);
         else if (n->weight_kind == FLOAT32) normalise(n, row, BFLOAT16, FLOAT32);
@@ -87,59 +87,20 @@ static void normalise_rows(const void *task, long first, long last) {
 
 enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 
-// out and sum are contiguous. If x is float32, so is the weight.
-EXPORT void rms_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
-                     void *out, void *sum, long rows, long width, float eps, int kind, int weight_kind) {
-    norm n = {x,   x_stride, residual, residual_stride, sum, weight, NULL,
-              out, width,    eps,      kind,            weight_kind, 0, 0, 0};
+// Arguments are the fields of `norm`; out and sum are contiguous. If x is float32, so is the weight, and the bias
+// has the weight's type.
+EXPORT void norm(const void *x, long x_stride, const void *residual, long residual_stride, void *sum,
+                 const void *weight, const void *bias, void *out, long rows, long width, float eps, int kind,
+                 int weight_kind, int centred, const float *squares, long count, long passed) {
+    norm_task n = {x,   x_stride, residual, residual_stride, sum,         weight,  bias,
+                   out, width,    eps,      kind,            weight_kind, centred, squares, count, passed};
     spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
 }
 
-EXPORT void rms_norm_words(const word *a) {
-    rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
-             a[7].whole, a[8].whole, a[9].real, (int)a[10].whole, (int)a[11].whole);
-}
-
-// The norm of the first `width` numbers of each row; `passed` others are copied.
-EXPORT void front_rms_norm(const void *x, long x_stride, const void *weight, void *out, long rows, long width,
-                           long passed, float eps, int kind, int weight_kind) {
-    norm n = {.x = x, .x_stride = x_stride, .weight = weight, .out = out, .width = width, .eps = eps, .k = kind};
-    n.weight_kind = weight_kind;
-    n.passed = passed;
-    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
-}
-
-EXPORT void front_rms_norm_words(const word *a) {
-    front_rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].whole, a[7].real,
-                   (int)a[8].whole, (int)a[9].whole);
-}
-
-// The bias has the weight's type.
-EXPORT void layer_norm(const void *x, long x_stride, const void *residual, long residual_stride, const void *weight,
-                       const void *bias, void *out, void *sum, long rows, long width, float eps, int kind,
-                       int weight_kind) {
-    norm n = {x, x_stride, residual, residual_stride, sum, weight, bias, out, width, eps, kind, weight_kind, 1, 0, 0};
-    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
-}
-
-EXPORT void layer_norm_words(const word *a) {
-    layer_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
-               a[7].pointer, a[8].whole, a[9].whole, a[10].real, (int)a[11].whole, (int)a[12].whole);
-}
-
-// The norm of rows of which others hold the rest: `squares` has the sums of the squares of `count` numbers each.
-EXPORT void spread_rms_norm(const void *x, long x_stride, const void *weight, const float *squares, long count,
-                            void *out, long rows, long width, float eps, int kind, int weight_kind) {
-    norm n = {.x = x, .x_stride = x_stride, .weight = weight, .out = out, .width = width, .eps = eps, .k = kind};
-    n.weight_kind = weight_kind;
-    n.squares = squares;
-    n.count = count;
-    spread(rows, grain_of(GRAIN, width), normalise_rows, &n);
-}
-
-EXPORT void spread_rms_norm_words(const word *a) {
-    spread_rms_norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].pointer, a[6].whole,
-                    a[7].whole, a[8].real, (int)a[9].whole, (int)a[10].whole);
+EXPORT void norm_words(const word *a) {
+    norm(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer, a[7].pointer,
+         a[8].whole, a[9].whole, a[10].real, (int)a[11].whole, (int)a[12].whole, (int)a[13].whole, a[14].pointer,
+         a[15].whole, a[16].whole);
 }
 
 typedef struct {

@@ -1,4 +1,4 @@
-// Passes over logits [rows, groups, GROUP] float32 for `worker/sampling/groups.py`.
+// Passes over logits [rows, groups, GROUP] float32 for `worker/sampling/grouped_logits.py`.
 #include "threads.h"
 
 enum { GROUP = 64, GRAIN = 32 };  // GRAIN: groups that a thread takes at a time to sum up

@@ -1,4 +1,4 @@
-"""The random draw of tokens in two Triton kernels: `worker/sampling/draw.py`'s rule, and the same tokens.
+"""The random draw of tokens in two Triton kernels, by the rule of `worker/sampling/top_k_top_p.py`.
 
 A row's masses are exp((logit - largest) / temperature). The first kernel surveys them with a program for each
 piece of each row, so that one row occupies many multiprocessors: of each group of 64 tokens it notes the
@@ -20,8 +20,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from worker.kernels.cuda.launch import launch
-from worker.sampling.draw import Draw, Draws, draw_fully
-from worker.sampling.groups import BY_TORCH, GROUP, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
+from worker.sampling.top_k_top_p import Draw, Draws, draw_fully
 
 logger = logging.getLogger(__name__)
 

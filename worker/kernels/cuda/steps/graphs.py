@@ -27,17 +27,15 @@ from worker.kernels.cuda.steps.recorder import Missing, Recorder
 from worker.kernels.cuda.steps.rows import Rows, lay_out
 from worker.kernels.cuda.steps.samples import Samples, lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens
-from worker.ranks.groups import Groups
-from worker.sampling.draw import Draws
-from worker.sampling.groups import GroupedLogits
+from worker.ranks.process_groups import Groups
+from worker.sampling.grouped_logits import GroupedLogits
 from worker.sampling.sampler import SampledTokens
+from worker.sampling.top_k_top_p import Draws
 from worker.steps.batch import Batch
-from worker.steps.compute import Compute, Computing, Outcome, WriteBounds
-from worker.steps.recordings import UnreadStep
-from worker.tables.forms import Form, Forms, MixedForm, StagedForm
+from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
 from worker.tables.positions import Columns, LayOut
+from worker.tables.recorded_forms import Form, Forms, MixedForm, StagedForm, States
 from worker.tables.staging import Packet
-from worker.tables.states import States
 
 logger = logging.getLogger(__name__)
 

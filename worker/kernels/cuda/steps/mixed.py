@@ -18,7 +18,7 @@ from worker.kernels.cuda.plan import Room
 from worker.kernels.cuda.steps.layout import Plan
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
 from worker.kernels.cuda.tiles import Tiles
-from worker.steps.recordings import UnreadStep, Unrecordable
+from worker.steps.compute import UnreadStep, Unrecordable
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of

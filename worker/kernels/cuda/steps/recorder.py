@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 import torch
 
 from worker.kernels.cuda.steps.capture import Capture
-from worker.ranks.groups import Groups
+from worker.ranks.process_groups import Groups
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Lays out a step of single tokens in one launch, from its form and the tables alone.
 
-A program reads its row's slot and that slot's state (`worker/tables/states.py`), writes what layers and the
-draw read of the row, and counts the state on. Rows that are filled up belong to nobody's slot: they compute
-the first position of a text that has one block, the scratch block, and no state of theirs changes.
+A program reads its row's slot and that slot's state (`worker/tables/recorded_forms.py`), writes what layers
+and the draw read of the row, and counts the state on. Rows that are filled up belong to nobody's slot: they
+compute the first position of a text that has one block, the scratch block, and no state of theirs changes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from triton.language import constexpr
 
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.steps.samples import CONSTANTS, Samples, lay_out_sample
+from worker.tables.recorded_forms import INDEX
 from worker.tables.slots import STATE_WORDS, Slots
-from worker.tables.states import INDEX
 
 _BLOCK = 128
 """The entries of a block table that are copied at a time."""

@@ -1,7 +1,7 @@
 """Lays out what a graph reads of the rows that sample: options, random numbers, and where tokens go.
 
-All of it comes from the states of slots (`worker/tables/states.py`). A place that no row takes belongs to
-nobody's slot, which takes the likeliest token; its token goes where nobody reads.
+All of it comes from the states of slots (`worker/tables/recorded_forms.py`). A place that no row takes
+belongs to nobody's slot, which takes the likeliest token; its token goes where nobody reads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from worker.kernels.cuda.launch import launch
-from worker.sampling.draw import Draws
+from worker.sampling.top_k_top_p import Draws
 from worker.tables.random_bits import STEP
+from worker.tables.recorded_forms import INDEX, MIN_P, STREAM, TEMPERATURE, TOP_K, TOP_P
 from worker.tables.slots import STATE_WORDS, Slots
-from worker.tables.states import INDEX, MIN_P, STREAM, TEMPERATURE, TOP_K, TOP_P
 
 CONSTANTS = (TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM, STEP)
 """What `lay_out_sample` ends with: the words of a state, and the distance of random numbers."""

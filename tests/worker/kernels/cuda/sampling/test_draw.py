@@ -10,8 +10,8 @@ from torch import Tensor
 
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.sampling import draw as by_triton
-from worker.sampling.draw import Draw, Draws, draw_fully
-from worker.sampling.groups import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.sampling.top_k_top_p import Draw, Draws, draw_fully
 from worker.tables.random_bits import uniform
 
 TEMPERATURES = (0.7, 1.0, 1.3, 0.5, 2.0, 1e-3)

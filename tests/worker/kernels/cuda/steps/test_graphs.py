@@ -26,7 +26,7 @@ from worker.kernels.cuda.steps.graphs import SIZES, graph_bytes, sizes_up_to
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 from worker.steps.output import NOT_FINITE
-from worker.tables.forms import Form
+from worker.tables.recorded_forms import Form
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
 SHARED = [5, 6, 7, 8, 9, 10, 11, 12]

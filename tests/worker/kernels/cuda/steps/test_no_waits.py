@@ -28,7 +28,7 @@ from models.pooling.config import read_pooling
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepBounds, StepInput
 from worker.runner import Runner
-from worker.sampling import bounds
+from worker.sampling import token_bounds as bounds
 
 LENGTH, CHUNK, BLOCK = 6, 4, 4
 MOST_TOKENS = 32

@@ -18,7 +18,7 @@ from worker.kernels.cuda.card import Card
 from worker.kernels.cuda.steps.graphs import open_graphs
 from worker.kernels.cuda.steps.layout import Layout as PlainLayout
 from worker.kernels.cuda.steps.recorder import Missing, Recorder, Recording
-from worker.ranks.groups import Groups, join_groups
+from worker.ranks.process_groups import Groups, join_groups
 from worker.steps.compute import Compute
 
 Result = TypeVar("Result")

@@ -1,0 +1,24 @@
+"""Runners of tiny checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sizes import worker_config
+
+from models.config import read_config
+from models.conversion.conversion_choice import Conversion
+from worker.runner import Runner
+
+
+def open_runner(folder: Path, **given: object) -> Runner:
+    """A runner of the checkpoint in this folder, with one thread unless told otherwise."""
+    fields = {"folder": str(folder), "model": read_config(folder), "cpu_threads": 1, **given}
+    return Runner(worker_config(**fields), lambda phase, fraction: None)
+
+
+def open_embedder(folder: Path) -> Runner:
+    """A runner of an encoder, which embeds."""
+    architecture = read_config(folder).architecture
+    served_as = Conversion(runner="pooling", convert="embed", architecture=architecture)
+    return open_runner(folder, conversion=served_as)

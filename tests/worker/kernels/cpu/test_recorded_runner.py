@@ -1,0 +1,139 @@
+"""A runner whose small steps are replayed, against one whose model's code runs in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from compared import Compared
+from kernel_levels import NAMES
+from opened import open_embedder, open_runner
+from random_scheduler import RandomScheduler
+from tiny import tiny_checkpoint
+from torch import Tensor
+
+from models.context import context
+from models.families.decoders.decoder import Decoder, DecoderAttention
+from models.families.encoders.encoder import Encoder
+from worker.kernels.cpu import recording as recorder
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+from worker.steps.compute import Compute
+
+pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
+
+BLOCK = 16
+SLOTS = 18
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    return tiny_checkpoint("LlamaForCausalLM", folder, head_dim=16, max_position_embeddings=1024)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", None), ("float32", None), ("bfloat16", "int8")]
+)
+def test_any_mix_of_steps(llama: Path, dtype: str, quantization: str | None, threads: int) -> None:
+    sizes = {"max_num_seqs": SLOTS, "block_size": BLOCK, "num_gpu_blocks_override": 1200}
+    given = {"dtype": dtype, "quantization": quantization, "cpu_threads": threads, "max_model_len": 1024}
+    runner = open_runner(llama, **sizes, **given)
+    model = runner._model
+    compute = plain_of(runner)
+    compared = Compared(model.forward, compute.lay_out, model.attention_layers())
+    compute.forward = compared
+    scheduler = RandomScheduler(runner, slots=SLOTS, block_size=BLOCK, seed=threads)
+    for _ in range(250):
+        scheduler.turn()
+    decodes = [tokens for tokens, rows in compared.sizes if tokens == rows]
+    assert set(decodes) >= set(range(1, 16))
+    assert len(decodes) < compared.replays < len(compared.sizes)  # others were replayed too, the largest not
+    runner.close()
+
+
+def plain_of(runner: Runner) -> Compute:
+    assert isinstance(runner._compute, Compute)
+    return runner._compute
+
+
+def generated(runner: Runner, tokens: int) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    prompt = NewSeq(slot=0, tokens=[5, 6, 7], prompt_len=3, params=Sampling(max_tokens=tokens, temperature=0))
+    read = SeqStep(slot=0, start=0, count=3, blocks=[0, 1], samples=True)
+    found = runner.launch(StepInput(number=1, new=[prompt], seqs=[read])).result().tokens
+    for at in range(3, 3 + tokens):
+        step = SeqStep(slot=0, start=at, count=1, blocks=[], samples=True)
+        found += runner.launch(StepInput(number=at, new=[], seqs=[step])).result().tokens
+    return found
+
+
+@pytest.mark.parametrize(
+    "longest",
+    [
+        lambda: max(context().kv_lens_host),
+        lambda: max(context().kv_lens.tolist()),
+        lambda: int(context().kv_lens.numpy().max()),
+    ],
+    ids=["list", "tolist", "numpy"],
+)
+def test_a_model_that_branches_by_the_length_is_not_recorded(
+    llama: Path, longest: Callable[[], int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model rotates nothing beyond 14 tokens, and a recording would go on to rotate."""
+    attend = DecoderAttention.forward
+    caplog.set_level("DEBUG", logger=recorder.__name__)
+    texts: dict[str, list[int]] = {}
+    for name, most in (("always rotated", 1000), ("recorded", 14), ("unrecorded", 14)):
+
+        def forward(self: DecoderAttention, x: Tensor, cos_sin: Tensor | None, most: int = most) -> Tensor:
+            return attend(self, x, cos_sin if longest() <= most else None)
+
+        monkeypatch.setattr(DecoderAttention, "forward", forward)
+        runner = open_runner(llama, num_gpu_blocks_override=8, block_size=16)
+        if name == "unrecorded":
+            plain_of(runner).forward = runner._model.forward
+        texts[name] = generated(runner, 25)
+    assert texts["recorded"] == texts["unrecorded"] != texts["always rotated"]
+    assert texts["recorded"][:12] == texts["always rotated"][:12]
+    assert "small steps are not replayed" in caplog.text
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the code of models fail from now on."""
+
+    def fail(*_: object) -> Tensor:
+        raise AssertionError("the model's code ran")
+
+    return lambda: [monkeypatch.setattr(each, "forward", fail) for each in (Decoder, Encoder)] and None
+
+
+def test_a_prompt_and_its_decode_are_replayed(llama: Path, refuse: Callable[[], None]) -> None:
+    runner = open_runner(llama, num_gpu_blocks_override=64)
+    before = generated(runner, 5)
+    refuse()
+    assert generated(runner, 5) == before
+    runner.close()
+
+
+def embeds(*texts: list[int]) -> StepInput:
+    new = [NewSeq(slot, tokens, len(tokens), Pooling(task="embed")) for slot, tokens in enumerate(texts)]
+    seqs = [SeqStep(slot, 0, len(tokens), [], False, pools=True) for slot, tokens in enumerate(texts)]
+    return StepInput(number=1, new=new, seqs=seqs)
+
+
+def test_texts_are_replayed(tmp_path: Path, refuse: Callable[[], None]) -> None:
+    runner = open_embedder(tiny_checkpoint("BertModel", tmp_path))
+    compute = plain_of(runner)
+    replayed, compute.forward = compute.forward, runner._model.forward
+    expected = runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled
+    compute.forward = replayed
+    refuse()
+    assert runner.launch(embeds([5, 6, 7], [8, 9])).result().pooled == expected
+    assert len(expected) == 2
+    with pytest.raises(AssertionError, match="the model's code ran"):
+        runner.launch(embeds(*[[5] * 400] * 2))
+    runner.close()

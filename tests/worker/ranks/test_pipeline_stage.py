@@ -1,0 +1,154 @@
+"""The first stage takes the tokens of the last one in time, and no stage waits for another to receive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+import torch
+from ranks import Layout
+from torch import Tensor
+
+from models.parallel.parallel import Exchange
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.ranks.pipeline_stage import Stage
+from worker.ranks.process_groups import Links
+from worker.sampling.sampler import SampleTargets, SamplingPlan
+
+IN_FLIGHT = 3
+WIDTH = 4
+
+
+class FakeTransfer:
+    def __init__(self) -> None:
+        self.waited = False
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+class FakeGroup:
+    exact = False
+
+    """A group that hands every tensor to whoever asks, and notes for which transfers somebody waited."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Tensor] = deque()
+        self.sent: list[FakeTransfer] = []
+
+    def send(self, x: Tensor, to: int) -> Exchange:
+        self.queue.append(x.clone())
+        self.sent.append(FakeTransfer())
+        return self.sent[-1]
+
+    def receive(self, x: Tensor, source: int) -> None:
+        x.copy_(self.queue.popleft())
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def stages() -> Iterator[tuple[Stage, Stage, FakeGroup]]:
+    """The first stage, the last one, and the group that carries tokens between them."""
+    stream, tokens = FakeGroup(), FakeGroup()
+    number = torch.zeros(1)
+    stream.queue.append(number)
+    tokens.queue.append(number)
+    first, last = (
+        Stage(place, Links(stream, tokens), torch.empty(0, 2), IN_FLIGHT) for place in Layout(1, 2).places("")
+    )
+    stream.queue.clear()
+    tokens.queue.clear()
+    yield first, last, tokens
+
+
+def step(*rows: int, new: tuple[int, ...] = ()) -> StepInput:
+    params = Sampling(max_tokens=9)
+    return StepInput(
+        number=1,
+        new=[NewSeq(slot=row, tokens=[0], prompt_len=1, params=params) for row in new],
+        seqs=[SeqStep(slot=row, start=0, count=1, blocks=[], samples=True) for row in rows],
+    )
+
+
+def sampled(*rows: int, position: int = 1) -> SampleTargets:
+    return SampleTargets(
+        last=torch.arange(len(rows)),
+        flat=torch.tensor([row * WIDTH + position for row in rows]),
+        rows=list(range(len(rows))),
+        plan=SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[]),
+        bound={},
+    )
+
+
+def table() -> Tensor:
+    return torch.zeros(8, WIDTH, dtype=torch.int32)
+
+
+def send(stage: Stage, *tokens: int) -> None:
+    stage.send_tokens(torch.tensor(tokens, dtype=torch.int32))
+
+
+def test_tokens_are_taken_when_their_sequence_goes_on(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    first, last, group = stages
+    texts = table()
+    first.send_stream(torch.zeros(2, 2), step(3, 5), sampled(3, 5))
+    first.send_stream(torch.zeros(1, 2), step(1), sampled(1, position=2))
+    first.receive_tokens(step(0), texts)  # nothing is there to be taken, and nothing is needed
+    send(last, 33, 55)
+    send(last, 11)
+    first.receive_tokens(step(0), texts)
+    assert len(group.queue) == 2
+    first.receive_tokens(step(5), texts)
+    assert (texts[3, 1], texts[5, 1], texts[1, 2]) == (33, 55, 0)
+    first.receive_tokens(step(1), texts)
+    assert texts[1, 2] == 11
+    assert not group.queue
+
+
+def test_a_slot_that_gets_a_new_sequence_waits_for_late_tokens(
+    stages: tuple[Stage, Stage, FakeGroup],
+) -> None:
+    first, last, group = stages
+    texts = table()
+    first.send_stream(torch.zeros(1, 2), step(3), sampled(3))
+    send(last, 33)
+    first.receive_tokens(step(3, new=(3,)), texts)
+    assert not group.queue, "or it would be written over the new text later"
+    first.send_stream(torch.zeros(1, 2), step(4), sampled(4))
+    send(last, 44)
+    first.receive_tokens(step(0, new=(4,)), texts)
+    assert not group.queue
+
+
+def test_tokens_that_nobody_needs_do_not_pile_up(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    first, last, group = stages
+    texts = table()
+    for row in range(7):
+        first.receive_tokens(step(row), texts)
+        first.send_stream(torch.zeros(1, 2), step(row), sampled(row))
+        send(last, row)
+    assert len(group.queue) == IN_FLIGHT
+    assert texts[:4, 1].tolist() == [0, 1, 2, 3]
+
+
+def test_a_step_that_samples_nothing_is_not_waited_for(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    first, _, _ = stages
+    for _ in range(9):
+        first.send_stream(torch.zeros(1, 2), step(0), None)
+        first.receive_tokens(step(0), table())
+
+
+def test_only_steps_that_are_long_over_are_waited_for(stages: tuple[Stage, Stage, FakeGroup]) -> None:
+    _, last, group = stages
+    for number in range(6):
+        send(last, number)
+    assert [transfer.waited for transfer in group.sent[-6:]] == [True] * 2 + [False] * (IN_FLIGHT + 1)

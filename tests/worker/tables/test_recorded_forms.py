@@ -1,0 +1,107 @@
+"""The steps that are sent as forms, and the place of a form on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.steps.batch import Batch, StepPlanner
+from worker.tables.positions import Columns
+from worker.tables.recorded_forms import LENGTH, Form, States
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+CPU = torch.device("cpu")
+GREEDY = Sampling(max_tokens=9, temperature=0)
+
+
+class Recorded:
+    """Recordings of steps of four rows."""
+
+    chooses = draws = True
+
+    def __init__(self) -> None:
+        self.slots = Slots(CPU, 4, 20, block_size=4)
+        self.slots.host_tables = None
+        self.states = States(self.slots)
+        self.buffer = torch.zeros(64, dtype=torch.int32)
+        self.packet = Packet(buffers, 64)
+
+    def find(self, rows: int, *, whole: bool) -> Form | None:
+        return Form(4, whole) if rows <= 4 else None
+
+    def stage_mixed(self, columns: Columns, token_types: object, sampling: object, packet: Packet) -> None:
+        """Have none."""
+
+    def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
+        self.packet.reset()
+        planner = StepPlanner(self.slots, 20, 100, lambda _, tokens: tokens[-1:], forms=self)
+        batch = planner.plan(StepInput(1, list(new), seqs, fresh), self.packet)
+        if batch.form is None:
+            batch.lay_out()
+        return batch
+
+
+def buffers(words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(words, dtype=torch.int32), torch.zeros(words, dtype=torch.int32)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    """Two sequences of 3 tokens, which have sampled one."""
+    made = Recorded()
+    new = [NewSeq(slot, [5, 6, 7], 3, GREEDY) for slot in (0, 2)]
+    assert made.step([SeqStep(slot, 0, 3, [slot], True) for slot in (0, 2)], *new).form is None
+    assert made.states.table[[0, 2], LENGTH].tolist() == [3, 3]
+    return made
+
+
+def next_rows(at: int, blocks: list[int] | None = None, **changed: Any) -> list[SeqStep]:
+    given = {"samples": True, "output_index": at - 2, **changed}
+    return [SeqStep(slot=slot, start=at, count=1, blocks=blocks or [], **given) for slot in (0, 2)]
+
+
+def test_a_form_is_filled_up_and_lies_where_it_always_does(recorded: Recorded) -> None:
+    assert recorded.step(next_rows(3)).form == Form(4, whole=True)
+    assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, -1, -1, -1, -1, 0, 0, 0, 0]
+    assert recorded.step(next_rows(4, [9])).form == Form(4, whole=True)
+    assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, 1, 1, -1, -1, 9, 9, 0, 0]
+    assert recorded.slots.blocks[:3] == [2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "seqs",
+    [
+        next_rows(3, samples=False),
+        next_rows(2, output_index=0),
+        next_rows(3, output_index=3),
+        next_rows(3, [9, 10]),
+    ],
+    ids=["no sample", "another length", "another number of tokens", "two blocks"],
+)
+def test_other_steps_are_sent_as_they_are(recorded: Recorded, seqs: list[SeqStep]) -> None:
+    assert recorded.step(seqs).form is None
+
+
+def test_a_step_that_brings_a_sequence_is_sent_as_it_is(recorded: Recorded) -> None:
+    new = NewSeq(1, [5], 1, GREEDY)
+    assert recorded.step([*next_rows(3), SeqStep(1, 0, 1, [7], True)], new).form is None
+
+
+def test_bounds_and_logprobs_end_a_form_with_the_logits(recorded: Recorded) -> None:
+    assert recorded.step(next_rows(3, bound=True)).form == Form(4, whole=False)
+    asks = NewSeq(1, [5, 6, 7], 3, Sampling(max_tokens=9, logprobs=1))
+    recorded.step([SeqStep(1, 0, 3, [7], True)], asks)
+    batch = recorded.step([*next_rows(4, [9]), SeqStep(1, 3, 1, [], True, 1)])
+    assert batch.form == Form(4, whole=False)
+    assert batch.sampled is not None
+    assert batch.sampled.flat.tolist() == [5, 2 * 21 + 5, 21 + 4]
+
+
+def test_nothing_is_believed_after_a_failed_step(recorded: Recorded) -> None:
+    assert recorded.step(next_rows(3)).form is not None
+    assert recorded.step(next_rows(4, [9]), fresh=True).form is None
+    assert recorded.step(next_rows(5)).form is not None, "the step before told what holds"

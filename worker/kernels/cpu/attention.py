@@ -1,0 +1,212 @@
+"""Attention by the C kernels: `csrc/attention.c`, `encoder_attention.c`, and `rotary.c` before it.
+
+The reference computes what the kernels cannot (float16, heads of odd sizes or apart in memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import reference
+from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
+
+_MAX_DIM, _TILE = 256, 64
+"""The widest head and the rows of a tile, as in `csrc/attention_tile.h`."""
+
+
+def bind(library: Library) -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`."""
+    return {
+        "rotary_and_cache": _rotary_and_cache(library),
+        "rotate": _rotate(library),
+        "attention": _attention(library),
+        "encoder_attention": _encoder_attention(library),
+    }
+
+
+def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
+    run = library.function("rotary_and_cache", quick=True)
+
+    def rotary_and_cache(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        context: ForwardContext,
+        prep: HeadPrep = AS_PROJECTED,
+        scales: CacheScales = UNSCALED,
+    ) -> Tensor:
+        cos_sin, q_norm, k_norm = prep.cos_sin, prep.q_norm, prep.k_norm
+        if q_norm is None or k_norm is None:
+            q_norm = k_norm = None
+        _check_heads(q, k, v, kv, context)
+        if cos_sin is not None:
+            _check_rotation("rotary_and_cache", q, cos_sin)
+        if q_norm is not None and k_norm is not None and not q_norm.shape == k_norm.shape == q.shape[2:]:
+            refuse("rotary_and_cache", q=q, q_norm=q_norm, k_norm=k_norm)
+        if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
+            return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
+        tokens, heads, _ = q.shape
+        out = empty(q.shape, q.dtype)
+        run(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
+            *(context.slot_mapping.data_ptr(), *_angles(cos_sin)),
+            *(address(q_norm), address(k_norm), prep.eps),
+            *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
+        )
+        return out
+
+    return rotary_and_cache
+
+
+def _rotate(library: Library) -> Callable[..., Tensor]:
+    run = library.function("rotate", quick=True)
+
+    def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+        _check_rotation("rotate", x, cos_sin)
+        if not (_fit(x) and _plain(cos_sin)):
+            return reference.rotate(x, cos_sin)
+        out = empty(x.shape, x.dtype)
+        run(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), *x.shape, KINDS[x.dtype])
+        return out
+
+    return rotate
+
+
+def _attention(library: Library) -> Callable[..., Tensor]:
+    run = library.function("attention")
+
+    def attention(
+        q: Tensor,
+        kv: Tensor,
+        context: ForwardContext,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        scales: CacheScales = UNSCALED,
+    ) -> Tensor:
+        (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
+        if kv_dim != dim or size != context.block_size or context.slot_mapping.shape[0] != tokens:
+            refuse("attention", q=q, kv=kv, slot_mapping=context.slot_mapping)
+        if not 0 < kv_heads <= heads or heads % kv_heads:
+            refuse("attention", q=q, kv=kv)
+        if window is not None and window < 1:
+            _refuse_window("attention", window)
+        if sinks is not None and sinks.shape != (heads,):
+            refuse("attention", q=q, sinks=sinks)
+        sunk = sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
+        if not (sunk and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
+            return reference.attention(
+                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
+            )
+        q = q.contiguous()
+        out = empty(q.shape, q.dtype)
+        table = context.block_table
+        run(
+            *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
+            *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
+            *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
+            address(sinks),
+        )
+        return out
+
+    return attention
+
+
+def _encoder_attention(library: Library) -> Callable[..., Tensor]:
+    run = library.function("encoder_attention")
+
+    def encoder_attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: ForwardContext,
+        *,
+        scale: float,
+        window: int | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
+        if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or not 0 < kv_heads <= heads:
+            refuse("encoder_attention", q=q, k=k, v=v)
+        if heads % kv_heads or context.positions.shape[0] != tokens:
+            refuse("encoder_attention", q=q, k=k, v=v, positions=context.positions)
+        if bias is not None and (bias.dim() != 2 or bias.shape[0] != heads or not bias.shape[1] % 2):
+            refuse("encoder_attention", q=q, bias=bias)
+        if window is not None and window < 0:
+            _refuse_window("encoder_attention", window)
+        most = _TILE if bias is None else 1  # query heads that share a key head
+        if not _fit(q, k, v) or heads > most * kv_heads:
+            return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
+        out = empty(q.shape, q.dtype)
+        added = None if bias is None else bias.float().contiguous()
+        run(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(out.data_ptr(), context.query_starts.data_ptr(), context.query_starts.shape[0] - 1),
+            *(heads, kv_heads, dim),
+            *(scale, -1 if window is None else window, address(added)),
+            *(0 if added is None else added.shape[1] // 2, KINDS[q.dtype]),
+        )
+        return out
+
+    return encoder_attention
+
+
+def _refuse_window(operation: str, window: int) -> NoReturn:
+    raise ValueError(f"{operation}: a window of {window} positions shows a token nothing")
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
+    """Refuse keys and values that are not as the cache holds them, one of each for every token."""
+    (tokens, _, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
+    if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or kv_dim != dim:
+        refuse("rotary_and_cache", q=q, k=k, v=v, kv=kv)
+    if size != context.block_size or context.slot_mapping.shape[0] != tokens:
+        refuse("rotary_and_cache", q=q, kv=kv, slot_mapping=context.slot_mapping)
+
+
+def _check_rotation(operation: str, x: Tensor, cos_sin: Tensor) -> None:
+    """Refuse a rotation of more dimensions than heads have, and that of other tokens."""
+    (tokens, _, dim), (rotations, rotated) = x.shape, cos_sin.shape
+    if rotations != tokens or rotated > dim or rotated % 2:
+        refuse(operation, x=x, cos_sin=cos_sin)
+
+
+def _fit(*tensors: Tensor) -> bool:
+    """Whether the kernels know this type and width, and the heads of each token lie one after the other."""
+    dtype, dim = tensors[0].dtype, tensors[0].shape[2]
+    for x in tensors:  # for every layer of every step, so not by a generator, which takes twice as long
+        if x.dtype != dtype or x.stride()[1:] != (dim, 1):
+            return False
+    return dtype in KINDS and dim % 8 == 0 and 0 < dim <= _MAX_DIM
+
+
+def _suits(kv: Tensor, q: Tensor) -> bool:
+    return kv.dtype == q.dtype and kv.is_contiguous()
+
+
+def _agree(q_norm: Tensor | None, k_norm: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether there are no norms, or both have contiguous weights of one type: the heads', or float32."""
+    if q_norm is None or k_norm is None:
+        return True
+    contiguous = q_norm.is_contiguous() and k_norm.is_contiguous()
+    return contiguous and q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+
+
+def _plain(cos_sin: Tensor | None) -> bool:
+    """Whether the kernels can read the cosines and sines, if there are any."""
+    return cos_sin is None or (cos_sin.dtype == torch.float32 and cos_sin.is_contiguous())
+
+
+def _angles(cos_sin: Tensor | None) -> tuple[int | None, int]:
+    return (None, 0) if cos_sin is None else (cos_sin.data_ptr(), cos_sin.shape[1])

@@ -1,0 +1,242 @@
+"""Small steps without Python: the calls of kernels are recorded once, and replayed by one call of C.
+
+Steps of up to MOST_TOKENS tokens call the same kernels with the same arguments as long as all tensors stay
+where they are: `Layout` puts inputs into fixed memory, and results have room for the most tokens. Only two
+arguments differ, the numbers of tokens and of rows; which words of the calls they are shows when steps of
+other sizes are written down, without computing them. A model that leaves anything to torch, reads values or
+lengths on the host, or calls kernels that differ in more is not recorded, and runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.context import ForwardContext, context, use_context
+from models.model import Forward
+from worker.host.memory import huge_pages
+from worker.kernels.cpu.library import FLOAT, Library
+from worker.kernels.cpu.tensors import Memory, allocated_by
+from worker.steps.compute import UnreadStep, Unrecordable
+from worker.tables.positions import Columns, StepTokens, blocks_of
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 512
+"""The tokens of the largest small step: in larger ones, Python takes little time beside the computing."""
+RESULT_BYTES = 512 << 20
+"""Room for the results that a step needs at the same time. Memory is committed as it is written."""
+
+_SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
+"""Tokens and rows of the steps that are written down: the least, and two in which all numbers differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors that a model reads of a step with T tokens of B sequences, and their addresses."""
+
+    ids: Tensor  # [T] int64, as are the next two
+    positions: Tensor
+    slot_mapping: Tensor
+    query_starts: Tensor  # [B + 1] int32
+    kv_lens: Tensor  # [B] int32
+    block_table: Tensor  # [B, blocks] int32
+    addresses: tuple[int, ...]
+
+    @classmethod
+    def make(cls, tokens: int, rows: int, blocks: int) -> Inputs:
+        ids, positions, slot_mapping = torch.zeros(3, tokens, dtype=torch.int64)
+        query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        block_table = torch.zeros(rows, blocks, dtype=torch.int32)
+        return cls._of(ids, positions, slot_mapping, query_starts, kv_lens, block_table)
+
+    def first(self, tokens: int, rows: int) -> Inputs:
+        """The inputs of a smaller step at the beginning of the same memory."""
+        by_token = (each[:tokens] for each in (self.ids, self.positions, self.slot_mapping))
+        return self._of(
+            *by_token, self.query_starts[: rows + 1], self.kv_lens[:rows], self.block_table[:rows]
+        )
+
+    def step_tokens(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
+        """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
+        return self.ids, ForwardContext(
+            positions=self.positions,
+            query_starts=self.query_starts,
+            kv_lens=self.kv_lens,
+            block_table=self.block_table,
+            slot_mapping=self.slot_mapping,
+            block_size=block_size,
+            query_lens_host=counts,
+            kv_lens_host=ends,
+        )
+
+    @classmethod
+    def _of(cls, *tensors: Tensor) -> Inputs:
+        return cls(*tensors, addresses=tuple(tensor.data_ptr() for tensor in tensors))
+
+
+class Layout:
+    """The CPU's `worker.tables.positions.LayOut`. It writes where models read, so it needs no packet."""
+
+    def __init__(self, library: Library, slots: Slots) -> None:
+        self._slots = slots
+        self._run = library.function("lay_out", quick=True)
+        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks)
+        self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
+        """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
+
+    def small_batch(self, tokens: int, rows: int) -> StepTokens:
+        """The ids and the context of a small step: any values, and nothing in the lists of the host."""
+        return self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [])
+
+    def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
+        return lambda: self._lay_out(columns)
+
+    def _lay_out(self, columns: Columns) -> StepTokens:
+        slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
+        blocks = blocks_of(columns, slots)
+        is_small = tokens <= MOST_TOKENS
+        inputs = self.fixed_inputs(tokens, rows) if is_small else Inputs.make(tokens, rows, blocks)
+        table = array("i", columns.slots + columns.starts + columns.counts)
+        self._run(
+            *(table.buffer_info()[0], rows, slots.tokens.data_ptr(), slots.width),
+            *(slots.block_table.data_ptr(), slots.most_blocks, slots.block_size if slots.paged else 0),
+            *(*inputs.addresses, blocks, inputs.block_table.shape[1]),
+        )
+        return inputs.step_tokens(slots.block_size, columns.counts, columns.ends)
+
+
+def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
+    """A model's forward pass with small steps replayed; called under `use_context`, as the model's own is."""
+    try:
+        buffer = huge_pages(RESULT_BYTES)  # a system that promises no more memory than it has may refuse
+        scripts = [_write_down(forward, library, layout, buffer, *size) for size in _SIZES]
+        return _Replayed(forward, library, layout, *scripts)
+    except Exception as reason:  # of the model's own code, too: it may never get a step of so many tokens
+        logger.debug("small steps are not replayed: %s", reason)
+        return forward
+
+
+class _Replayed:
+    def __init__(
+        self, forward: Forward, library: Library, layout: Layout, least: _Script, few: _Script, most: _Script
+    ) -> None:
+        if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
+            raise Unrecordable("it calls other kernels for another number of tokens or rows")
+        self._forward = forward
+        self._replay = library.function("replay")
+        self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()
+        self._words, others = np.array(most.words), np.array(few.words)  # int64
+        self._address, self._count = self._words.ctypes.data, len(most.entries)
+        is_tokens = (others == few.tokens) & (self._words == most.tokens)
+        is_rows = (others == few.rows) & (self._words == most.rows)
+        if not np.array_equal(others != self._words, is_tokens | is_rows):
+            raise Unrecordable("its calls differ in more than the numbers of tokens and rows")
+        self._token_words, self._row_words = np.flatnonzero(is_tokens), np.flatnonzero(is_rows)
+        self._tokens, self._rows = most.tokens, most.rows
+        self._all_hidden = self._hidden = most.hidden  # [MOST_TOKENS, H], and those of the step
+
+    def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        step = context()
+        if stream is not None or step.token_types is not None or ids.data_ptr() != self._fixed_ids:
+            return self._forward(ids, positions, stream)
+        if ids.shape[0] != self._tokens:
+            self._tokens = ids.shape[0]
+            self._words[self._token_words] = self._tokens
+            self._hidden = self._all_hidden[: self._tokens]
+        if step.kv_lens.shape[0] != self._rows:
+            self._rows = step.kv_lens.shape[0]
+            self._words[self._row_words] = self._rows
+        self._replay(self._address, self._count)
+        return self._hidden.clone()  # the next step writes to the same memory
+
+
+@torch.inference_mode()
+def _write_down(
+    forward: Forward, library: Library, layout: Layout, buffer: Tensor, tokens: int, rows: int
+) -> _Script:
+    ids, step = layout.small_batch(tokens, rows)
+    step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
+    script = _Script(tokens, rows, Memory(buffer))
+    with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
+        script.hidden = forward(ids, step.positions, None)
+    script.words.append(script.hidden.data_ptr())  # which must not differ either
+    return script
+
+
+class _Script:
+    """The calls of a step, written down instead of made, and its results, placed where they stay."""
+
+    hidden: Tensor  # [tokens, H]
+
+    def __init__(self, tokens: int, rows: int, memory: Memory) -> None:
+        self.tokens, self.rows = tokens, rows
+        self.entries: list[int] = []
+        """The kernels that are called."""
+        self.words = array("q")
+        """The calls, as `csrc/replay.c` reads them."""
+        self.row_bytes: list[int] = []
+        """The bytes of a token in each result, in the order of results."""
+        self._memory = memory
+
+    def call(self, name: str, entry: int | None, types: Sequence[Any], arguments: Sequence[Any]) -> None:
+        if entry is None:
+            raise Unrecordable(f"C cannot replay {name}")
+        self.entries.append(entry)
+        self.words.extend((entry, len(arguments), *map(as_word, types, arguments)))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a result of this step, with room behind it for the most tokens."""
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        if not nbytes or shape[0] != self.tokens:
+            raise Unrecordable(f"a result {list(shape)} is not a row for each token")
+        self.row_bytes.append(nbytes // self.tokens)
+        piece = self._memory.take(self.row_bytes[-1] * MOST_TOKENS)
+        if piece is None:
+            raise Unrecordable(f"there is no room for results of {self.row_bytes[-1]} bytes for each token")
+        return piece[:nbytes].view(dtype).view(shape)
+
+
+def as_word(kind: Any, value: Any) -> int:
+    """An argument as the number that `word` of `csrc/words.h` has in its place."""
+    if kind is FLOAT:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    return 0 if value is None else int(value)
+
+
+_aten = torch.ops.aten
+_HOST_OPS = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
+"""Operations that bring numbers from the host, or come before it reads some by `tolist` or `numpy`."""
+
+
+class _OpWatcher(TorchDispatchMode):
+    """Lets torch make views of tensors, and refuses all else: what torch computes would not be replayed."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare torch the import of its compiler, which it would keep from here: that takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view or func in _HOST_OPS:
+            raise Unrecordable(f"it needs {func}")
+        out = func(*args, **(kwargs or {}))
+        memory = args[0].untyped_storage().data_ptr()
+        for view in [out] if isinstance(out, Tensor) else out:
+            if view.untyped_storage().data_ptr() != memory:  # a copy, as a reshape may make
+                raise Unrecordable(f"it needs {func}")
+        return out

@@ -1,0 +1,220 @@
+"""The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
+
+All blocks lie in one tensor, layer after layer, in the shape that each attention layer says, and every layer
+is bound to its part. One block more than the engine knows belongs to the worker as scratch: keys and values
+that are written there are never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.layers.attention import Attention, CachedAttention
+from models.parallel.experts import count_chosen
+from worker.config import Place, WorkerConfig
+from worker.devices.base import GIB, CacheBudget, Device
+from worker.host.memory import PageToucher
+from worker.limits import WorkerLimits
+from worker.options import WorkerOptions
+from worker.pooling import MOST_QUERY_BYTES, HiddenStore
+from worker.sampling.grouped_logits import WORKSPACE
+from worker.tables.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    num_blocks: int
+    """Blocks that the engine may use; the scratch block comes after them."""
+    block_bytes: int
+    """Bytes of a block in all layers together, and in the store of hidden states beside them."""
+    max_model_len: int
+    """The length that was asked for, or as much of the model's as fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The cache of one rank. The attention layers hold keys and values themselves."""
+
+    size: CacheSize
+    hidden: HiddenStore | None = None
+    """The store of hidden states, if a task reads those of earlier steps."""
+    page_toucher: PageToucher | None = None
+
+
+def no_cache(max_model_len: int) -> Cache:
+    """The cache of an encoder: no blocks, because each sequence is computed whole."""
+    return Cache(CacheSize(0, 0, max_model_len))
+
+
+def block_bytes(layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of what a block holds in all layers."""
+    return sum(prod(layer.cache_shape(1, block_size)) for layer in layers) * dtype.itemsize
+
+
+def size_cache(
+    config: WorkerConfig,
+    limits: WorkerLimits,
+    block_bytes: int,
+    budget: CacheBudget,
+    minimum: Callable[[int], int] = int,
+    halvings: int = 0,
+) -> CacheSize:
+    """The number of blocks that `budget` or an option gives, up to what all slots can fill.
+
+    `minimum`: that of all ranks' numbers, for all must have room for the same sequences. `halvings`: how
+    often the cache has turned out to be too large.
+    """
+    asked = config.options
+    per_sequence = -(-limits.max_model_len // limits.block_size)
+    nbytes, flag = _asked_bytes(asked, block_bytes, budget)
+    blocks = nbytes // block_bytes
+    if asked.num_gpu_blocks_override is None:
+        blocks = min(blocks, limits.max_num_seqs * per_sequence)
+    blocks = _halved(minimum(blocks), halvings, per_sequence, block_bytes)
+    if blocks >= per_sequence:
+        return CacheSize(blocks, block_bytes, limits.max_model_len)
+
+    fits = blocks * limits.block_size
+    shortage = (
+        f"one sequence of {limits.max_model_len} tokens needs {_gib(per_sequence * block_bytes)} of KV cache "
+        f"and {_gib(blocks * block_bytes)} are there"
+    )
+    if asked.max_model_len is not None or fits < 2:
+        lower = f", or lower --max-model-len to {fits} at most" if fits >= 2 else ""
+        raise ValueError(f"{shortage}: raise {flag}{lower}")
+    logger.warning("%s: the longest sequence is now %d tokens; raise %s for more", shortage, fits, flag)
+    return CacheSize(blocks, block_bytes, fits)
+
+
+def _asked_bytes(asked: WorkerOptions, block_bytes: int, budget: CacheBudget) -> tuple[int, str]:
+    """The bytes for the cache and the option that decides: what was asked for, if the device has so much."""
+    if asked.num_gpu_blocks_override is not None:
+        nbytes, flag = asked.num_gpu_blocks_override * block_bytes, "--num-gpu-blocks-override"
+    elif asked.kv_cache_memory_bytes is not None:
+        nbytes, flag = asked.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    else:
+        return budget.nbytes, budget.flag
+    if nbytes > budget.most:
+        raise ValueError(
+            f"{flag} asks for {_gib(nbytes)} of KV cache, and there are {_gib(budget.most)} of memory beside "
+            "the weights: lower it, or leave it out"
+        )
+    return nbytes, flag
+
+
+def _halved(blocks: int, times: int, per_sequence: int, block_bytes: int) -> int:
+    """Fewer blocks, but not fewer than one sequence needs if there were so many."""
+    fewer = max(blocks >> times, min(blocks, per_sequence))
+    if fewer < blocks:
+        text = "workers killed before this one because memory ran out: %d; the KV cache has %s, not %s"
+        logger.warning(text, times, _gib(fewer * block_bytes), _gib(blocks * block_bytes))
+    return fewer
+
+
+def bind_cache(
+    size: CacheSize, layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype, device: Device
+) -> list[Tensor]:
+    """Take the memory, without touching it, and give each layer its part, of the number type `dtype`.
+
+    Returns the contiguous parts: of a plain layer the keys of all blocks, then its values.
+    """
+    blocks = size.num_blocks + 1
+    memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
+    parts: list[Tensor] = []
+    start = 0
+    for layer in layers:
+        shape = layer.cache_shape(blocks, block_size)
+        stop = start + prod(shape)
+        layer.kv = memory[start:stop].view(shape)
+        parts += layer.cache_parts()
+        start = stop
+    return parts
+
+
+def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) -> str | None:
+    """Say which scales a cache of 8 bits has, or that those of a checkpoint are not needed; None: neither."""
+    scaled = sum(isinstance(layer, Attention) and layer.cache_scales is not None for layer in layers)
+    cache = f"the KV cache is in {str(dtype).removeprefix('torch.')}"
+    if dtype.itemsize > 1:
+        return f"{cache}: the checkpoint's scales for fp8 are not used" if scaled else None
+    if not scaled:
+        return f"{cache}: the checkpoint has no scales for it, so 1 is taken"
+    return f"{cache}, by the checkpoint's scales in {scaled} of {len(layers)} layers"
+
+
+def bytes_beside_cache(
+    config: WorkerConfig,
+    limits: WorkerLimits,
+    device: Device,
+    layers: Sequence[CachedAttention],
+    dtype: torch.dtype,
+    tasks: Sequence[str],
+) -> int:
+    """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
+    model, place = config.model, config.place
+    generates, pools = "generate" in tasks, any(task != "generate" for task in tasks)
+    ranks, replicas = place.tensor_size, place.expert_replicas
+
+    def attention(tokens: int) -> int:
+        return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
+
+    step = step_bytes(model, limits, dtype, pools=pools, place=place)
+    step += attention(limits.max_num_batched_tokens)
+    if place.expert_size > 1 and place.expert_transport == "all_to_all":
+        step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
+    if replicas > 1:  # their steps are not recorded
+        return step
+    copies = 4 if ranks == 1 else 5  # logits, also in pieces of ranks; copies, to cap, mask and rank them
+    return step + device.recording_bytes(
+        limits.max_num_seqs,
+        per_row=copies * 4 * model.vocab_size if generates else 0,
+        per_token=_token_numbers(model, ranks) * dtype.itemsize,
+        attention=attention,
+    )
+
+
+def step_bytes(
+    model: ModelConfig, limits: WorkerLimits, dtype: torch.dtype, *, pools: bool, place: Place
+) -> int:
+    """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
+
+    What attention needs depends on the device (`Device.attention_bytes`) and is not among them. The tokens of
+    all replicas that share experts may come to this rank.
+    """
+    tokens = limits.max_num_batched_tokens * place.expert_replicas
+    pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
+    return (
+        tokens * _token_numbers(model, place.tensor_size) * dtype.itemsize
+        + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
+        + 6 * WORKSPACE
+        + pooled  # the hidden states, and float32 copies on their way to results
+        + (MOST_QUERY_BYTES if pools else 0)
+        + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        + GIB // 2  # libraries' own workspaces and fragmentation
+    )
+
+
+def _result_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """The bytes of a token's rows for experts whose results return apart, and of those results."""
+    results = 3 * 4  # float32: as they are made, as they come back, and in the order of experts
+    return count_chosen(model) * model.hidden_size * (results + dtype.itemsize)
+
+
+def _token_numbers(model: ModelConfig, ranks: int) -> int:
+    """The numbers of a token that a layer holds at the same time, those of attention left out."""
+    inner = model.raw.get("intermediate_size")
+    inner = inner if isinstance(inner, int) else 4 * model.hidden_size
+    return 4 * model.hidden_size + 4 * -(-inner // ranks)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB // 100 else f"{nbytes / (1 << 20):.2f} MiB"

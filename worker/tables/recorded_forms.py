@@ -1,0 +1,146 @@
+"""The forms in which steps are sent to a device that has recorded such steps, and what it knows of each slot.
+
+A form has a few sizes; what a smaller step leaves over belongs to the slot that is nobody's. A recorded step
+of single tokens reads lengths and options in a table on the device and counts on by itself, so that it is
+told its slots alone. Every other step writes the rows of its own sequences there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from worker.protocol import SeqStep
+from worker.tables.positions import Columns, StepTokens
+from worker.tables.random_bits import stream
+from worker.tables.slots import STATE_WORDS, Slots
+from worker.tables.staging import Column, Packet
+
+LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
+"""The words of a row. Temperature, top_p and min_p are bits of float32; the stream of points has 64 bits."""
+
+
+class States:
+    def __init__(self, slots: Slots) -> None:
+        rows = slots.count + 1
+        self.table = slots.states
+        self._slots = slots
+        self._lengths, self._indices = np.full((2, rows), -1, np.int64)
+        """The lengths and counts of output tokens that the table has; -1 where that is not known."""
+
+    def after(self, seqs: Sequence[SeqStep]) -> tuple[np.ndarray, np.ndarray]:
+        """Note what holds after a step: places in the memory of all tables, and the words to write there."""
+        slots, held = self._slots, np.array([seq.slot for seq in seqs], np.int64)
+        self._lengths[held] = [seq.start + seq.count for seq in seqs]
+        self._indices[held] = [seq.output_index + seq.samples for seq in seqs]
+        words = np.empty((len(held), STATE_WORDS), np.int32)
+        words[:, LENGTH], words[:, INDEX] = self._lengths[held], self._indices[held]
+        words[:, TOP_K] = slots.top_k[held]
+        for word, values in ((TEMPERATURE, slots.temperature), (TOP_P, slots.top_p), (MIN_P, slots.min_p)):
+            words[:, word] = values[held].view(np.int32)
+        words[:, STREAM:] = stream(slots.seed[held]).view(np.int32).reshape(-1, 2)
+        flat = held[:, None] * STATE_WORDS + np.arange(STATE_WORDS)
+        return flat.reshape(-1), words.reshape(-1)
+
+    def knows(self, seqs: Sequence[SeqStep]) -> bool:
+        """Whether the table has the lengths and counts with which a step begins."""
+        held = [seq.slot for seq in seqs]
+        starts, indices = [seq.start for seq in seqs], [seq.output_index for seq in seqs]
+        return bool((self._lengths[held] == starts).all() and (self._indices[held] == indices).all())
+
+    def advance(self, held: Sequence[int]) -> None:
+        """Note that a recorded step counts on by itself in these slots."""
+        self._lengths[held] += 1
+        self._indices[held] += 1
+
+    def forget(self) -> None:
+        """Believe nothing of the table any more: a step has failed, and may have counted on or not."""
+        self._lengths.fill(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a step in which every row computes one token and samples."""
+
+    rows: int
+    whole: bool
+    """Whether tokens are chosen in the recording, too, which else ends with the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedForm:
+    """The form of a step of up to so many tokens of any rows."""
+
+    tokens: int
+    whole: bool
+    """Whether tokens are chosen in the recording, too, which else ends with the hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedForm:
+    """A mixed step at the beginning of a packet, and what `worker.tables.positions.LayOut` returns for it."""
+
+    form: MixedForm
+    finish: Callable[[], StepTokens]
+
+
+class Forms(Protocol):
+    """The recordings of a device."""
+
+    states: States
+    chooses: bool
+    """Whether recordings can choose tokens; else a later stage of the model does."""
+    draws: bool
+    """Whether recordings draw tokens at random."""
+    buffer: Tensor
+    """Where forms lie on the device, int32."""
+
+    def find(self, rows: int, *, whole: bool) -> Form | None:
+        """The smallest recorded form that has so many rows, if that is not far too large."""
+        ...
+
+    def stage_mixed(
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
+    ) -> StagedForm | None:
+        """Begin a packet with the form of any step, if one is recorded that is not far too large.
+
+        `token_types`: those of all tokens, if some are not 0. `sampling`: the rows that sample, if recordings
+        can choose all their tokens.
+        """
+        ...
+
+
+def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
+    """The form in which a step without new sequences can be sent, if it computes one token of each."""
+    if any(seq.count != 1 or not seq.samples or len(seq.blocks) > 1 for seq in seqs):
+        return None
+    whole = can_choose(forms, seqs, slots)
+    form = forms.find(len(seqs), whole=whole)
+    return form if form is not None and forms.states.knows(seqs) else None
+
+
+def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
+    """Whether a recording can choose the tokens of rows that sample: no logits are masked or reported."""
+    if not forms.chooses:
+        return False
+    held = [seq.slot for seq in sampling]
+    asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
+    if not forms.draws:
+        asks |= slots.temperature[held] > 0
+    return not asks.any() and not any(seq.bound for seq in sampling)
+
+
+def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, packet: Packet) -> None:
+    """Begin a packet with a form: slots, and for each the next entry of its block table, -1 for none."""
+    held = [seq.slot for seq in seqs]
+    places = [slots.blocks[seq.slot] if seq.blocks else -1 for seq in seqs]
+    blocks = [seq.blocks[0] if seq.blocks else 0 for seq in seqs]
+    for seq in seqs:
+        slots.blocks[seq.slot] += len(seq.blocks)
+    fields = (held, slots.dummy), (places, -1), (blocks, 0)
+    packet.begin_form(forms.buffer, [Column(values, fill, form.rows) for values, fill in fields])
+    forms.states.advance(held)
