@@ -271,25 +271,13 @@ THINKING = (
     ),
 )
 
+_LIKE_THINK = (
+    "deepseek_r1 deepseek_v3 ernie45 glm45 holo2 hunyuan_a13b kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3 "
+    "step3"
+)
 THINKING_BY_NAME = {
     **{each.name: each for each in THINKING},
-    **dict.fromkeys(
-        (
-            "deepseek_r1",
-            "deepseek_v3",
-            "ernie45",
-            "glm45",
-            "holo2",
-            "hunyuan_a13b",
-            "kimi_k2",
-            "minimax_m2",
-            "nemotron_v3",
-            "olmo3",
-            "qwen3",
-            "step3",
-        ),
-        THINKING[0],
-    ),
+    **dict.fromkeys(_LIKE_THINK.split(), THINKING[0]),
 }
 """The markers under the peers' names, many of which stand for the same."""
 

@@ -124,7 +124,7 @@ def _extended(root: Schema) -> set[int]:
     found = set[int]()
     naming: dict[int, bool] = {}
     for schema in _all_schemas(root):
-        named = sum(_any_names_properties(part, root, naming) for part in _parts(schema, root))
+        named = sum(_parts_name_properties(schema, root, naming))
         if named + isinstance(schema.get("properties"), dict) > 1:
             _mark(schema, root, found)
     return found
@@ -152,17 +152,15 @@ def _parts(schema: Schema, root: Schema) -> list[list[Schema]]:
     return parts
 
 
-def _any_names_properties(alternatives: list[Schema], root: Schema, known: dict[int, bool]) -> bool:
-    """Whether one of these schemas names properties of the value itself."""
-    return any(_names_properties(each, root, known) for each in alternatives)
+def _parts_name_properties(schema: Schema, root: Schema, known: dict[int, bool]) -> list[bool]:
+    """Of each of the schema's parts, whether an alternative of it names properties of the value itself."""
+    return [any(_names_properties(each, root, known) for each in part) for part in _parts(schema, root)]
 
 
 def _names_properties(schema: Schema, root: Schema, known: dict[int, bool]) -> bool:
     if id(schema) not in known:
         known[id(schema)] = isinstance(schema.get("properties"), dict)  # for schemas that refer to themselves
-        if not known[id(schema)]:
-            parts = _parts(schema, root)
-            known[id(schema)] = any(_any_names_properties(part, root, known) for part in parts)
+        known[id(schema)] = known[id(schema)] or any(_parts_name_properties(schema, root, known))
     return known[id(schema)]
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from server.grammars.grammar_limits import LONGEST_REGEX, LONGEST_SCHEMA
 from server.grammars.lark import exactly
@@ -60,11 +59,6 @@ class NotRegular(Exception):
     """A grammar that no regular expression says, or not one of bounded length."""
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
-
-
 def regex_of(grammar: str) -> str:
     """The expression of all texts of this grammar. Raises NotRegular."""
     if len(grammar) > LONGEST_SCHEMA:
@@ -72,27 +66,28 @@ def regex_of(grammar: str) -> str:
     return _Grammar(_tokens(grammar)).regex()
 
 
-def _tokens(grammar: str) -> list[_Token]:
-    found: list[_Token] = []
+def _tokens(grammar: str) -> list[str]:
+    """The tokens of a grammar, whose kinds their first characters tell."""
+    found: list[str] = []
     text, at = "\n" + grammar, 0  # a modifier of the first rule follows the end of a line, too
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None or token.lastgroup is None:
             raise NotRegular(f"{text[at : at + 20]!r} is not understood")
         if token.lastgroup != "skip":
-            found.append(_Token(token.lastgroup, token.group()))
+            found.append(token.group())
         at = token.end()
     return found
 
 
 class _Grammar:
-    def __init__(self, tokens: list[_Token]) -> None:
-        self._bodies: dict[str, list[_Token]] = {}
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._bodies: dict[str, Sequence[str]] = {}
         self._known: dict[str, str] = {}
         """The expressions of rules and terminals, as far as they are asked for."""
         self._open: list[str] = []
         """The rules that are being written, each within the one before."""
-        self._ignored: list[list[_Token]] = []
+        self._ignored: list[Sequence[str]] = []
         self._read(tokens)
         bodies = [_Body(self, body, "").whole() for body in self._ignored]
         self.space = f"(?:{'|'.join(bodies)})*" if bodies else ""
@@ -116,22 +111,23 @@ class _Grammar:
         self._known[name] = found
         return found
 
-    def _read(self, tokens: list[_Token]) -> None:
+    def _read(self, tokens: Sequence[str]) -> None:
         """Cut the grammar into its statements."""
         starts = [at for at in range(len(tokens)) if _begins_statement(tokens, at)]
         if not starts or starts[0]:
             raise NotRegular("it does not begin with a rule")
         for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            first, rest = tokens[start], tokens[start + 1 : end]
-            if first.kind == "name":
-                colon = rest.index(_Token("mark", ":"))
-                self._bodies[first.text] = rest[colon + 1 :]
-            elif first.text == "%ignore":
-                self._ignored.append(rest)
-            elif first.text == "%import":
-                self._import([token.text for token in rest])
-            else:
-                raise NotRegular(f"{first.text} is not understood")
+            match tokens[start:end]:
+                case ["%ignore", *rest]:
+                    self._ignored.append(rest)
+                case ["%import", *rest]:
+                    self._import(rest)
+                case [name, *rest] if _is_name(name):
+                    self._bodies[name] = rest[rest.index(":") + 1 :]
+                case [directive, *_]:
+                    raise NotRegular(f"{directive} is not understood")
+                case _:
+                    pass
 
     def _import(self, words: list[str]) -> None:
         match words:
@@ -149,18 +145,22 @@ class _Grammar:
             self._known[known] = COMMON[name]
 
 
-def _begins_statement(tokens: list[_Token], at: int) -> bool:
+def _begins_statement(tokens: Sequence[str], at: int) -> bool:
     """Whether a directive stands here, or a name with a colon behind it and perhaps a priority between."""
-    behind = [token.text for token in tokens[at + 1 : at + 4]]
-    if tokens[at].kind == "name":
+    if _is_name(tokens[at]):
+        behind = tokens[at + 1 : at + 4]
         return behind[:1] == [":"] or (behind[:1] == ["."] and behind[2:] == [":"])
-    return tokens[at].kind == "directive"
+    return tokens[at].startswith("%")
+
+
+def _is_name(token: str) -> bool:
+    return token[0].isalpha() or token[0] == "_"
 
 
 class _Body:
     """What stands behind the colon of a rule."""
 
-    def __init__(self, grammar: _Grammar, tokens: list[_Token], space: str) -> None:
+    def __init__(self, grammar: _Grammar, tokens: Sequence[str], space: str) -> None:
         self._grammar = grammar
         self._tokens = tokens
         self._space = space
@@ -174,7 +174,7 @@ class _Body:
 
     @property
     def _next(self) -> str:
-        return self._tokens[self._at].text if self._at < len(self._tokens) else ""
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def _take(self, *texts: str) -> str:
         """Take the next token if it is one of these; empty if it is not."""
@@ -225,20 +225,18 @@ class _Body:
             return found if opening == "(" else f"(?:{found})?"
         token = self._tokens[self._at]
         self._at += 1
-        match token.kind:
-            case "string" if self._take(".."):
-                last = self._tokens[self._at] if self._at < len(self._tokens) else token
-                self._at += 1
-                return f"[{exactly(_text(token))}-{exactly(_text(last))}]" + self._space
-            case "string":
-                found = exactly(_text(token))
-                return (f"(?i:{found})" if token.text.endswith("i") else found) + self._space
-            case "regex":
-                return _between_slashes(token.text) + self._space
-            case "name":
-                return self._grammar.named(token.text) + (self._space if token.text.isupper() else "")
-            case _:
-                raise NotRegular(f"{token.text!r} is not understood")
+        if token.startswith('"') and self._take(".."):
+            last = self._next or token
+            self._at += 1
+            return f"[{exactly(_text(token))}-{exactly(_text(last))}]" + self._space
+        if token.startswith('"'):
+            found = exactly(_text(token))
+            return (f"(?i:{found})" if token.endswith("i") else found) + self._space
+        if token.startswith("/"):
+            return _between_slashes(token) + self._space
+        if _is_name(token):
+            return self._grammar.named(token) + (self._space if token.isupper() else "")
+        raise NotRegular(f"{token!r} is not understood")
 
     def _number(self) -> str:
         token = self._next
@@ -252,11 +250,11 @@ class _Body:
             raise NotRegular(f"{text!r} is missing")
 
 
-def _text(token: _Token) -> str:
+def _text(token: str) -> str:
     """The text of a string between quotes."""
-    if token.kind != "string":
-        raise NotRegular(f"{token.text!r} is no string")
-    return _ESCAPED.sub(_unescaped, token.text.removesuffix("i")[1:-1])
+    if not token.startswith('"'):
+        raise NotRegular(f"{token!r} is no string")
+    return _ESCAPED.sub(_unescaped, token.removesuffix("i")[1:-1])
 
 
 def _unescaped(found: re.Match[str]) -> str:

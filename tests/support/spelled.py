@@ -1,15 +1,18 @@
-"""Vocabularies for tests of grammars, and walks through grammars by chance."""
+"""Vocabularies for tests of grammars, matchers over them, and walks through grammars by chance."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Spelling
+from engine_core.grammar.compiler import GrammarCompiler
+from engine_core.grammar.llguidance_matcher import GrammarMatcher
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
+from engine_core.protocol import Grammar, Spelling
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Bound
@@ -37,6 +40,28 @@ def byte_spelling(*more: bytes, special: int = 0, ends: tuple[int, ...] = ()) ->
     """A token for each byte, and these, of which the last `special` are no text. There is no tokenizer."""
     tokens = [*(bytes([byte]) for byte in range(256)), *more]
     return Spelling(tokens, list(range(len(tokens) - special, len(tokens))), list(ends), "")
+
+
+def matcher_of(grammar: Grammar, spelling: Spelling, size: int) -> GrammarMatcher:
+    compiler = GrammarCompiler(spelling, size, "", lambda: None)
+    try:
+        return compiler.matcher(compiler.compile(grammar).result(), grammar)
+    finally:
+        compiler.stop()
+
+
+def follows(matcher: TokenMatcher, tokens: Iterable[int], end: int) -> bool:
+    """Whether these tokens, and the one that ends answers where that is needed, are a whole text."""
+    try:
+        for token in tokens:
+            if matcher.complete:
+                return False
+            matcher.take(token)
+        if not matcher.complete:
+            matcher.take(end)
+    except GrammarError:
+        return False
+    return True
 
 
 def allowed_by(bound: Bound | None, size: int) -> list[int]:

@@ -99,25 +99,6 @@ def test_a_grammar_that_cannot_be_used_is_refused(queue: CompileQueue, grammar: 
     assert "\n" not in failed.message and "verbose" not in failed.message
 
 
-def test_who_goes_away_leaves_nothing(queue: CompileQueue) -> None:
-    add(queue, *(request(id, Grammar("regex", f"a{{{id + 1}}}")) for id in range(3)))
-    assert queue.discard([(0, 1), (5, 5)]) == [(0, 1)]
-    assert sorted(compiled.request.id for compiled in all_of(queue)) == [0, 2]
-
-
-def test_a_paused_request_leaves_paused(queue: CompileQueue) -> None:
-    add(queue, request(1, Grammar("regex", "a")))
-    queue.set_paused([(0, 1), (0, 2)], paused=True)
-    assert [compiled.paused for compiled in all_of(queue)] == [True]
-
-
-def test_requests_are_known_by_their_client(queue: CompileQueue) -> None:
-    grammar = Grammar("regex", "a")
-    for client in (0, 1):
-        queue.add(client, request(1, grammar), grammar)
-    assert queue.keys() == [(0, 1), (1, 1)]
-
-
 def test_another_spelling_takes_the_place_of_the_first(queue: CompileQueue) -> None:
     grammar = Grammar("regex", "ab")
     add(queue, request(1, grammar))

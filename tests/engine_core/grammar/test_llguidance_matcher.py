@@ -6,9 +6,8 @@ import random
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
-from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, walk
+from spelled import allowed_by, byte_spelling, demo_spelling, demo_tokenizer, matcher_of, walk
 
-from engine_core.grammar.compiler import GrammarCompiler
 from engine_core.grammar.llguidance_matcher import GrammarMatcher, bound_of
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Grammar, Spelling
@@ -19,11 +18,7 @@ SIZE = 270
 
 
 def matcher(grammar: Grammar, spelling: Spelling = BYTES, size: int = SIZE) -> GrammarMatcher:
-    compiler = GrammarCompiler(spelling, size, "", lambda: None)
-    try:
-        return compiler.matcher(compiler.compile(grammar).result(), grammar)
-    finally:
-        compiler.stop()
+    return matcher_of(grammar, spelling, size)
 
 
 def take(matcher: TokenMatcher, text: bytes) -> None:

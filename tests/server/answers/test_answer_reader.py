@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 from answers import TOOLS, Answer, read
+from hypothesis import given
+from hypothesis import strategies as st
+from untimed import untimed
 
-from server.answers.answer_reader import AnswerReader
+from server.answers.answer_reader import AnswerReader, CustomToolInput
 from server.answers.dialects import DIALECTS_BY_NAME, THINKING, THINKING_BY_NAME
 
 HERMES, THINK = DIALECTS_BY_NAME["hermes"], THINKING[0]
@@ -90,9 +94,7 @@ def test_arguments_pass_while_they_are_written() -> None:
     assert found.calls == [("get_weather", "aris")]
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_any_text_is_read_the_same_however_it_is_cut(seed: int) -> None:
-    rng = random.Random(seed)
+def test_any_text_is_read_the_same_however_it_is_cut() -> None:
     pieces = [
         "<think>",
         "</think>",
@@ -111,9 +113,10 @@ def test_any_text_is_read_the_same_however_it_is_cut(seed: int) -> None:
         "\\",
         "arguments",
     ]
-    text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 30)))
-    whole, cut = answer(text, seed=seed), read(AnswerReader(HERMES, THINK, tools=TOOLS), text)
-    assert whole == cut
+    for seed in range(300):
+        rng = random.Random(seed)
+        text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 30)))
+        assert answer(text, seed=seed) == read(AnswerReader(HERMES, THINK, tools=TOOLS), text)
 
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -172,3 +175,56 @@ def test_elements_may_not_be_nested_for_ever() -> None:
     m = "]<]minimax[>["
     written = f'{m}<tool_call>{m}<invoke name="get_weather">' + f"{m}<days>" * 50_000
     assert len(read(AnswerReader(DIALECTS_BY_NAME["minimax_m3"], None, tools=TOOLS), written).calls) == 1
+
+
+# The free text of a custom tool.
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+def input_of(pieces: list[str]) -> list[str]:
+    reader = CustomToolInput()
+    found = [*(reader.push(piece) for piece in pieces), reader.end()]
+    assert reader.text == "".join(found)
+    return found
+
+
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+
+
+@untimed()
+@given(st.text(CHARACTERS), st.lists(st.integers(0, 1000)), st.booleans())
+def test_the_input_of_a_custom_tool_is_the_same_however_it_was_cut(
+    text: str, cuts: list[int], escapes: bool
+) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=escapes)
+    assert "".join(input_of(pieces_of(arguments, cuts))) == text
+
+
+def test_an_input_comes_while_it_is_written() -> None:
+    assert input_of([' {"inp', 'ut" : "a', "\\", "nb", "\\u00e9\\ud83d", '\\ude42"', "}"]) == [
+        *("", "a", "", "\nb", "é", "🙂", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"other": 1, "input": "late"}', "late"),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"text": "a"}', '{"text": "a"}'),
+        ("[1]", "[1]"),
+        ('{"inp', '{"inp'),
+        ("", ""),
+        ('{"input": "cut \\u12', "cut "),
+        ('{"input": "a\nb\tc"}', "a\nb\tc"),
+        ('{"input": "half \\ud83d of it"}', "half � of it"),
+        ('{"input": "bad \\u12x4 escape"}', "bad "),
+    ],
+)
+def test_an_input_in_another_form_comes_as_it_is(arguments: str, text: str) -> None:
+    assert "".join(input_of(list(arguments))) == text
+    assert "".join(input_of([arguments])) == text

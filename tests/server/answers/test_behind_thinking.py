@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from spelled import byte_spelling
+from spelled import byte_spelling, follows, matcher_of
 
-from engine_core.grammar.compiler import GrammarCompiler
-from engine_core.grammar.matcher import GrammarError
-from engine_core.protocol import Grammar
 from server.answers.answer_format import AnswerFormat
 from server.answers.answer_grammar import behind_thinking
 from server.answers.dialects import ThinkingMarkers
@@ -51,19 +48,8 @@ def accepts(given: Prompt, params: dict[str, Any], text: str, calls: AnswerGramm
     """Whether a text is allowed, in which [, ] and ^ stand for the special tokens."""
     form = build_grammar(AskedForm(StructuredOutputsParams(**params), "f"), {})
     built = behind_thinking(form, given.format, calls, is_open=given.is_open)
-    grammar = Grammar(built.kind, built.text)
-    compiler = GrammarCompiler(SPELLING, 260, "", lambda: None)
-    matcher = compiler.matcher(compiler.compile(grammar).result(), grammar)
-    compiler.stop()
-    try:
-        for char in text:
-            for token in [SPECIAL[char]] if char in SPECIAL else char.encode():
-                matcher.take(token)
-        if not matcher.complete:
-            matcher.take(END)
-    except GrammarError:
-        return False
-    return True
+    tokens = [token for char in text for token in ([SPECIAL[char]] if char in SPECIAL else char.encode())]
+    return follows(matcher_of(built.for_engine(), SPELLING, 260), tokens, END)
 
 
 TOLD = ThinkingMarkers("", ("\ue000",), ("\ue001",))

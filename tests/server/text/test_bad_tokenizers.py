@@ -42,7 +42,7 @@ FILES: list[Case] = [
     case("a kind nobody knows", put(vocabulary(type="Foo"), TOKENIZER), TOKENIZER, "cannot be read"),
     case("a pipe", replaced(os.mkfifo, TOKENIZER), TOKENIZER, "is a pipe (FIFO)"),
     case("a folder", replaced(Path.mkdir, TOKENIZER), TOKENIZER, "is a folder"),
-    case("gone", put(None, TOKENIZER), TOKENIZER, "no tokenizer.json"),
+    case("gone", put(None, TOKENIZER), TOKENIZER, "no tokenizer.json, nor older"),
     case("settings that are not JSON", put("{", SETTINGS), SETTINGS, "cannot be read as JSON"),
     case("settings that are nested", put(DEEP, SETTINGS), SETTINGS, "nested too deeply"),
     case("settings that are a list", put("[]", SETTINGS), SETTINGS, "must hold an object"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.errors import BadRequest
-from server.text.chat_template import ChatTemplate, compile_template
+from server.text.chat_template import AnswerStyle, ChatTemplate, compile_template
 
 CHATML = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"
@@ -202,3 +202,28 @@ def test_usual_steps_are_not_bounded() -> None:
 )
 def test_a_template_that_cannot_be_compiled(template: str) -> None:
     assert "compiled" in refusal(template) or "not valid Jinja" in refusal(template)
+
+
+QWEN, DEEPSEEK, GPT_OSS = {"enable_thinking"}, {"thinking"}, {"reasoning_effort"}
+
+
+@pytest.mark.parametrize(
+    ("style", "read", "variables"),
+    [
+        (AnswerStyle(), QWEN, {}),
+        (AnswerStyle(effort="none"), QWEN, {"enable_thinking": False}),
+        (AnswerStyle(effort="low"), QWEN, {"enable_thinking": True}),
+        (AnswerStyle(effort="high"), DEEPSEEK, {"thinking": True}),
+        (AnswerStyle(effort="high"), GPT_OSS, {"reasoning_effort": "high"}),
+        (
+            AnswerStyle(effort="high", thinks=False),
+            QWEN | GPT_OSS,
+            {"enable_thinking": False, "reasoning_effort": "high"},
+        ),
+        (AnswerStyle(thinks=True), {"reasoning"}, {"reasoning": True}),
+        (AnswerStyle(verbosity="low"), {"verbosity"}, {"verbosity": "low"}),
+        (AnswerStyle(effort="high", verbosity="low", thinks=True), set(), {}),
+    ],
+)
+def test_variables_of_thinking(style: AnswerStyle, read: set[str], variables: dict[str, object]) -> None:
+    assert style.variables(read) == variables

@@ -131,18 +131,6 @@ def test_named_templates(tmp_path: Path) -> None:
     assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"no tokenizer.json, nor older"):
-        load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"tokenizer.json of the model cannot be read"):
-        load(tmp_path)
-    write(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(TokenizerError, match=r"tokenizer_config.json cannot be read as JSON"):
-        load(tmp_path)
-
-
 def test_older_files_are_converted_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     raw = json.loads(zoo.byte_level().to_str())["model"]
     vocab = {**raw["vocab"], "<|endoftext|>": len(raw["vocab"])}
