@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.access.keyring import Access, EarlyAdmission
+from server.access.keyring import Access, HeadCheck, head_check
 from server.frontend.frontend import Frontend
 from server.http.allowed_hosts import HostRules
 from server.http.authentication import KeyCheck
@@ -52,7 +52,7 @@ def create_app(frontend: Frontend) -> FastAPI:
     return app
 
 
-def early_admission(frontend: Frontend) -> EarlyAdmission:
+def early_admission(frontend: Frontend) -> HeadCheck:
     """What decides on requests for the engine before the application sees them."""
     paths = [
         route.path
@@ -60,7 +60,7 @@ def early_admission(frontend: Frontend) -> EarlyAdmission:
         for route in router.routes
         if isinstance(route, Endpoint) and require_room in route.checks
     ]
-    return EarlyAdmission(frontend.admissions, paths, frontend.access)
+    return head_check(frontend.admissions, paths, frontend.access)
 
 
 def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:

@@ -14,13 +14,16 @@
     │   ├── NoEngine          503  no engine can answer any more
     │   ├── Overloaded        503  not now: the queue is full
     │   └── TooLate           503  it would have had to begin earlier
-    └── DeadlineExceeded      504  it has begun, and taken longer than it may
+    ├── DeadlineExceeded      504  it has begun, and taken longer than it may
+    └── HttpError             any  it breaks a rule of HTTP, or of this server's connections
 
 Messages are written for clients: no paths, no addresses, no text of foreign exceptions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from http import HTTPStatus
 from typing import cast
 
 from engine_core.protocol import DEADLINE, QUARANTINED, Failed
@@ -122,6 +125,20 @@ class Unavailable(ApiError):
         super().__init__(message, retry_after=retry_after)
         if reason is not None:
             self.type = reason
+
+
+class HttpError(ApiError):
+    """An error of which HTTP's own phrase says enough: no such path, a late request, an unreadable body."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+        self.type = "BadRequestError" if status == 400 else phrase.removesuffix("Error") + "Error"
+        self._headers = headers or {}
+
+    def headers(self) -> dict[str, str]:
+        return dict(self._headers)
 
 
 class NoEngine(Unavailable):

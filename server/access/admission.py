@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
@@ -17,7 +18,6 @@ from typing import NoReturn, Protocol
 from engine_core.engine_stats import Rates, expected_length
 from engine_core.protocol import Standing, Stats
 from server.access.client_identity import Caller
-from server.access.requests_by_id import RequestsById
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
 
 DEFAULT_QUEUE = 8192
@@ -144,13 +144,16 @@ class Admission:
 
     def take_id(self, id: str) -> str:
         """Give the request this id, or one that begins with it if another request has it; returns it."""
-        self.set_id(self._all.ids.free(id))
-        return self.id
+        free = id
+        while free in self._all.by_id:
+            free = f"{id}-{secrets.token_hex(4)}"
+        self.set_id(free)
+        return free
 
     def set_id(self, id: str) -> None:
         """Give the request this id, whoever has it."""
         self.id = id
-        self._all.ids.put(id, self)
+        self._all.by_id.setdefault(id, []).append(self)
 
     def shrink(self, count: int) -> None:
         """Give back all places but so many. Without any the request is forgotten."""
@@ -167,11 +170,7 @@ class Admissions:
     """Everything that was let in, and whether more can be."""
 
     def __init__(
-        self,
-        max_queued: int | None,
-        max_tokens: int | None,
-        engines: Engines,
-        on_refusal: Callable[[], None],
+        self, max_queued: int | None, max_tokens: int | None, engines: Engines, on_refusal: Callable[[], None]
     ) -> None:
         self.slots = 0
         """The sequences that the engines run at once."""
@@ -186,7 +185,8 @@ class Admissions:
         self.engines = engines
         self._on_refusal = on_refusal
         self._owners: dict[str, Owner] = {}
-        self.ids = RequestsById[Admission]()
+        self.by_id: dict[str, list[Admission]] = {}
+        """Requests by their ids. Programs that use the engine directly may give several the same id."""
 
     @property
     def most(self) -> int:
@@ -271,7 +271,9 @@ class Admissions:
         if count == admission.count:
             del owner.admissions[admission]
             if admission.id:
-                self.ids.drop(admission.id, admission)
+                self.by_id[admission.id].remove(admission)
+                if not self.by_id[admission.id]:
+                    del self.by_id[admission.id]
         if not owner.admissions:
             del self._owners[owner.name]
         if not self.live:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from engine_core.client.in_flight import AddOptions
-from server.access.keys.key import Key, Right
+from server.access.keys.key_file import Key, Right
 from server.access.quotas import Account
 
 _PROXIES = ("127.0.0.1", "::1")

@@ -13,11 +13,14 @@ from starlette.types import Scope
 from server.access.admission import Admissions
 from server.access.client_identity import Caller, caller_at
 from server.access.keys.followed_key_file import FollowedFile
-from server.access.keys.key import Key
+from server.access.keys.key_file import Key
 from server.access.quotas import Account
 from server.errors import ApiError
 from server.metrics.server_metrics import KeyCounters
 from server.options.server_config import AccessOptions
+
+HeadCheck = Callable[[bytes, bytes, Scope], ApiError | None]
+"""A function of a request's method, target and scope that tells why it is refused, if it is."""
 
 OPERATOR = Caller()
 """Whoever holds one of the keys of --api-key, which have all rights and no name."""
@@ -106,32 +109,28 @@ class Access:
             await self._file.follow()
 
 
-class EarlyAdmission:
-    """Decides at the head of a request whether it may get in: a full server then spends nothing else on it.
+def head_check(admissions: Admissions, paths: Collection[str], access: Access) -> HeadCheck:
+    """Makes the check of requests for `paths`, those of endpoints that ask the engine, at their heads.
 
-    A request that the engine will compute gets a place in `scope["admission"]`, until it ends, or is refused.
+    A full server then spends nothing else on them. Others get a place, `scope["admission"]`, until they end.
     """
+    targets = frozenset(path.encode() for path in paths)
 
-    def __init__(self, admissions: Admissions, paths: Collection[str], access: Access) -> None:
-        """`paths` are those of the endpoints that ask the engine."""
-        self._admissions = admissions
-        self._paths = frozenset(path.encode() for path in paths)
-        self._access = access
-
-    def check_head(self, method: bytes, url: bytes, scope: Scope) -> ApiError | None:
-        """Returns the reason for which a request is refused, if it is."""
-        if method != b"POST" or url not in self._paths or not self._admissions.slots:
+    def check(method: bytes, target: bytes, scope: Scope) -> ApiError | None:
+        if method != b"POST" or target not in targets or not admissions.slots:
             return None  # also for a path with a query: such a line may still turn out to be malformed
-        caller = self._access.enter(scope)
+        caller = access.enter(scope)
         if caller is None:
             return None  # its key is not valid; or a proxy is before it, and it will be known later who it is
         try:
-            admission = self._admissions.take_free_place(caller)
+            admission = admissions.take_free_place(caller)
         except ApiError as error:
             return error
         if admission is not None:
             scope["admission"] = admission
         return None
+
+    return check
 
 
 def _key_in(scope: Scope) -> bytes | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from math import ceil, floor
 
-from server.access.keys.key import Key
+from server.access.keys.key_file import Key
 from server.errors import QuotaExceeded
 from server.metrics.server_metrics import KeyCounters
 
@@ -53,36 +53,33 @@ class Account:
         self.counters = counters
         self._clock = clock
         self._name = key.name
-        self._requests = self._tokens = None
+        self._buckets: dict[str, Bucket] = {}
+        """What is left of the quotas of `requests` and of `tokens` that the key has."""
         self.update(key)
 
     def update(self, key: Key) -> None:
         """Take over the limits of the key as the file has them now. What was used stays used."""
-        self._requests = self._changed(self._requests, key.requests_per_minute)
-        self._tokens = self._changed(self._tokens, key.tokens_per_minute)
-
-    def _changed(self, bucket: Bucket | None, limit: int | None) -> Bucket | None:
-        if limit is None:
-            return None
-        if bucket is None:
-            return Bucket(limit, self._clock)
-        bucket.set_limit(limit)
-        return bucket
+        known, self._buckets = self._buckets, {}
+        for what, limit in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
+            if limit is not None:
+                self._buckets[what] = known.get(what) or Bucket(limit, self._clock)
+                self._buckets[what].set_limit(limit)
 
     @property
     def has_quotas(self) -> bool:
-        return self._requests is not None or self._tokens is not None
+        return bool(self._buckets)
 
     def begin_request(self) -> None:
         """Count a request, or raise QuotaExceeded if a quota is used up."""
-        requests, tokens = self._requests, self._tokens
-        if requests is not None and requests.level < 1:
-            raise self._exceeded("requests", requests)
-        if tokens is not None and tokens.level < 1:
-            raise self._exceeded("tokens", tokens)
-        if requests is not None:
-            requests.take(1)
+        for what, bucket in self._buckets.items():
+            if bucket.level < 1:
+                raise self._exceeded(what, bucket)
+        self._take("requests", 1)
         self.counters.requests.inc()
+
+    def _take(self, what: str, amount: int) -> None:
+        if what in self._buckets:
+            self._buckets[what].take(amount)
 
     def _exceeded(self, what: str, bucket: Bucket) -> QuotaExceeded:
         self.counters.refusals.inc()
@@ -95,24 +92,21 @@ class Account:
     def read(self, tokens: int) -> None:
         """Count tokens of prompts."""
         self.counters.prompt_tokens.inc(tokens)
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        self._take("tokens", tokens)
 
     def wrote(self, tokens: int) -> None:
         """Count tokens of answers."""
         self.counters.generation_tokens.inc(tokens)
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        self._take("tokens", tokens)
 
     def headers(self) -> RawHeaders:
         """The headers from which OpenAI's clients know what is left of their quotas."""
         found: RawHeaders = []
-        for what, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
-            if bucket is not None:
-                left = max(0, floor(bucket.level))
-                found.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.limit))
-                found.append((b"x-ratelimit-remaining-" + what, b"%d" % left))
-                found.append((b"x-ratelimit-reset-" + what, _duration(bucket.seconds_until(bucket.limit))))
+        for name, bucket in self._buckets.items():
+            what, left = name.encode(), max(0, floor(bucket.level))
+            found.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.limit))
+            found.append((b"x-ratelimit-remaining-" + what, b"%d" % left))
+            found.append((b"x-ratelimit-reset-" + what, _duration(bucket.seconds_until(bucket.limit))))
         return found
 
 

@@ -29,16 +29,7 @@ from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
-from server.http.server_status import (
-    Dead,
-    Draining,
-    Ready,
-    Restarting,
-    Stalled,
-    Starting,
-    Status,
-    raise_if_refused,
-)
+from server.http import server_status as statuses
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
@@ -87,14 +78,11 @@ class Frontend:
         self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
         self.grammars = ModelGrammars(self, client, config)
-        self._draining: Draining | None = None
+        self._draining: statuses.Draining | None = None
         self._restarting_since = 0.0
         self.access = Access(config.access, metrics.key_counters)
         self.admissions = Admissions(
-            config.engine.max_num_queued_reqs,
-            config.engine.max_num_queued_tokens,
-            client,
-            metrics.rejected,
+            config.engine.max_num_queued_reqs, config.engine.max_num_queued_tokens, client, metrics.rejected
         )
         metrics.watch(lambda: client.replicas)
 
@@ -155,21 +143,21 @@ class Frontend:
         return self.admissions.live
 
     @property
-    def status(self) -> Status:
+    def status(self) -> statuses.Status:
         if self._client.dead is not None:
-            return Dead("engine_given_up")
+            return statuses.Dead("engine_given_up")
         if self._draining is not None:
             return self._draining
         if self._facts is not None and (reason := self._client.restarting) is not None:
             stalled = reason == "engine_stalled"
-            return Stalled() if stalled else Restarting(reason, self._restarting_since)
+            return statuses.Stalled() if stalled else statuses.Restarting(reason, self._restarting_since)
         if self._client.ready is not None:
-            return Ready() if self._facts is not None else Starting("tokenizer", 0.0)
-        return Starting(self._client.progress.phase, self._client.progress.fraction)
+            return statuses.Ready() if self._facts is not None else statuses.Starting("tokenizer", 0.0)
+        return statuses.Starting(self._client.progress.phase, self._client.progress.fraction)
 
     def require_ready(self) -> None:
         """Raises Unavailable if requests are refused. While an engine is started again, they are let in."""
-        raise_if_refused(self.status)
+        statuses.raise_if_refused(self.status)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None or empty."""
@@ -253,11 +241,7 @@ class Frontend:
                 own.release()
 
     async def _pool_all(
-        self,
-        items: Sequence[Item],
-        admission: Admission,
-        replica: int | None,
-        options: AddOptions,
+        self, items: Sequence[Item], admission: Admission, replica: int | None, options: AddOptions
     ) -> list[Pooled]:
         answers: list[Pooled] = []
         window = self.places_for(len(items), admission.caller)
@@ -306,7 +290,8 @@ class Frontend:
         """
         found = [
             one
-            for one in self.admissions.ids.find(request_ids)
+            for id in request_ids
+            for one in self.admissions.by_id.get(id, ())
             if one.streams and (caller is None or one.owner.name == caller.owner)
         ]
         self._client.abort([stream for one in found for stream in one.streams])
@@ -318,11 +303,12 @@ class Frontend:
 
     def begin_drain(self, *, refuse: bool) -> None:
         """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
-        self._draining = Draining(refuses=refuse)
+        self._draining = statuses.Draining(refuses=refuse)
 
-    async def drained(self) -> None:
-        """Waits until no request runs."""
-        await self.admissions.idle.wait()
+    @property
+    def idle(self) -> asyncio.Event:
+        """Set while no request runs."""
+        return self.admissions.idle
 
     def _admit(self, places: int, request_id: str) -> Admission:
         """Finds places for a request that has none yet."""

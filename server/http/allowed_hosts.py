@@ -9,17 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection
 
-from server.errors import ApiError
-
-
-class WrongHost(ApiError):
-    status = 421
-    type = "MisdirectedRequestError"
-
-
-class ForeignOrigin(ApiError):
-    status = 403
-    type = "ForbiddenError"
+from server.errors import ApiError, HttpError
 
 
 class HostRules:
@@ -42,14 +32,16 @@ class HostRules:
         """Why a request is refused that has these headers, if it is."""
         if not (self._any_host or self._answers_to(_without_port(host.lower()))):
             name = _without_port(host).decode("latin-1")
-            return WrongHost(
+            return HttpError(
+                421,
                 f"This server does not answer to the name {name!r}. Use localhost or its address, or start "
-                "it with --allowed-hosts NAME."
+                "it with --allowed-hosts NAME.",
             )
         if origin is not None and not (self._any_origin or self._is_ours(origin.lower(), host.lower())):
-            return ForeignOrigin(
+            return HttpError(
+                403,
                 "Web pages of other origins may not call this server. Start it with --allowed-origins ORIGIN "
-                "to let them."
+                "to let them.",
             )
         return None
 

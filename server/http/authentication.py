@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import Caller
 from server.access.keyring import OPERATOR, Access
-from server.access.quotas import Account
 from server.errors import ApiError, Forbidden, Unauthorized
 from server.http.error_answers import error_response, path_of
+from server.http.middleware import on_head
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
 """Paths that are answered without a key: they tell only whether the server lives, and `/` is a page that asks
@@ -57,9 +57,12 @@ class KeyCheck:
         scope["caller"] = caller
         scope.setdefault("state", {})["key"] = caller.owner
         KEY_NAME.set(caller.owner)
-        account = caller.account
-        if account is not None and account.has_quotas:
-            send = _with_quotas(account, send)
+        if (account := caller.account) is not None and account.has_quotas:
+
+            def tell_quotas(head: Message) -> None:
+                head["headers"] = [*head.get("headers", ()), *account.headers()]
+
+            send = on_head(send, tell_quotas)
         await self._app(scope, receive, send)
 
 
@@ -75,14 +78,3 @@ def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
     if path_of(scope) in ADMIN_PATHS and not key.admin:
         return Forbidden(f"The API key of {key.name} may not be used for this: it is for administrators.")
     return None
-
-
-def _with_quotas(account: Account, send: Send) -> Send:
-    """Sends answers with the headers that tell what is left of the quotas."""
-
-    async def marked(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *account.headers()]
-        await send(message)
-
-    return marked

@@ -8,34 +8,21 @@ from fastapi import FastAPI
 
 from server.errors import ANTHROPIC
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["integer", "string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
+
+def _object(required: str, **fields: Any) -> dict[str, Any]:
+    """The schema of an object with these fields, of which those named first are always there."""
+    return {"type": "object", "required": required.split(), "properties": fields}
+
+
+_TEXT = {"type": "string"}
+_CODE = {"type": ["integer", "string", "null"]}
+_ERROR = _object(
+    "error",
+    error=_object("message type", message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE),
+)
+_ANTHROPIC_ERROR = _object(
+    "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
+)
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",

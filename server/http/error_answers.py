@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from http import HTTPStatus
-
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from server.errors import ApiError, BadRequest, Internal, error_body
+from server.errors import ApiError, HttpError, Internal, error_body
 from server.http.server_status import Draining
 
 CLIENT_GONE = 499
@@ -43,26 +40,6 @@ def path_of(scope: Scope) -> str:
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
-class _HttpError(ApiError):
-    """An error that Starlette raises: no such path, no such method, an unreadable body."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.type = _type_of(status)
-        self._headers = headers or {}
-
-    def headers(self) -> dict[str, str]:
-        return dict(self._headers)
-
-
-def _type_of(status: int) -> str:
-    if status == 400:
-        return BadRequest.type
-    phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
-    return phrase if phrase.endswith("Error") else phrase + "Error"
-
-
 def _from_http(request: Request, error: HTTPException) -> ApiError:
     message = error.detail
     if error.status_code == 404:
@@ -71,4 +48,4 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.url.path} does not take {request.method}; use {allowed}."
-    return _HttpError(error.status_code, message, error.headers)
+    return HttpError(error.status_code, message, error.headers)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BadRequest
+from server.errors import ApiError, BadRequest, HttpError
 from server.http import body
 from server.http.allowed_hosts import HostRules
 from server.http.error_answers import error_response, path_of
@@ -23,9 +24,15 @@ HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class UnsupportedMediaType(ApiError):
-    status = 415
-    type = "UnsupportedMediaTypeError"
+def on_head(send: Send, act: Callable[[Message], None]) -> Send:
+    """Makes a `send` that calls `act` with the message that begins the answer, which may change it."""
+
+    async def watched(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            act(message)
+        await send(message)
+
+    return watched
 
 
 class HttpMetrics:
@@ -44,14 +51,12 @@ class HttpMetrics:
         started = time.monotonic()
         status = 500
 
-        async def watched(message: Message) -> None:
+        def note_status(head: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+            status = head["status"]
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, on_head(send, note_status))
         finally:
             if (admission := scope.get("admission")) is not None:
                 admission.release()
@@ -75,12 +80,10 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
+        def add_id(head: Message) -> None:
+            MutableHeaders(scope=head)["X-Request-Id"] = request_id
 
-        await self._app(scope, receive, marked)
+        await self._app(scope, receive, on_head(send, add_id))
 
 
 class TimingHeaders:
@@ -90,13 +93,12 @@ class TimingHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def marked(message: Message) -> None:
+        def add_times(head: Message) -> None:
             times: RequestTimes | None = scope.get("times")
-            if message["type"] == "http.response.start" and times is not None:
-                message["headers"] = [*message.get("headers", ()), *times.named_headers()]
-            await send(message)
+            if times is not None:
+                head["headers"] = [*head.get("headers", ()), *times.named_headers()]
 
-        await self._app(scope, receive, marked)
+        await self._app(scope, receive, on_head(send, add_times))
 
 
 class HeaderChecks:
@@ -128,7 +130,7 @@ class HeaderChecks:
         if length.isdigit() and int(length) > body.MAX_BODY:
             return body.body_too_large()
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            return UnsupportedMediaType("Compressed bodies are not accepted: send the body as it is.")
+            return HttpError(415, "Compressed bodies are not accepted: send the body as it is.")
         if length.isdigit() and not body.BODY_MEMORY.has_room(int(length)):
             return body.no_room_for_body()
         return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, Internal
 
@@ -100,7 +100,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     async def watch() -> None:
         nonlocal gone
-        await _disconnected(receive)
+        while (await receive())["type"] != "http.disconnect":
+            pass
         gone = True
         task.cancel()
 
@@ -131,11 +132,6 @@ class _DelayedTask:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):
@@ -171,76 +167,63 @@ class EventStream(Response):
         self._tell_wait = tell_wait
         self._keep_alive = keep_alive
         """Seconds of silence after which a comment is sent; 0 sends none."""
+        self._started = self._ended = False
+        self._written = 0.0
+        """Time of the last write, on the loop's clock."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _StreamSender(send, self._head)
+        self._send, self._clock = send, asyncio.get_running_loop().time
+        self._written = self._clock()
         if follow_reader := scope.get("follow_reader"):  # from our own connections
             follow_reader(self._on_flow)
         try:
-            await while_connected(receive, self._run(sender))
+            await while_connected(receive, self._run())
         except ClientGone:
             log.debug("a client left its stream")
 
-    def _head(self) -> Message:
-        headers = [*self.raw_headers, *self._late_headers()]
-        return {"type": "http.response.start", "status": self.status_code, "headers": headers}
-
-    async def _run(self, sender: _StreamSender) -> None:
-        opener = _DelayedTask(OPEN_AFTER, lambda: self._fill_silence(sender))
+    async def _run(self) -> None:
+        opener = _DelayedTask(OPEN_AFTER, self._fill_silence)
         try:
-            await self._send_events(sender)
+            await self._send_events()
         finally:
             opener.stop()
 
-    async def _send_events(self, sender: _StreamSender) -> None:
+    async def _send_events(self) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    await sender.write(data, more=not self._form.is_last(data))
+                    await self._write(data, more=not self._form.is_last(data))
         except ApiError as error:
-            if not sender.started:
-                raise  # the answer still can have a status of its own
-            await sender.write(self._form.error_event(error), more=False)
+            await self._break_off(error)
         except Exception:
             log.exception("a stream broke off")
-            error = Internal("Internal server error")
-            if not sender.started:
-                raise error from None
-            await sender.write(self._form.error_event(error), more=False)
+            await self._break_off(Internal("Internal server error"))
 
-    async def _fill_silence(self, sender: _StreamSender) -> None:
+    async def _break_off(self, error: ApiError) -> None:
+        if not self._started:
+            raise error from None  # the answer still can have a status of its own
+        await self._write(self._form.error_event(error), more=False)
+
+    async def _fill_silence(self) -> None:
         """Sends the headers when the first event is late, then comments during silences."""
-        if not sender.started:
-            await sender.write(b"")
-        loop = asyncio.get_running_loop()
-        while self._keep_alive > 0 and not sender.ended:
-            silence = loop.time() - sender.written
+        if not self._started:
+            await self._write(b"")
+        while self._keep_alive > 0 and not self._ended:
+            silence = self._clock() - self._written
             if silence >= self._keep_alive:
-                before = sender.written
+                before = self._written
                 words = KEEP_ALIVE if self._tell_wait is None else await self._tell_wait()
-                if sender.written == before:
+                if self._written == before:
                     quiet = words == KEEP_ALIVE and self._form.ping
                     comment = b"" if quiet else b": %s\n\n" % words.encode()
-                    await sender.write(comment + self._form.ping)
+                    await self._write(comment + self._form.ping)
                 silence = 0.0
             await asyncio.sleep(self._keep_alive - silence)
 
-
-class _StreamSender:
-    """The ASGI connection of one stream."""
-
-    def __init__(self, send: Send, head: Callable[[], Message]) -> None:
-        """`head` makes the message that begins the answer."""
-        self._send = send
-        self._head = head
-        self._clock = asyncio.get_running_loop().time
-        self.started = self.ended = False
-        self.written = self._clock()
-        """Time of the last write, on the loop's clock."""
-
-    async def write(self, data: bytes, *, more: bool = True) -> None:
-        if not self.started:
-            self.started = True
-            await self._send(self._head())
-        self.written, self.ended = self._clock(), not more
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            headers = [*self.raw_headers, *self._late_headers()]
+            await self._send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        self._written, self._ended = self._clock(), not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

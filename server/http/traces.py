@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.middleware import on_head
 from server.requests.timing import RequestTimes
 
 if TYPE_CHECKING:
@@ -64,14 +65,12 @@ class Traces:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, status = time.time_ns(), 500
 
-        async def watched(message: Message) -> None:
+        def note_status(head: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+            status = head["status"]
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, on_head(send, note_status))
         finally:
             if "work" in scope:
                 self._report(scope, began, status)

@@ -59,7 +59,8 @@ class EngineNumbers(Collector):
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for number, stats in stats_of.items():
                 if stats.landed is not None:
-                    self._add(family, number, bounds, getattr(stats.landed, field))
+                    found: Buckets = getattr(stats.landed, field)
+                    add_histogram(family, [self._model, number], bounds, found.counts, found.total)
             yield family
 
     def _experts(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
@@ -84,17 +85,12 @@ class EngineNumbers(Collector):
         )
         for number, experts in told.items():
             count.add_metric([self._model, number], sum(experts.rearrangements.counts))
-            self._add(seconds, number, REARRANGEMENT_SECONDS, experts.rearrangements)
+            moves = experts.rearrangements
+            add_histogram(seconds, [self._model, number], REARRANGEMENT_SECONDS, moves.counts, moves.total)
             for layer, totals in experts.tokens.items():
                 for expert, total in enumerate(totals):
                     tokens.add_metric([self._model, number, str(layer), str(expert)], total)
         yield from (count, seconds, tokens)
-
-    def _add(
-        self, family: HistogramMetricFamily, number: str, bounds: Sequence[float], buckets: Buckets
-    ) -> None:
-        """Show a histogram of the engine with this number."""
-        add_histogram(family, [self._model, number], bounds, buckets.counts, buckets.total)
 
 
 _NUMBERS = (

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -112,10 +112,11 @@ def options_of(struct: type[msgspec.Struct]) -> list[Option]:
     for info in msgspec.structs.fields(struct):
         if _is_struct(info.type):
             options += options_of(info.type)
-        elif (doc := _doc_of(info.type)) is not None:
+        elif get_origin(info.type) is Annotated:
+            bare, doc, *_ = get_args(info.type)
             factory = info.default_factory
             default = info.default if factory is msgspec.NODEFAULT else factory()
-            options.append(Option(info.name, _bare(info.type), default, doc))
+            options.append(Option(info.name, bare, default, doc))
     return options
 
 
@@ -141,14 +142,6 @@ def flatten(config: msgspec.Struct) -> dict[str, object]:
 
 def _is_struct(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
-
-
-def _doc_of(annotation: Any) -> Doc | None:
-    return next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Doc)), None)
-
-
-def _bare(annotation: Any) -> Any:
-    return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
 
 
 def _as_list(given: object) -> list[object]:

@@ -100,8 +100,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         str, Doc(LOGS, "Paths whose requests have no such line, divided by commas: /health,/metrics.")
     ] = ""
     uvicorn_log_level: Annotated[
-        str,
-        Doc(LOGS, "What to log.", ("critical", "error", "warning", "info", "debug")),
+        str, Doc(LOGS, "What to log.", ("critical", "error", "warning", "info", "debug"))
     ] = "info"
     log_format: Annotated[
         str, Doc(LOGS, "Lines of the log: text for people, json for programs.", ("text", "json"))
@@ -174,8 +173,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, Doc(TEXT, "Let requests bring a chat template: a program, which gets 2 s and 256 MiB.")
     ] = False
     default_prompt_name: Annotated[
-        str | None,
-        Doc(TEXT, "The prompt that is written before texts to embed where a request names none."),
+        str | None, Doc(TEXT, "The prompt that is written before texts to embed where a request names none.")
     ] = None
     response_role: Annotated[str, Doc(TEXT, "Role of the answers in chat.")] = "assistant"
 
@@ -210,8 +208,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Doc(ANSWERS, "How reasoning is marked: a parser's name, none, or auto asks the template.")
     ] = "auto"
     reasoning_field: Annotated[
-        ReasoningField,
-        Doc(ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content")),
+        ReasoningField, Doc(ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content"))
     ] = "both"
     ignore_unknown_fields: Annotated[
         bool, Doc(ANSWERS, "Accept fields of requests that this server does not know, without effect.")
@@ -230,8 +227,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 15.0
 
     host: Annotated[
-        str,
-        Doc(HTTP, "Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all."),
+        str, Doc(HTTP, "Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all.")
     ] = "127.0.0.1"
     port: Annotated[int, Doc(HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
     uds: Annotated[str | None, Doc(HTTP, "Unix socket to listen on, in place of host and port.")] = None
@@ -327,8 +323,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     restart_wait: Annotated[
-        float,
-        Doc(LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0),
+        float, Doc(LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0)
     ] = 10.0
     exit_on_failure: Annotated[
         bool,

@@ -46,8 +46,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
 _GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
 
 OPTIONS: list[Option] = sorted(
-    [*options_of(ServerConfig), *options_of(_Shorthands)],
-    key=lambda option: _GROUPS.index(option.doc.group),
+    [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
 )
 """Every option, for the parsers below and for the reference page."""
 

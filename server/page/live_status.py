@@ -149,7 +149,7 @@ def live_status(frontend: Frontend) -> LiveStatus:
 
 def _requests(frontend: Frontend) -> list[LiveRequest]:
     now = time.monotonic()
-    came = [one for one in frontend.admissions.ids.all() if one.since]
+    came = [one for same in frontend.admissions.by_id.values() for one in same if one.since]
     oldest = heapq.nsmallest(MOST_REQUESTS, came, key=lambda one: one.since)
     return [LiveRequest(one.id, now - one.since, one.count, one.begun) for one in oldest]
 

@@ -10,30 +10,19 @@ import runpy
 import signal
 import socket
 import time
-from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 from engine_core.client.client import EngineClient
-from engine_core.protocol import Progress
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
+from server.run import supervisor_messages as messages
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
 from server.run.progress_bar import ProgressDisplay
-from server.run.supervisor_messages import (
-    NOTHING_LEFT,
-    ApiConfig,
-    CutOff,
-    EngineExited,
-    EngineGivenUp,
-    EngineStalled,
-    Leaving,
-    Message,
-    Reload,
-    Served,
-)
+from server.run.supervisor_messages import NOTHING_LEFT, ApiConfig, Message
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.progress_page import ProgressWriter
@@ -57,14 +46,16 @@ class ApiServer:
         self._process = process
         self._listener = socket.socket(fileno=process.listener)
         # One of several processes shows how the start goes on, and it does so once.
-        self._display = ProgressDisplay() if process.index == 0 and process.first else None
+        self._display = ProgressDisplay(silent=process.index != 0 or not process.first)
         self.client = EngineClient(
             process.address,
             config.replicas,
             server=process.index,
             servers=config.api_server_count,
             restart_wait=config.restart_wait,
-            on_progress=self._show,
+            on_progress=lambda progress: self._display.show(
+                progress.phase, progress.fraction, progress.detail
+            ),
         )
         self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
         set_options(self._listener)
@@ -96,27 +87,26 @@ class ApiServer:
             for task in (start, stats, keys):
                 task.cancel()
         self._watch.stop()
-        if self._display is not None:
-            self._display.done()
+        self._display.done()
         await self._leave(http)
         return code
 
     def handle(self, message: Message) -> None:
         """Act on a message of the supervisor."""
         match message:
-            case EngineExited(number, code, at):
+            case messages.EngineExited(number, code, at):
                 self.client.engine_exited(number, code, at)
-            case EngineGivenUp(number, reason, explained):
+            case messages.EngineGivenUp(number, reason, explained):
                 self.client.engine_given_up(number, reason, explained=explained)
-            case EngineStalled(number, stalled):
+            case messages.EngineStalled(number, stalled):
                 self.client.engine_stalled(number, stalled)
-            case Served():
+            case messages.Served():
                 self._served.set()
-            case Leaving():
+            case messages.Leaving():
                 self._frontend.begin_drain(refuse=False)
-            case CutOff():
+            case messages.CutOff():
                 self._force.set()
-            case Reload():
+            case messages.Reload():
                 self.reload()
 
     def reload(self) -> None:
@@ -128,33 +118,26 @@ class ApiServer:
         """Wait while others answer. A client that /ready told to go ahead must not meet a process that loads:
         one process tells how the start goes on, and all others listen when they, and that one, can serve.
         """
-        ends = (self._stop, self.client.died)
         if not self._process.first:
             seconds = BRIDGE_SECONDS if self._config.api_server_count == 1 else SIBLING_SECONDS
-            await _first_of(asyncio.shield(start), *(end.wait() for end in ends), seconds=seconds)
+            await _first_of(self._stop, self.client.died, start, seconds=seconds)
         elif self._process.index != 0:
-            await _first_of(asyncio.shield(start), *(end.wait() for end in ends))
-            await _first_of(self._served.wait(), *(end.wait() for end in ends))
+            await _first_of(self._stop, self.client.died, start)
+            await _first_of(self._stop, self.client.died, self._served)
 
     async def _serve(self, http: asyncio.Task[None], start: asyncio.Task[bool]) -> int:
-        stopped = asyncio.create_task(self._stop.wait())
-        died = asyncio.create_task(self.client.died.wait())
-        try:
-            await asyncio.wait((start, stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
-            served = (start.done() and start.result()) or not self._process.first
-            await asyncio.wait((stopped, died, http), return_when=asyncio.FIRST_COMPLETED)
-            if died.done() and not stopped.done():
-                if self.client.broke:
-                    return BROKE
-                self._explain_death(served=served)
-                if not served:
-                    return CANNOT_START
-                if self._config.exit_on_failure:
-                    return NOTHING_LEFT
-                await asyncio.wait((stopped, http), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
-            died.cancel()
+        await _first_of(self._stop, self.client.died, start, http)
+        served = (start.done() and start.result()) or not self._process.first
+        await _first_of(self._stop, self.client.died, http)
+        if self.client.died.is_set() and not self._stop.is_set():
+            if self.client.broke:
+                return BROKE
+            self._explain_death(served=served)
+            if not served:
+                return CANNOT_START
+            if self._config.exit_on_failure:
+                return NOTHING_LEFT
+            await _first_of(self._stop, http)
         if not self._stop.is_set():
             return BROKE  # uvicorn ended by itself, and has logged why
         await self._drain()
@@ -171,10 +154,10 @@ class ApiServer:
         self._watch.start()
         if self._process.index == 0:
             os.write(self._process.reports, b"1")
-        seconds = time.monotonic() - self._process.started
+        after = f"{time.monotonic() - self._process.started:.1f} s{self._replicas_so_far()}"
         name = self._config.model_names[0]
-        self._print(f"Serving {name} at {self._where()} after {seconds:.1f} s{self._replicas_so_far()}")
-        self._display = None
+        self._display.done(f"Serving {name} at {self._where()} after {after}")
+        self._display.silent = True
         return True
 
     def _explain_death(self, *, served: bool) -> None:
@@ -182,7 +165,7 @@ class ApiServer:
         if served:
             _log.error("no request can be served any more: %s", self.client.dead)
         elif not self.client.explained:
-            self._print(f"error: {self.client.dead}")
+            self._display.done(f"error: {self.client.dead}")
 
     def _replicas_so_far(self) -> str:
         """The part of the start-up line that says how many of several replicas are ready; later ones join."""
@@ -200,25 +183,17 @@ class ApiServer:
                 _running(self._frontend.live),
                 self._config.shutdown_timeout,
             )
-        await _first_of(self._frontend.drained(), self._force.wait(), seconds=self._config.shutdown_timeout)
+        await _first_of(self._frontend.idle, self._force, seconds=self._config.shutdown_timeout)
         if self._frontend.live:
             _log.warning("stopping: %s cut off", _running(self._frontend.live))
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
         """Ends running requests with an error, so that no incomplete answer looks complete, then HTTP."""
         self.client.fail("the server is shutting down", "draining")
-        await _first_of(self._frontend.drained(), seconds=FLUSH_SECONDS)
+        await _first_of(self._frontend.idle, seconds=FLUSH_SECONDS)
         self._http.end()
         await http
         self.client.close()
-
-    def _show(self, progress: Progress) -> None:
-        if self._display is not None:
-            self._display.show(progress.phase, progress.fraction, progress.detail)
-
-    def _print(self, line: str) -> None:
-        if self._display is not None:
-            self._display.done(line)
 
     def _where(self) -> str:
         config = self._config
@@ -258,14 +233,15 @@ def _freeze_heap() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-async def _first_of(*things: Awaitable[object], seconds: float | None = None) -> None:
-    """Waits until one of these is done, or for `seconds` at most."""
-    tasks = [asyncio.ensure_future(thing) for thing in things]
+async def _first_of(*ends: asyncio.Event | asyncio.Task[Any], seconds: float | None = None) -> None:
+    """Waits until one of these has come, or for `seconds` at most."""
+    waits = [asyncio.create_task(end.wait()) for end in ends if isinstance(end, asyncio.Event)]
+    tasks = [end for end in ends if isinstance(end, asyncio.Task)]
     try:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*waits, *tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
+        for wait in waits:
+            wait.cancel()
 
 
 if __name__ == "__main__":

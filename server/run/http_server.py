@@ -112,7 +112,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         most_connections(config.max_connections, config.data_parallel_size),
         DeadlineTimer(loop.time, loop.call_later),
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
-        check_head=early_admission(frontend).check_head,
+        check_head=early_admission(frontend),
     )
     return uvicorn.Config(
         create_app(frontend),

@@ -22,8 +22,10 @@ STAGES = {
 
 
 class ProgressDisplay:
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, *, silent: bool = False) -> None:
         """`out` is where to show it, stderr if there is none: as it is now, so call logs.setup() before."""
+        self.silent = silent
+        """Whether nothing is shown, not even lines at the end."""
         self._out = out or sys.stderr
         self._bar = self._out.isatty()
         self._stage = ""
@@ -49,6 +51,8 @@ class ProgressDisplay:
         self._stage = ""
 
     def _write(self, text: str) -> None:
+        if self.silent:
+            return
         with suppress(OSError):  # a program that uses the library may have a stderr on a full disk
             self._out.write(text)
             self._out.flush()

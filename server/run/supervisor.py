@@ -21,20 +21,13 @@ from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import Restarter, exit_of, keep_engines
 from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
+from server.run import supervisor_messages as messages
 from server.run.api_processes import ApiProcess, ApiProcesses
 from server.run.service_manager import ServiceManager
 from server.run.standby import Standby
-from server.run.supervisor_messages import (
-    NOTHING_LEFT,
-    CutOff,
-    EngineExited,
-    EngineGivenUp,
-    EngineStalled,
-    Leaving,
-    Reload,
-)
+from server.run.supervisor_messages import NOTHING_LEFT
 from worker import logs
-from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED
+from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child
 from worker.host.machine import service_manager
 
 EXTRA_SECONDS = 10.0
@@ -60,17 +53,15 @@ def run(
 
 class Supervisor:
     def __init__(
-        self,
-        config: ServerConfig,
-        listener: socket.socket,
-        engines: EngineProcesses,
-        servers: ApiProcesses,
+        self, config: ServerConfig, listener: socket.socket, engines: EngineProcesses, servers: ApiProcesses
     ) -> None:
         self._config = config
         self._engines = engines
         self._servers = servers
         self._standby = Standby(listener, config)
-        self._restarters = [self._restarter(server) for server in servers]
+        self._restarters = [
+            Restarter(server, may_return=self.may_return, on_change=self._open_or_close) for server in servers
+        ]
         self.code: int | None = None
         """The exit code, once the server shall end."""
         self._ending = asyncio.Event()
@@ -83,14 +74,20 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._catch_signals(loop)
         loop.add_reader(self._servers.reports, self._note_that_it_served)
-        watch = loop.create_task(self._watch())
+        watching = watch(
+            list(self._servers),
+            self._note_stall,
+            leaving=self._ending.is_set,
+            on_look=self._service_manager.live,
+        )
+        watcher = loop.create_task(watching)
         engines = loop.create_task(keep_engines(self._engines, self))
         kept = [loop.create_task(self._keep(restarter)) for restarter in self._restarters]
         await self._ending.wait()
         self._service_manager.stopping()
         await _cancel(kept)
         await self._end_servers()
-        await _cancel([engines, watch])
+        await _cancel([engines, watcher])
         await self._end_engines()
         self._engines.stop(0)
         logs.flush()
@@ -100,18 +97,15 @@ class Supervisor:
     # What happens to engines, for the clients in the API processes.
 
     def engine_exited(self, number: int, code: int) -> None:
-        self._servers.tell(EngineExited(number, code, time.monotonic()))
+        self._servers.tell(messages.EngineExited(number, code, time.monotonic()))
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
-        self._servers.tell(EngineGivenUp(number, reason, explained))
+        self._servers.tell(messages.EngineGivenUp(number, reason, explained))
 
     def engine_stalled(self, number: int, stalled: bool) -> None:
-        self._servers.tell(EngineStalled(number, stalled))
+        self._servers.tell(messages.EngineStalled(number, stalled))
 
     # API processes.
-
-    def _restarter(self, server: ApiProcess) -> Restarter:
-        return Restarter(server, may_return=self.may_return, on_change=self._open_or_close)
 
     async def _keep(self, restarter: Restarter) -> None:
         await restarter.keep_running()
@@ -125,14 +119,6 @@ class Supervisor:
         elif code in (BROKE, CANNOT_START) and not self._engines.worked:
             self.end(code)  # it would be the same again
         return not self._ending.is_set()
-
-    async def _watch(self) -> None:
-        await watch(
-            list(self._servers),
-            self._note_stall,
-            leaving=self._ending.is_set,
-            on_look=self._service_manager.live,
-        )
 
     def _note_stall(self, server: ApiProcess, stalled: bool) -> None:
         server.stalled = stalled
@@ -179,7 +165,7 @@ class Supervisor:
         if self._has_terminal and not _terminal_is_there():
             self._stop()
         else:
-            self._servers.tell(Reload())
+            self._servers.tell(messages.Reload())
 
     def end(self, code: int) -> None:
         """Let `run` end all processes and return this code. The first one counts."""
@@ -193,30 +179,28 @@ class Supervisor:
         """Let API processes finish their requests and end. The stand-by listener answers whoever comes."""
         self._engines.leaving = True
         if self.code == STOPPED and self._engines.worked and self._config.drain_delay:
-            self._servers.tell(Leaving())
+            self._servers.tell(messages.Leaving())
             await self._unless_forced(asyncio.Event().wait(), self._config.drain_delay)
         self._standby.open("draining")
         if self.code != STOPPED:
-            await self._unless_forced(self._servers_end(), EXPLAIN_SECONDS)
+            await self._unless_forced(_exits_of(self._servers.running), EXPLAIN_SECONDS)
         for process in self._servers.running:
             process.terminate()
         if not self._engines.worked:
             self._engines.terminate()  # nobody waits for them
         patience = self._config.shutdown_timeout + EXTRA_SECONDS
         # Nothing is lost before a server has served, and a process may be at work that cannot be interrupted.
-        await self._unless_forced(self._servers_end(), patience if self._engines.worked else FORCED_SECONDS)
+        await self._unless_forced(
+            _exits_of(self._servers.running), patience if self._engines.worked else FORCED_SECONDS
+        )
         if self._force.is_set():
-            self._servers.tell(CutOff())
+            self._servers.tell(messages.CutOff())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._servers_end(), FORCED_SECONDS)
+                await asyncio.wait_for(_exits_of(self._servers.running), FORCED_SECONDS)
         for process in self._servers.running:
             if self._engines.worked:
                 _log.error("%s does not end: it is killed", process.name)
             process.kill()
-
-    async def _servers_end(self) -> None:
-        for process in self._servers.running:
-            await exit_of(process)
 
     async def _end_engines(self) -> None:
         """Let engines end, which have nothing left to do."""
@@ -224,17 +208,21 @@ class Supervisor:
         for engine in self._engines.engines:
             if is_stopped(engine.process.pid):
                 engine.process.kill()
-        await self._unless_forced(self._engines_end(), ENGINE_SECONDS)
-
-    async def _engines_end(self) -> None:
-        for engine in self._engines.engines:
-            await exit_of(engine.process)
+        await self._unless_forced(
+            _exits_of(engine.process for engine in self._engines.engines), ENGINE_SECONDS
+        )
 
     async def _unless_forced(self, waiting: Coroutine[Any, Any, object], seconds: float) -> None:
         """Wait for so many seconds at most, and no longer after a second signal."""
         tasks = [asyncio.create_task(waiting), asyncio.create_task(self._force.wait())]
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(tasks)
+
+
+async def _exits_of(children: Iterable[Child]) -> None:
+    """Wait until all of these have ended."""
+    for process in children:
+        await exit_of(process)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

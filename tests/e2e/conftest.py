@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 from live import LiveServer, serving
 
@@ -11,3 +12,9 @@ def demo() -> Iterator[LiveServer]:
     """The built-in model, served with the flags a newcomer would use."""
     with serving("demo", "--dtype", "float32", "--kv-cache-memory-bytes", "256M") as server:
         yield server
+
+
+@pytest.fixture
+def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client

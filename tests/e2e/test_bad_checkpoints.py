@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from broken import EMBEDDINGS, GATE, NORM, WEIGHTS, Case, case, config, cut, replaced, tensor, with_number
-from live import LiveServer
+from broken import (
+    EMBEDDINGS,
+    GATE,
+    NORM,
+    WEIGHTS,
+    Break,
+    Case,
+    case,
+    config,
+    cut,
+    replaced,
+    tensor,
+    with_number,
+)
+from live import refusal
+from packed import Recipe, change_config, config_of, write_pair
+from safetensors.torch import load_file, save_file
 from tiny import tiny_checkpoint
-
-SECONDS = 30
-"""A start that is refused takes three seconds; machines that run tests may be busy."""
+from torch import Tensor
 
 BROKEN = [
     case("a NaN", with_number(GATE, float("nan")), WEIGHTS, GATE, "1 of 1536 numbers"),
@@ -31,22 +44,82 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
-PHASE = re.compile(r"(Loading|Allocating|Warming) .*\(\d+\.\d s\)")
-
-
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda each: each.name)
 def test_it_is_refused_with_one_line(broken: Case, llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")
     broken.breaks(folder)
-    server = LiveServer(str(folder), "--kv-cache-memory-bytes", "16M")
-    try:
-        assert server.process.wait(SECONDS) == 2
-        output = server.output()
-    finally:
-        server.close()
-    # What the start has come to, and what was found out, is written by other processes, which may be late.
-    lines = [line for line in output.splitlines() if not PHASE.fullmatch(line)]
-    *_, last = [line for line in lines if " INFO " not in line]
-    assert last.startswith("error: ") and len(last) <= 200
-    assert [text for text in broken.told if text not in last] == [], last
-    assert "Traceback" not in output
+    line = refusal(str(folder), "--kv-cache-memory-bytes", "16M", seconds=30)
+    assert len(line) <= 200
+    assert [text for text in broken.told if text not in line] == [], line
+
+
+def test_a_configuration_that_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{not json")
+    assert "config.json" in refusal(str(tmp_path))
+
+
+# Quantized ones.
+
+RECIPE = Recipe(method="gptq", group=32)
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def configured(**fields: object) -> Break:
+    return lambda folder: change_config(folder, quantization_config=config_of(RECIPE) | fields)
+
+
+def packed_tensor(name: str, change: Callable[[Tensor], Tensor | None]) -> Break:
+    def run(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        changed = change(tensors.pop(f"{DOWN}.{name}"))
+        save_file(
+            tensors if changed is None else {**tensors, f"{DOWN}.{name}": changed}, path, {"format": "pt"}
+        )
+
+    return run
+
+
+def in_text_config(folder: Path) -> None:
+    change_config(folder, quantization_config=None, text_config={"quantization_config": {"bits": 3}})
+
+
+QUANTIZED: dict[str, tuple[Break, tuple[str, ...]]] = {
+    "another group": (
+        configured(group_size=16),
+        ("config.json (gptq, 4 bits, groups of 16)", "take both"),
+    ),
+    "no zero points": (
+        packed_tensor("qzeros", lambda x: None),
+        (f"{DOWN}.qzeros is missing", "take both from one"),
+    ),
+    "swapped": (
+        packed_tensor("qweight", lambda x: x.t().contiguous()),
+        (f"{DOWN}.qweight", "has the shape"),
+    ),
+    "three bits": (configured(bits=3), ("config.json: quantization_config", "'bits' is 3", "use another")),
+    "NaN": (
+        packed_tensor("scales", lambda x: x * torch.nan),
+        ("model.safetensors", f"{DOWN}.scales", "NaN", "download it again, or use another"),
+    ),
+    "a pattern that explodes": (
+        configured(dynamic={"(a+)+$": {}}),
+        ("config.json: quantization_config", "'dynamic'", "'(a+)+$' is not used", "name the modules in full"),
+    ),
+    "in text_config": (in_text_config, ("quantization_config", "'bits' is 3", "use another")),
+}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 64, "intermediate_size": 96}
+    return write_pair(tmp_path_factory.mktemp("pair"), RECIPE, **shape).packed
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_one_is_refused_with_one_line(name: str, packed: Path, tmp_path: Path) -> None:
+    breaks, told = QUANTIZED[name]
+    folder = shutil.copytree(packed, tmp_path / "model")
+    breaks(folder)
+    line = refusal(str(folder), "--kv-cache-memory-bytes", "16M")
+    assert [text for text in told if text not in line] == [], line

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from live import COMMAND, LiveServer
+from live import COMMAND, LiveServer, starting
 
 BODY = {"prompt": "Héllo", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 SMALL = ("--kv-cache-memory-bytes", "64M", "--max-model-len", "256")
@@ -33,10 +33,7 @@ def test_no_home_no_compiler_no_locale_and_few_descriptors(expected: str, tmp_pa
     nowhere = tmp_path / "file"
     nowhere.write_text("")
     command = bare("-n 64", LC_ALL="C", PATH="/nowhere", XDG_CACHE_HOME=str(nowhere / "cache"))
-    server = LiveServer("demo", *SMALL, "--dtype", "float32", command=command)
-    try:
+    with starting("demo", *SMALL, "--dtype", "float32", command=command) as server:
         server.wait_ready(120)
         answers = [server.post("/v1/completions", BODY) for _ in range(3)]
         assert [answer.json()["choices"][0]["text"] for answer in answers] == [expected] * 3
-    finally:
-        server.close()

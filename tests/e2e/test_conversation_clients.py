@@ -15,12 +15,6 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture
-def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
 def claude(demo: LiveServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as client:
         yield client

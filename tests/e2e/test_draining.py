@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
-from live import COMMAND, PATIENCE, LiveServer, events, serving, wait_until
+from live import COMMAND, LONG, PATIENCE, SMALL, LiveServer, events, serving, starting, wait_until
 from probes import probing
 
-SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--disable-uvicorn-access-log")
-LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+QUIET = (*SMALL, "--disable-uvicorn-access-log")
 MANY = {**LONG, "n": 8}
 ENDLESS = {**LONG, "max_tokens": 2000, "n": 8}
 
@@ -47,7 +46,7 @@ def end(server: LiveServer, number: int = signal.SIGTERM) -> tuple[int, float]:
 def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
     with (
         ThreadPoolExecutor(1) as pool,
-        serving("demo", *SMALL) as server,
+        serving("demo", *QUIET) as server,
         probing(server.port, "/live", "/ready", "/v1/models") as probes,
     ):
         gone = pool.submit(lambda: (server.process.wait(), time.monotonic()))  # a thread that is never late
@@ -69,7 +68,7 @@ def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
 
 
 def test_clients_are_told_to_go_elsewhere() -> None:
-    with serving("demo", *SMALL) as server, stream(server, MANY) as data, ExitStack() as stack:
+    with serving("demo", *QUIET) as server, stream(server, MANY) as data, ExitStack() as stack:
         kept, fresh = connection(server, stack), connection(server, stack)
         kept.request("GET", "/live")
         assert kept.getresponse().read()
@@ -93,7 +92,7 @@ def test_clients_are_told_to_go_elsewhere() -> None:
 
 
 def test_a_delay_lets_load_balancers_notice_first() -> None:
-    with serving("demo", *SMALL, "--drain-delay", "4") as server:
+    with serving("demo", *QUIET, "--drain-delay", "4") as server:
         server.process.send_signal(signal.SIGTERM)
         asked = time.monotonic()
         wait_until(lambda: server.get("/ready").status_code == 503, 5)
@@ -104,7 +103,7 @@ def test_a_delay_lets_load_balancers_notice_first() -> None:
 
 
 def test_a_second_signal_cuts_streams_off() -> None:
-    with serving("demo", *SMALL) as server, stream(server, ENDLESS) as data, ThreadPoolExecutor() as pool:
+    with serving("demo", *QUIET) as server, stream(server, ENDLESS) as data, ThreadPoolExecutor() as pool:
         reading = pool.submit(list, data)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/ready").status_code == 503, 5)
@@ -115,18 +114,15 @@ def test_a_second_signal_cuts_streams_off() -> None:
 
 
 def test_a_start_can_be_stopped() -> None:
-    server = LiveServer("demo", *SMALL)
-    try:
+    with starting("demo", *QUIET) as server:
         wait_until(lambda: "Loading libraries" in server.output(), 20, server.output)
         code, took = end(server)
         assert code == 0 and took < 3 * PATIENCE
         assert "error" not in server.output().lower()
-    finally:
-        server.close()
 
 
 def test_idle_clients_are_not_waited_for() -> None:
-    with serving("demo", *SMALL) as server, ExitStack() as stack:
+    with serving("demo", *QUIET) as server, ExitStack() as stack:
         for _ in range(20):
             kept = connection(server, stack)
             kept.request("GET", "/live")
@@ -146,7 +142,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_a_server_ends_when_its_terminal_is_closed() -> None:
     ours, theirs = pty.openpty()
     command = [COMMAND[0], "-c", TERMINAL, *COMMAND[1:]]
-    server = LiveServer("demo", *SMALL, command=command, output=theirs)
+    server = LiveServer("demo", *QUIET, command=command, output=theirs)
     os.close(theirs)
     try:
         server.wait_ready()

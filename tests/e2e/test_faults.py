@@ -5,25 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from live import COMMAND, LiveServer, alive, events, serving, wait_until
+from live import COMMAND, LONG, SMALL, LiveServer, alive, complete, events, serving, wait_until
 from probes import probing
-
-SMALL = (
-    "--kv-cache-memory-bytes",
-    "64M",
-    "--dtype",
-    "float32",
-    "--disable-uvicorn-access-log",
-    "--restart-wait",
-    "60",
-)
-SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 
 NO_PAUSES = "import engine_core.restarts; engine_core.restarts.PAUSES = (0.0,); "
 IMPATIENT = [*COMMAND[:-1], NO_PAUSES + COMMAND[-1]]
@@ -34,12 +22,6 @@ IMPATIENT = [*COMMAND[:-1], NO_PAUSES + COMMAND[-1]]
 def server() -> Iterator[LiveServer]:
     with serving("demo", *SMALL) as found:
         yield found
-
-
-def complete(server: LiveServer) -> str:
-    answer = server.post("/v1/completions", SHORT)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"]
 
 
 def test_the_process_that_holds_the_port_is_small(server: LiveServer) -> None:
@@ -107,8 +89,9 @@ def test_a_hang_up_without_a_terminal_ends_nothing(server: LiveServer) -> None:
     complete(server)
 
 
-def test_one_api_process_of_two_is_replaced() -> None:
+def test_two_api_processes_share_one_engine_and_one_of_them_is_replaced() -> None:
     with serving("demo", *SMALL, "--api-server-count", "2") as server:
+        assert len(server.engine_pids()) == 1 and len({complete(server) for _ in range(8)}) == 1
         killed = server.api_pids()[0]
         with probing(server.port, "/live") as probes:
             os.kill(killed, signal.SIGKILL)
@@ -120,40 +103,36 @@ def test_one_api_process_of_two_is_replaced() -> None:
         assert server.terminate() == 0
 
 
+def kill_engines(server: LiveServer) -> None:
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: server.get("/ready").status_code == 503, 20)
+    wait_until(lambda: server.get("/ready").status_code == 200, 20)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+
+
+def kill_api_processes(server: LiveServer) -> None:
+    [first] = server.api_pids()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: server.api_pids() not in ([], [first]), 10)
+    os.kill(server.api_pids()[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill_twice", [kill_engines, kill_api_processes])
 @pytest.mark.parametrize("leaves", [False, True])
-def test_an_engine_that_is_given_up(leaves: bool) -> None:
+def test_a_process_that_is_given_up(kill_twice: Callable[[LiveServer], None], leaves: bool) -> None:
     flags = ("--exit-on-failure",) if leaves else ()
     with serving("demo", *SMALL, *flags, command=IMPATIENT) as server:
-        os.kill(server.engine_pid(), signal.SIGKILL)
-        wait_until(lambda: server.get("/ready").status_code == 503, 20)
-        wait_until(lambda: server.get("/ready").status_code == 200, 20)
-        os.kill(server.engine_pid(), signal.SIGKILL)
+        kill_twice(server)
         if leaves:
             assert server.process.wait(60) == 1
             return
-        wait_until(lambda: server.get("/ready").json().get("state") == "dead", 10)
-        refused = server.post("/v1/completions", SHORT)
-        assert refused.status_code == 503 and refused.headers["retry-after"]
-        assert refused.json()["error"]["type"] == "engine_given_up"
+        if kill_twice is kill_engines:
+            wait_until(lambda: server.get("/ready").json().get("state") == "dead", 10)
         assert server.get("/live").status_code == 200
-        assert server.terminate() == 0
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_an_api_process_that_is_given_up(leaves: bool) -> None:
-    flags = ("--exit-on-failure",) if leaves else ()
-    with serving("demo", *SMALL, *flags, command=IMPATIENT) as server:
-        [first] = server.api_pids()
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: server.api_pids() not in ([], [first]), 10)
-        os.kill(server.api_pids()[0], signal.SIGKILL)
-        if leaves:
-            assert server.process.wait(60) == 1
-            return
-        assert server.get("/live").status_code == 200
-        refused = server.post("/v1/completions", SHORT)
+        refused = server.post("/v1/completions", {"prompt": "x"})
         assert refused.status_code == 503 and refused.headers["retry-after"]
-        assert refused.json()["error"]["type"] == "api_given_up"
+        reason = "engine_given_up" if kill_twice is kill_engines else "api_given_up"
+        assert refused.json()["error"]["type"] == reason
         assert server.terminate() == 0
 
 

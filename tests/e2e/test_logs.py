@@ -9,9 +9,8 @@ import select
 import socket
 from pathlib import Path
 
-from live import LiveServer
+from live import SMALL, LiveServer, starting
 
-SMALL = ("--kv-cache-memory-bytes", "64M")
 DROPPED = "facet:log_lines_dropped_total"
 ASK = {"prompt": "x", "max_tokens": 2}
 
@@ -62,16 +61,13 @@ def test_a_pipe_that_nobody_reads_stops_nothing() -> None:
 
 
 def test_every_line_may_be_json_and_processes_have_names() -> None:
-    server = LiveServer("demo", *SMALL, "--log-format", "json")
-    try:
+    with starting("demo", *SMALL, "--log-format", "json") as server:
         server.wait_ready()
         assert server.post("/v1/completions", ASK).status_code == 200
         pids = [server.process.pid, *server.children()]
         names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
         assert server.terminate() == 0
         lines = [json.loads(line) for line in server.output().splitlines()]
-    finally:
-        server.close()
     assert {"facet:superviso", "facet: server", "facet: engine"} <= names
     assert all({"time", "level", "process", "pid", "message"} <= line.keys() for line in lines)
     assert any(line["message"].startswith("Serving demo at ") for line in lines)

@@ -11,12 +11,6 @@ from live import LiveServer
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-@pytest.fixture
-def client(demo: LiveServer):
-    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
 def test_chat(client: openai.OpenAI):
     answer = client.chat.completions.create(model="demo", messages=CAPITAL, temperature=0)
     assert "Paris" in answer.choices[0].message.content
@@ -24,13 +18,6 @@ def test_chat(client: openai.OpenAI):
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.id.startswith("chatcmpl-")
-
-
-def test_chat_knows_sums(client: openai.OpenAI):
-    answer = client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": "What is 3 plus 4?"}], temperature=0
-    )
-    assert "7" in answer.choices[0].message.content or "seven" in answer.choices[0].message.content.lower()
 
 
 def test_chat_streamed_equals_whole(client: openai.OpenAI):

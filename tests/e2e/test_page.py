@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from chromium import PROGRAM, Tab, browser
-from live import LiveServer, wait_until
+from live import SMALL, LiveServer, starting, wait_until
 
 from server.terminal.server_client import ServerClient
 
@@ -22,7 +22,6 @@ IDLE = "document.getElementById('stop').disabled"
 ANSWERS = "document.querySelectorAll('#messages li:not(.user) .text')"
 PICTURES = os.environ.get("PAGE_PICTURES")
 """The folder for the pictures of docs/page.md, which `make pictures` names; other runs keep none."""
-SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "64M")
 
 
 def states(lines: Iterator[str]) -> Iterator[str]:
@@ -37,8 +36,7 @@ def answers(server: LiveServer) -> bool:
 
 
 def test_the_stream_tells_of_loading_and_of_the_end() -> None:
-    server = LiveServer("demo", *SMALL)
-    try:
+    with starting("demo", *SMALL) as server:
         wait_until(lambda: answers(server), 60, server.output)
         with httpx.stream("GET", f"{server.url}/live/events", timeout=60) as response:
             seen = states(response.iter_lines())
@@ -47,8 +45,6 @@ def test_the_stream_tells_of_loading_and_of_the_end() -> None:
             server.process.terminate()
             assert list(seen)[-1] in ("draining", "dead")  # by how far it has got within a second
         assert server.terminate() == 0
-    finally:
-        server.close()
 
 
 def test_commands_work_beside_it(demo: LiveServer) -> None:
@@ -140,8 +136,7 @@ def _load(server: LiveServer, seconds: int) -> None:
 
 @in_chromium
 def test_an_engine_that_is_killed_in_the_middle_of_an_answer() -> None:
-    server = LiveServer("demo", *SMALL)
-    try:
+    with starting("demo", *SMALL) as server:
         with browser() as tab:
             wait_until(lambda: answers(server), 60, server.output)
             tab.open(server.url)  # before the model is there
@@ -157,5 +152,3 @@ def test_an_engine_that_is_killed_in_the_middle_of_an_answer() -> None:
             ask(tab, "again", max_tokens=3)
             tab.wait(f"{IDLE} && {ANSWERS}[1]?.textContent")
         assert server.terminate() == 0
-    finally:
-        server.close()

@@ -9,18 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
-from live import LiveServer, serving, wait_until
+from live import SMALL, LiveServer, complete, serving, wait_until
 from ports import free_ports
 
-SMALL = (
-    "--kv-cache-memory-bytes",
-    "64M",
-    "--dtype",
-    "float32",
-    "--disable-uvicorn-access-log",
-    "--restart-wait",
-    "60",
-)
 KEY = {"FACET_CLUSTER_KEY": "a secret that both machines know"}
 
 T = TypeVar("T")
@@ -35,14 +26,6 @@ def two() -> Iterator[LiveServer]:
 
 def alive(server: LiveServer) -> float:
     return server.numbers("facet:replicas_alive")[""]
-
-
-def complete(server: LiveServer, prompt: str, tokens: int, status: int = 200) -> str:
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    answer = server.post("/v1/completions", body)
-    if answer.status_code != status:
-        raise RuntimeError(answer.text)
-    return answer.json()["choices"][0]["text"]
 
 
 def at_once(ask: Callable[[int], T], count: int) -> list[T]:

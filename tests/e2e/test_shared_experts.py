@@ -8,19 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from live import LiveServer, serving, wait_until
+from live import LiveServer, complete, serving, wait_until
 from mixtures import FAMILIES
 from tiny import tiny_checkpoint
 
 SMALL = (
-    "--dtype",
-    "float32",
-    "--num-gpu-blocks-override",
-    "64",
-    "--max-num-seqs",
-    "4",
-    "--restart-wait",
-    "60",
+    *("--dtype", "float32", "--num-gpu-blocks-override", "64"),
+    *("--max-num-seqs", "4", "--restart-wait", "60"),
 )
 PROMPTS = [f"{number} friends went to the sea" for number in range(12)]
 
@@ -35,20 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> list[str]:
     """The answers of the same model in one process."""
     with serving(str(folder), *SMALL) as server:
-        return [complete(server, prompt) for prompt in PROMPTS]
-
-
-def complete(server: LiveServer, prompt: str) -> str:
-    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    answer = server.post("/v1/completions", body)
-    if answer.status_code != 200:
-        raise RuntimeError(answer.text)
-    return answer.json()["choices"][0]["text"]
+        return [complete(server, prompt, 12) for prompt in PROMPTS]
 
 
 def all_at_once(server: LiveServer) -> list[str]:
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(lambda prompt: complete(server, prompt), PROMPTS))
+        return list(pool.map(lambda prompt: complete(server, prompt, 12), PROMPTS))
 
 
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
@@ -58,7 +44,7 @@ def test_replicas_that_share_experts_answer_as_one_model(
     shared = ("-dp", "2", "--enable-expert-parallel", "--all2all-backend", transport)
     with serving(str(folder), *SMALL, *shared) as server:
         wait_until(lambda: server.numbers("facet:replicas_alive")[""] == 2, 30, server.output)
-        assert complete(server, PROMPTS[0]) == expected[0], "one works and the other has nothing to do"
+        assert complete(server, PROMPTS[0], 12) == expected[0], "one works and the other has nothing to do"
         assert all_at_once(server) == expected
         computed = server.numbers("vllm:prefix_cache_queries_total")
         assert computed.keys() == {"0", "1"} and min(computed.values()) > 0, "both have worked"
@@ -73,10 +59,10 @@ def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
     with serving(str(folder), *SMALL, "-dp", "2", "--enable-expert-parallel") as server:
         wait_until(lambda: server.numbers("facet:replicas_alive")[""] == 2, 30, server.output)
         before = server.engine_pids()
-        assert complete(server, PROMPTS[0]) == expected[0]
+        assert complete(server, PROMPTS[0], 12) == expected[0]
         os.kill(server.rank_pids()[0], signal.SIGKILL)
         wait_until(lambda: not set(before) & set(server.engine_pids()), 30, server.output)
-        assert complete(server, PROMPTS[1]) == expected[1], "it waits for those that take their place"
+        assert complete(server, PROMPTS[1], 12) == expected[1], "it waits for those that take their place"
         wait_until(lambda: server.numbers("facet:replicas_alive")[""] == 2, 30, server.output)
         assert all_at_once(server) == expected
 

@@ -13,12 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from live import COMMAND, LiveServer, alive, events, serving, wait_until
+from live import COMMAND, LONG, SMALL, alive, complete, events, serving, wait_until
 from probes import probing
 
-SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
-SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 SECONDS = 60
 """Seconds within which something happens that takes a few on a machine with nothing else to do."""
 
@@ -39,12 +36,6 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGCONT)
-
-
-def complete(server: LiveServer) -> str:
-    answer = server.post("/v1/completions", SHORT)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"]
 
 
 def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -23,12 +22,6 @@ WEATHER: Any = {
     },
 }
 QUESTION: Any = {"role": "user", "content": "What is the weather in Paris?"}
-
-
-@pytest.fixture
-def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, messages: Any = SUM, **body: Any) -> Any:

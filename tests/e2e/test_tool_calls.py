@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from live import LiveServer, serving
+from live import serving
 
 MESSAGES: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
 WEATHER = {
@@ -42,10 +41,8 @@ TOOLS: Any = [
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.fixture
-def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
+def ask(client: openai.OpenAI, **body: Any) -> Any:
+    return client.chat.completions.create(model="demo", messages=MESSAGES, **body).choices
 
 
 def check(name: str, arguments: str) -> None:
@@ -54,19 +51,9 @@ def check(name: str, arguments: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_required_calls_are_right(client: openai.OpenAI, seed: int) -> None:
-    answer = client.chat.completions.create(
-        model="demo",
-        messages=MESSAGES,
-        tools=TOOLS,
-        tool_choice="required",
-        seed=seed,
-        n=2,
-        temperature=1.5,
-        parallel_tool_calls=bool(seed % 2),
-        max_tokens=500,
-    )
-    for choice in answer.choices:
-        calls: Any = choice.message.tool_calls
+    drawn = {"seed": seed, "n": 2, "temperature": 1.5, "parallel_tool_calls": bool(seed % 2)}
+    for choice in ask(client, tools=TOOLS, tool_choice="required", max_tokens=500, **drawn):
+        calls = choice.message.tool_calls
         assert calls and (seed % 2 or len(calls) == 1)
         assert choice.finish_reason in ("tool_calls", "length")
         for call in calls if choice.finish_reason == "tool_calls" else calls[:-1]:
@@ -74,15 +61,9 @@ def test_required_calls_are_right(client: openai.OpenAI, seed: int) -> None:
 
 
 def test_a_named_call_is_streamed_as_it_is_answered(client: openai.OpenAI) -> None:
-    body: Any = {
-        "model": "demo",
-        "messages": MESSAGES,
-        "tools": TOOLS,
-        "tool_choice": NAMED,
-        "temperature": 0,
-    }
-    whole = client.chat.completions.create(**body, max_tokens=500).choices[0]
-    with client.chat.completions.stream(**body, max_tokens=500) as stream:
+    body: Any = {"tools": TOOLS, "tool_choice": NAMED, "temperature": 0, "max_tokens": 500}
+    [whole] = ask(client, **body)
+    with client.chat.completions.stream(model="demo", messages=MESSAGES, **body) as stream:
         final = stream.get_final_completion().choices[0]
     assert whole.finish_reason == final.finish_reason == "stop"
     (first,), (second,) = whole.message.tool_calls or [], final.message.tool_calls or []
@@ -108,17 +89,10 @@ def test_each_kind_of_dialect_is_written_by_a_model_that_does_not_know_it(dialec
         serving("demo", "--dtype", "float32", "--tool-call-parser", dialect) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
     ):
-        answer = client.chat.completions.create(
-            model="demo",
-            messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "plan", "parameters": PLAN}}],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            n=4,
-            seed=3,
-            max_tokens=300,
-        )
-    for choice in answer.choices:
+        tools = [{"type": "function", "function": {"name": "plan", "parameters": PLAN}}]
+        single = {"parallel_tool_calls": False, "n": 4, "seed": 3, "max_tokens": 300}
+        choices = ask(client, tools=tools, tool_choice="required", **single)
+    for choice in choices:
         [call] = choice.message.tool_calls or []
         assert choice.finish_reason == "tool_calls" and call.type == "function"
         jsonschema.validate(json.loads(call.function.arguments), PLAN)
@@ -136,17 +110,9 @@ def test_the_input_of_a_custom_tool_follows_its_grammar(client: openai.OpenAI, c
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": LINES}}
     tools: Any = [{"type": "custom", "custom": {"name": "patch", "format": grammar}}]
     for seed in range(3):
-        answer = client.chat.completions.create(
-            model="demo",
-            messages=MESSAGES,
-            tools=tools,
-            tool_choice=choice,
-            parallel_tool_calls=False,
-            seed=seed,
-            temperature=1.5,
-            max_tokens=200,
-        )
-        [call] = answer.choices[0].message.tool_calls or []
+        drawn = {"seed": seed, "temperature": 1.5, "parallel_tool_calls": False, "max_tokens": 200}
+        [answer] = ask(client, tools=tools, tool_choice=choice, **drawn)
+        [call] = answer.message.tool_calls or []
         assert call.type == "custom"
         assert re.fullmatch(r'\*\*\* Begin\n([-+"][a-z\\]{0,4}\n){1,3}\*\*\* End', call.custom.input), (
             call.custom.input
@@ -168,4 +134,4 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> N
     schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "integer"}}}}
     tools: Any = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
     with pytest.raises(openai.BadRequestError, match="contains"):
-        client.chat.completions.create(model="demo", messages=MESSAGES, tools=tools, tool_choice="required")
+        ask(client, tools=tools, tool_choice="required")

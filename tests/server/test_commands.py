@@ -27,15 +27,13 @@ from server.run.progress_bar import ProgressDisplay
 COMMAND = [sys.executable, "-c", "from server.main import main; main()"]
 
 
-def command(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, **variables},
-    )
+def run(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **variables}
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=cwd, env=env)
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(*COMMAND, *arguments, **variables)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
         "commands.parse = parse\n"
         "main.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, "serve")
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
@@ -98,12 +96,7 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])
 def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
     arguments = ["serve"] if module == "facet" else []
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-lora"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-lora")
     assert (done.returncode, done.stderr) == (BAD_USAGE, "error: --enable-lora is not supported yet\n")
 
 
@@ -118,14 +111,8 @@ def test_another_folder_of_our_name_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("")
     root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", "from server.main import serve; serve()"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    serve = "from server.main import serve; serve()"
+    done = run(sys.executable, "-c", serve, cwd=tmp_path, PYTHONPATH=root)
     assert "come from different places" in done.stderr
     assert done.returncode == BAD_USAGE
 
@@ -210,12 +197,8 @@ def test_a_unix_socket_is_for_this_machine(tmp_path: Path) -> None:
 
 
 def test_too_few_file_descriptors_are_refused_at_once() -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"ulimit -n 63; exec {sys.executable} -c 'from server.main import serve; serve()'"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    serve = f"exec {sys.executable} -c 'from server.main import serve; serve()'"
+    done = run("sh", "-c", f"ulimit -n 63; {serve}")
     assert done.returncode == BAD_USAGE
     assert done.stderr.startswith("error: the limit of file descriptors is 63, and at least 64 are needed")
     assert len(done.stderr.splitlines()) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from counted import counted
-from fake_api import make_app
+from fake_api import make_app, post_scope
 from fake_client import FakeClient
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
@@ -53,25 +53,8 @@ async def _answer(app: ASGIApp, path: str, data: bytes) -> int:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await app(_scope(path), receive, send)
+    await app(post_scope(path), receive, send)
     return len(sent)
-
-
-def _scope(path: str) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "server": ("api", 80),
-        "client": ("127.0.0.1", 1),
-        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
-    }
 
 
 @ENDPOINTS

@@ -26,8 +26,9 @@ def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:
     return create_app(cast(Frontend, frontend))
 
 
-def make_client(app: ASGIApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+def make_client(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:
+    """A client of the app. `transport` are arguments of httpx's ASGITransport."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, **transport), base_url="http://localhost")
 
 
 def events(text: str) -> list[Any]:
@@ -108,7 +109,13 @@ async def leave(app: ASGIApp, path: str, body: dict[str, Any], *, after: int) ->
             leaving.set()
             await asyncio.sleep(0)
 
-    scope = {
+    await app(post_scope(path), receive, send)
+    return pieces
+
+
+def post_scope(path: str) -> dict[str, Any]:
+    """The scope of a request with a body of JSON, as the HTTP server makes it."""
+    return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -122,5 +129,3 @@ async def leave(app: ASGIApp, path: str, body: dict[str, Any], *, after: int) ->
         "client": ("127.0.0.1", 1),
         "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
     }
-    await app(scope, receive, send)
-    return pieces

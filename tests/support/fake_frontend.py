@@ -168,8 +168,13 @@ class FakeFrontend:
 
     def __post_init__(self) -> None:
         self.access = Access(self.config.access, self.metrics.key_counters)
-        self.admissions = Admissions(None, None, FakeClient(), self.metrics.rejected)
-        self.admissions.slots = self.facts.ready.worker.max_num_seqs
+        self.with_places(self.facts.ready.worker.max_num_seqs, queue=None)
+
+    def with_places(self, slots: int, *, queue: int | None) -> FakeFrontend:
+        """Lets in so many sequences that run, and that wait."""
+        self.admissions = Admissions(queue, None, FakeClient(), self.metrics.rejected)
+        self.admissions.slots = slots
+        return self
 
     @property
     def live(self) -> int:

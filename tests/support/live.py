@@ -14,11 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 from ports import free_ports
 
 COMMAND = [sys.executable, "-P", "-c", "from server.main import serve; serve()"]
+SMALL = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
+"""Flags of a server that need not hold much, and whose requests wait for processes that are started again."""
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+"""The body of a stream that lasts for a while."""
 
 
 class LiveServer:
@@ -162,6 +167,39 @@ def serving(
         raise
     finally:
         server.close()
+
+
+@contextmanager
+def starting(*args: str, **options: Any) -> Iterator[LiveServer]:
+    """A server that has just been started, and may never become ready."""
+    server = LiveServer(*args, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def refusal(*args: str, seconds: float = 60) -> str:
+    """The line with which a server ends whose start is refused: exit code 2, and no traceback.
+
+    Such a start takes three seconds; machines that run tests may be busy.
+    """
+    with starting(*args) as server:
+        code, output = server.process.wait(seconds), server.output()
+    # Other processes may still tell how far the start has come.
+    lines = [line for line in output.splitlines() if line.startswith("error: ")]
+    if code != 2 or len(lines) != 1 or "Traceback" in output:
+        raise ValueError(f"exit code {code}:\n{output}")
+    return lines[0]
+
+
+def complete(server: LiveServer, prompt: str = "Once upon a time", tokens: int = 8) -> str:
+    """The greedy continuation of a prompt, which does not end before it has so many tokens."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    answer = server.post("/v1/completions", body)
+    if answer.status_code != 200:
+        raise ValueError(answer.text)
+    return answer.json()["choices"][0]["text"]
 
 
 PATIENCE = 4

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from server.access.keys.key import Key
-from server.access.keys.key_file import KeyFileError, State, read_keys, state_of
+from server.access.keys.key_file import Key, KeyFileError, read_keys
 
 LOOK_SECONDS = 0.5
 """Seconds between looks at the file's state."""
 QUIET_SECONDS = 1.0
 """Seconds for which a changed file must stay as it is before it is read: it may be half written."""
+
+State = tuple[int, int, int]
+"""What tells one state of a file from another without reading it."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,14 +56,14 @@ class FollowedFile:
 
     def has_changed(self) -> bool:
         """Whether the file is another one than that which was read, and has been for a while."""
-        state, now = state_of(self._path), self._clock()
+        state, now = _state_of(self._path), self._clock()
         if state != self._seen:
             self._seen, self._since = state, now
         return state != self._read and now - self._since >= QUIET_SECONDS
 
     def read(self) -> list[Key] | KeyFileError:
         """Reads the file, whatever its state is."""
-        self._read = state_of(self._path)
+        self._read = _state_of(self._path)
         try:
             return read_keys(self._path)
         except KeyFileError as error:
@@ -74,3 +76,12 @@ class FollowedFile:
             return
         self._on_keys(found)
         _log.info("%s: %d keys are valid now", self._path, len(found))
+
+
+def _state_of(path: Path) -> State | None:
+    """The state of a file now; None if it is not there, or must not be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -7,13 +7,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from server.errors import ApiError, BadRequest, Unavailable, error_body
+from server.errors import ApiError, BadRequest, HttpError, Unavailable, error_body
 from server.http.connection import limits
-
-
-class RequestTimeout(ApiError):
-    status = 408
-    type = "RequestTimeoutError"
 
 
 class TargetTooLong(ApiError):
@@ -21,18 +16,14 @@ class TargetTooLong(ApiError):
     type = "RequestUriTooLongError"
 
 
-class HeadTooLarge(ApiError):
-    status = 431
-    type = "RequestHeaderFieldsTooLargeError"
-
-
 MALFORMED = BadRequest("This is no valid HTTP/1.1 request. Check its first line, its headers and its length.")
 TARGET_TOO_LONG = TargetTooLong(
     f"The path and query may have at most {limits.MAX_TARGET} bytes: send long values in the body."
 )
-HEAD_TOO_LARGE = HeadTooLarge(
+HEAD_TOO_LARGE = HttpError(
+    431,
     f"A request may have at most {limits.MAX_HEADERS} headers, and at most {limits.MAX_HEAD} bytes of them "
-    "and its first line: send fewer."
+    "and its first line: send fewer.",
 )
 FRAMING_TOO_LARGE = BadRequest(
     f"The body has more than {limits.MAX_FRAMING} bytes of chunk extensions or trailers: send it without."
@@ -40,13 +31,14 @@ FRAMING_TOO_LARGE = BadRequest(
 TOO_MANY_PIPELINED = Unavailable(
     f"At most {limits.MAX_PIPELINED} requests may wait on a connection for its answers."
 )
-LATE_FIRST_BYTE = RequestTimeout(f"No request came for {limits.FIRST_BYTE_SECONDS:g} seconds: connect again.")
-LATE_HEAD = RequestTimeout(
-    f"The request's headers took more than {limits.HEAD_SECONDS:g} seconds: send them at once."
+LATE_FIRST_BYTE = HttpError(408, f"No request came for {limits.FIRST_BYTE_SECONDS:g} seconds: connect again.")
+LATE_HEAD = HttpError(
+    408, f"The request's headers took more than {limits.HEAD_SECONDS:g} seconds: send them at once."
 )
-LATE_BODY = RequestTimeout(
+LATE_BODY = HttpError(
+    408,
     f"The body took more than {limits.BODY_SECONDS:g} seconds and one for each {limits.BODY_RATE} bytes: "
-    "send it faster, or less in one request."
+    "send it faster, or less in one request.",
 )
 
 

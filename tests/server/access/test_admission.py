@@ -116,6 +116,28 @@ def test_places_are_given_back_once() -> None:
     assert house.live(ANYONE) == [0]
 
 
+def test_an_id_is_free_until_it_is_taken_and_again_when_its_request_has_left() -> None:
+    house = House()
+    first, second, third = (house.admit() for _ in range(3))
+    assert first.take_id("a") == "a"
+    other = second.take_id("a")
+    assert other != "a" and other.startswith("a-") and third.take_id("a") not in ("a", other)
+    first.release()
+    assert house.admit().take_id("a") == "a"
+
+
+def test_programs_may_give_several_requests_the_same_id() -> None:
+    house = House()
+    first, second = house.admit(), house.admit()
+    first.set_id("a")
+    second.set_id("a")
+    assert house.admissions.by_id == {"a": [first, second]}
+    first.release()
+    assert house.admissions.by_id == {"a": [second]}
+    second.release()
+    assert house.admissions.by_id == {}
+
+
 def test_a_newcomer_gets_the_place_of_the_newest_that_waits() -> None:
     house = House()
     older, *_, newest = [house.admit(A) for _ in range(6)]
@@ -271,3 +293,63 @@ def test_who_is_over_its_share_waits_for_its_own_requests() -> None:
     small.admit(A, 3).begin_work(prompt=1000)
     small.admit(B, 3).begin_work(prompt=9000)
     assert retry_after(small, A) == "3"  # half of the engine for two seconds
+
+
+# A caller of which only so many answers may wait: what runs, or could, does not count.
+
+
+@pytest.fixture
+def queued() -> Admissions:
+    return House(queue=1000).admissions
+
+
+def test_so_many_wait_behind_those_that_run(queued: Admissions) -> None:
+    alice = Caller("alice", max_queued=2)
+    live = [queued.admit(alice, 1) for _ in range(6)]
+    for refused in (queued.check_room, queued.take_free_place, lambda caller: queued.admit(caller, 1)):
+        with pytest.raises(TooManyRequests, match="2 answers may wait at most") as caught:
+            refused(alice)
+        assert caught.value.body()["error"]["code"] == "rate_limit_exceeded"  # type: ignore[index]
+        assert int(caught.value.headers()["Retry-After"]) >= 1
+    queued.admit(B, 50)
+    live[0].release()
+    with pytest.raises(TooManyRequests):
+        queued.admit(alice, 1)  # others have the slots now
+
+
+def test_without_a_queue_it_may_still_run(queued: Admissions) -> None:
+    alice = Caller("alice", max_running=2, max_queued=0)
+    first = queued.admit(alice, 2)
+    with pytest.raises(TooManyRequests):
+        queued.admit(alice, 1)
+    first.release()
+    assert queued.take_free_place(alice) is not None
+
+
+def test_what_has_begun_does_not_wait_though_others_came(queued: Admissions) -> None:
+    alice = Caller("alice", max_queued=1)
+    queued.admit(alice, 2).begin_work(1).begin()
+    queued.admit(B, 100)
+    queued.admit(alice, 1)
+    with pytest.raises(TooManyRequests):
+        queued.admit(alice, 1)
+
+
+def test_a_place_that_is_taken_at_the_head_counts_once(queued: Admissions) -> None:
+    alice = Caller("alice", max_running=1, max_queued=2)
+    taken = queued.take_free_place(alice)
+    assert taken is not None
+    assert queued.admit(alice, 3, taken).count == 3
+    with pytest.raises(TooManyRequests):
+        queued.check_room(alice)
+
+
+def test_what_could_never_wait_is_told_so(queued: Admissions) -> None:
+    with pytest.raises(BadRequest, match="your API key may have 3 at most"):
+        queued.admit(Caller("alice", max_running=1, max_queued=2), 4)
+    assert queued.most_for(B) == queued.most
+
+
+def test_others_have_no_queue_of_their_own(queued: Admissions) -> None:
+    queued.admit(Caller("alice", max_queued=0), 4)
+    queued.admit(B, 500)

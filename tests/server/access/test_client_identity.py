@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
-from fake_api import make_app
-from fake_client import FakeClient
+from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
-from server.access.admission import Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.errors import TooManyRequests
 from server.options.server_config import AccessOptions
@@ -26,14 +23,11 @@ async def owner_of(
     frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
     frontend.serve("generate", "embed")
     app = make_app(frontend, access=AccessOptions(fair_between=fair_between))
-    transport = httpx.ASGITransport(app, client=(host or "", 1))
-    if host is None:
 
-        async def without_address(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, "client": None}, receive, send)
+    async def from_there(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "client": host and (host, 1)}, receive, send)
 
-        transport = httpx.ASGITransport(without_address)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with make_client(from_there) as client:
         response = await client.post(call[0], json=call[1])
     assert response.status_code == 200, response.text
     assert not frontend.admissions.live, "its places are free again"
@@ -73,15 +67,12 @@ async def test_addresses_count_for_nothing_if_they_are_not_trusted() -> None:
 
 
 async def test_an_address_that_fills_the_server_shuts_out_no_other() -> None:
-    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
+    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0])).with_places(2, queue=2)
     frontend.serve("generate", "embed")
-    frontend.admissions = Admissions(2, None, FakeClient(), frontend.metrics.rejected)
-    frontend.admissions.slots = 2
     app = make_app(frontend)
     crowd = [frontend.admissions.admit(Caller("10.0.0.1"), 1) for _ in range(4)]
     for host, status in (("10.0.0.1", 503), ("10.0.0.2", 200)):
-        transport = httpx.ASGITransport(app, client=(host, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with make_client(app, client=(host, 1)) as client:
             response = await client.post(COMPLETION[0], json=COMPLETION[1])
             assert response.status_code == status, response.text
             assert ("retry-after" in response.headers) == (status == 503)
@@ -91,7 +82,7 @@ async def test_an_address_that_fills_the_server_shuts_out_no_other() -> None:
 async def test_a_request_for_very_many_answers_is_refused() -> None:
     frontend = FakeFrontend()
     app = make_app(frontend)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with make_client(app) as client:
         for prompts, n, status in ((8, 128, 200), (9, 128, 400), (256, 5, 400)):
             body = {"prompt": [[1]] * prompts, "n": n, "max_tokens": 1, "seed": 1}
             response = await client.post("/v1/completions", json=body)
@@ -101,9 +92,7 @@ async def test_a_request_for_very_many_answers_is_refused() -> None:
 
 
 async def test_a_full_server_reads_no_body() -> None:
-    frontend = FakeFrontend()
-    frontend.admissions = Admissions(0, None, FakeClient(), frontend.metrics.rejected)
-    frontend.admissions.slots = 1
+    frontend = FakeFrontend().with_places(1, queue=0)
     frontend.admissions.admit(ANYONE, 1)
     app = make_app(frontend, access=AccessOptions(fair_between="none"))
 
@@ -111,7 +100,7 @@ async def test_a_full_server_reads_no_body() -> None:
         raise AssertionError("the body was read")
         yield b""
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with make_client(app) as client:
         response = await client.post("/v1/completions", content=body())
     assert response.status_code == 503
     assert response.json()["error"]["type"] == "Service Unavailable"

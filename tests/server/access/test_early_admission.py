@@ -7,11 +7,9 @@ from typing import Any, cast
 
 import pytest
 from fake_api import make_app
-from fake_client import FakeClient as FakeEngines
 from fake_connection import FakeClient, FakeServer, settled
 from fake_frontend import FakeFrontend, vectors
 
-from server.access.admission import Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.app import early_admission
 from server.frontend.frontend import Frontend
@@ -25,10 +23,8 @@ class Served:
     """A frontend with places for four sequences, behind connections that ask it at each head."""
 
     def __init__(self, **access: Any) -> None:
-        self.frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
+        self.frontend = FakeFrontend(answer_of=lambda item: vectors([1.0])).with_places(2, queue=2)
         self.frontend.serve("generate", "embed")
-        self.frontend.admissions = Admissions(2, None, FakeEngines(), self.frontend.metrics.rejected)
-        self.frontend.admissions.slots = 2
         self.app_calls = 0
         app = make_app(self.frontend, access=AccessOptions(**access))
 
@@ -37,7 +33,7 @@ class Served:
             await app(scope, receive, send)
 
         early = early_admission(cast(Frontend, self.frontend))
-        self.server = FakeServer(counted, check_head=early.check_head)
+        self.server = FakeServer(counted, check_head=early)
 
     @property
     def live(self) -> int:
@@ -137,9 +133,9 @@ async def test_a_client_that_a_proxy_names_is_known_later() -> None:
     early = early_admission(cast(Frontend, served.frontend))
     headers = [(b"x-forwarded-for", b"10.0.0.7")]
     proxied = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
-    assert early.check_head(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
+    assert early(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
     direct = {"type": "http", "client": (ADDRESS, 1), "headers": headers}
-    assert early.check_head(b"POST", b"/v1/completions", direct) is not None
+    assert early(b"POST", b"/v1/completions", direct) is not None
 
 
 async def test_all_are_one_if_addresses_are_not_trusted() -> None:

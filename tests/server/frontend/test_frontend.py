@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_client import FakeClient
-from reading import started
+from reading import beginning, started
 
 from engine_core.protocol import Stats
 from server.access.client_identity import Caller
@@ -18,6 +18,7 @@ from server.errors import (
     Internal,
     NotFound,
     Overloaded,
+    TooManyRequests,
     Unavailable,
 )
 from server.frontend.frontend import Frontend
@@ -25,7 +26,9 @@ from server.frontend.text_output import ALL_TOKENS
 from server.http.server_status import Dead, Draining, Ready, Starting
 from server.metrics.server_metrics import Metrics
 from server.options.server_options import parse
+from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
+from worker.protocol import Pooling
 
 Make = Callable[..., Frontend]
 GetReady = Callable[..., Awaitable[Frontend]]
@@ -193,7 +196,7 @@ async def test_closing_the_stream_ends_the_request_in_the_engine(
     await stream.aclose()
     assert sorted(client.aborted) == [*range(1, n + 1)]
     assert frontend.live == 0
-    await asyncio.wait_for(frontend.drained(), 60)
+    await asyncio.wait_for(frontend.idle.wait(), 60)
 
 
 async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, ready: GetReady) -> None:
@@ -273,7 +276,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeCli
     with pytest.raises(Unavailable, match="shutting down") as caught:
         frontend.generate([1], SamplingParams())
     assert "Retry-After" in caught.value.headers()
-    drained = asyncio.create_task(frontend.drained())
+    drained = asyncio.create_task(frontend.idle.wait())
     await asyncio.sleep(0)
     assert not drained.done()
     client.submitted[0].say(ids(frontend, "a"), finish="length")
@@ -322,3 +325,41 @@ async def test_requests_end_for_their_owner_alone(client: FakeClient, ready: Get
     assert client.aborted == [1, 2]
     await tasks[1]
     assert frontend.admissions.admit(mine, 1).take_id("cmpl-same") == "cmpl-same"
+
+
+# Requests that lose their places to others, from admission to the error that the client gets.
+
+
+async def test_a_request_whose_places_others_get_ends_with_an_error(
+    client: FakeClient, ready: GetReady
+) -> None:
+    frontend = await ready("--max-num-queued-reqs", "0")
+    busy, other = Caller("busy"), Caller("other")
+    first = frontend.admissions.admit(busy, 2)
+    generation = await started(frontend.generate([1], SamplingParams(n=2), admission=first))
+    second = frontend.admissions.admit(busy, 2)
+    pooling = await beginning(frontend.pool([Item([1], Pooling(task="embed"))] * 2, admission=second))
+    late = frontend.admissions.admit(other, 1)
+    with pytest.raises(TooManyRequests, match="newest of your requests") as caught:
+        await pooling
+    assert caught.value.headers()["Retry-After"] == "5"
+    assert client.aborted == [3, 4] and not generation.done()
+    assert frontend.live == 3
+    late.release()
+    client.submitted[0].say([5], finish="length")
+    client.submitted[1].say([5], finish="length")
+    assert len(await generation) == 2
+    assert "admission_rejections_total{" in frontend.metrics.page().decode()
+
+
+async def test_a_request_that_lost_its_places_before_it_was_sent_is_not_sent(
+    client: FakeClient, ready: GetReady
+) -> None:
+    frontend = await ready("--max-num-queued-reqs", "0")
+    mine = frontend.admissions.admit(Caller("busy"), 4)
+    frontend.admissions.admit(Caller("other"), 1)
+    with pytest.raises(TooManyRequests):
+        frontend.generate([1], SamplingParams(n=4), admission=mine)
+    with pytest.raises(TooManyRequests):
+        await frontend.pool([Item([1], Pooling(task="embed"))] * 2, admission=mine)
+    assert not client.submitted

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import make_app, make_client
+from fake_api import make_app, make_client, post_scope
 from fake_frontend import FakeFrontend
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -227,8 +227,7 @@ async def test_a_bug_is_answered_once_and_logged(
     monkeypatch.setattr(frontend, "generate", broken)
     body = {"prompt": "hi", "stream": stream}
     app = make_app(frontend, enable_request_id_headers=True)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with make_client(app, raise_app_exceptions=False) as client:
         answer = await client.post(COMPLETIONS, json=body)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error"
@@ -269,7 +268,7 @@ async def test_a_bug_after_the_answer_has_begun(frontend: FakeFrontend) -> None:
         return {"type": "http.request", "body": b'{"prompt": "hi"}', "more_body": False}
 
     with pytest.raises(RuntimeError, match="of the connection"):
-        await app(_scope(COMPLETIONS), receive, send)
+        await app(post_scope(COMPLETIONS), receive, send)
     assert sent == ["http.response.start", "http.response.body"]
 
 
@@ -287,24 +286,11 @@ async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> N
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(frontend)(_scope(COMPLETIONS), receive, send)
+    await make_app(frontend)(post_scope(COMPLETIONS), receive, send)
     assert sent[0]["status"] == CLIENT_GONE
     assert frontend.most_running == 0
 
 
-def _scope(path: str) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
-    }
-
-
 async def test_under_a_path_that_a_proxy_has_put_before(frontend: FakeFrontend) -> None:
-    transport = httpx.ASGITransport(make_app(frontend), root_path="/under")
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with make_client(make_app(frontend), root_path="/under") as client:
         assert (await client.post("/under" + COMPLETIONS, json={"prompt": "hi"})).status_code == 200

@@ -27,6 +27,11 @@ def refusal(*arguments: str, **environ: str) -> str:
     return str(caught.value)
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "serve.yaml"
+
+
 def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
     config = read()
     assert config.engine.model == "demo"
@@ -90,12 +95,13 @@ def test_switches_go_both_ways() -> None:
     assert "contradict" in refusal("--no-async-scheduling", "--steps-ahead", "2")
 
 
-def test_lists_may_be_json() -> None:
+def test_lists_may_be_json_or_divided_by_commas() -> None:
     assert read("--allowed-origins", '["http://a", "http://b"]').allowed_origins == ["http://a", "http://b"]
+    assert read("--disable-access-log-for-endpoints", "/a, /b").log.quiet_paths == {"/a", "/b"}
+    assert read().log.quiet_paths == set()
 
 
-def test_the_command_line_wins_over_variables_and_those_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
+def test_the_command_line_wins_over_variables_and_those_over_the_file(file: Path) -> None:
     file.write_text("model: from-file\nport: 1\nmax-num-seqs: 2\nallowed_origins: [x]\nseed: 7\n")
     config = read("--port", "3", "--config", str(file), FACET_PORT="2", FACET_MAX_NUM_SEQS="9")
     assert (config.port, config.engine.worker.max_num_seqs, config.engine.worker.seed) == (3, 9, 7)
@@ -295,24 +301,21 @@ def test_balancing_that_cannot_be_is_refused(arguments: list[str], message: str)
     assert message in refusal("m", "-tp", "2", *arguments)
 
 
-def test_variables_and_files_are_checked_the_same_way(tmp_path: Path) -> None:
+def test_variables_and_files_are_checked_the_same_way(file: Path) -> None:
     assert "FACET_PROT is no option of this server; did you mean FACET_PORT?" in refusal(FACET_PROT="1")
     assert "FACET_PORT: must be at most" in refusal(FACET_PORT="99999")
-    file = tmp_path / "serve.yaml"
     file.write_text("prot: 1\n")
     assert "there is no option prot; did you mean port?" in refusal("--config", str(file))
     file.write_text("- a\n")
     assert "must hold 'option: value' lines" in refusal("--config", str(file))
 
 
-def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
+def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(file: Path) -> None:
     file.write_text("quantization: null\nmax-model-len: null\n")
     assert read("--config", str(file)) == read()
 
 
-def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
+def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(file: Path) -> None:
     file.write_text("disable-custom-all-reduce: true\nenable-lora: false\nswap-space: 0\nhf-token: null\n")
     assert read("--config", str(file)) == read()
     file.write_text("enable-lora: true\n")

@@ -35,6 +35,8 @@ def read(line: str) -> ServerConfig:
         "-cc.mode=3 -cc.cudagraph_mode=PIECEWISE",
         """--compilation-config '{"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"}'""",
         "--structured-outputs-config.backend xgrammar",
+        """--structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": false}'""",
+        "--structured-outputs-config {} --guided-decoding-backend outlines",
         "--mm-processor-kwargs '{}' --kv-transfer-config null --ignore-patterns 'original/**/*'",
         "-dcp 1 -pcp 1 -dpb mp",
         "--prefix-caching-hash-algo xxhash --max-long-partial-prefills 1 --use-tqdm-on-load",
@@ -59,6 +61,8 @@ def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
         ("--compilation-config fast", "--compilation-config takes an object in JSON"),
         ("--limit-mm-per-prompt image=1", "`image` is not supported yet, only text is; give 0"),
         ("--limit-mm-per-prompt.image 2", "`image` is not supported yet, only text is; give 0"),
+        ("--structured-outputs-config.disable_any_whitespace true", "`disable_any_whitespace` is not supp"),
+        ("--structured-outputs-config [1]", "takes an object"),
         ("--structured-outputs-config.reasoning_parser qwen3", "an option of its own, --reasoning-parser"),
         ("--lora-modules a=b c=d", "--lora-modules is not supported yet"),
         ("--log-config-file x", "--log-config-file is not supported yet"),
@@ -116,38 +120,3 @@ def test_harmless_flags_are_so_from_a_file_and_from_python(tmp_path: Path) -> No
 def test_flags_without_effect_are_documented() -> None:
     page = MIGRATING.read_text("utf-8")
     assert [other.flag for other in VLLM_FLAGS if other.harmless and f"`{other.flag}`" not in page] == []
-
-
-def test_paths_that_are_not_logged() -> None:
-    assert read("--disable-access-log-for-endpoints /health,/metrics").log.quiet_paths == {
-        "/health",
-        "/metrics",
-    }
-    assert read("").log.quiet_paths == set()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": false}'],
-        ["--structured-outputs-config", "{}"],
-        ["--guided-decoding-backend", "outlines"],
-    ],
-)
-def test_every_grammar_engine_means_ours(flags: list[str]) -> None:
-    assert parse(["demo", *flags]).engine.model == "demo"
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ('{"disable_any_whitespace": true}', "`disable_any_whitespace` is not supported"),
-        ("[1]", "takes an object"),
-    ],
-)
-def test_what_would_change_answers_is_refused(
-    config: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises((SystemExit, OptionError)) as raised:
-        parse(["demo", "--structured-outputs-config", config])
-    assert words in str(raised.value) + capsys.readouterr().err

@@ -41,9 +41,7 @@ async def test_draining_says_how_long_it_waits_and_how_to_end_at_once(
     forced = asyncio.Event()
     forced.set()
     server = SimpleNamespace(
-        _frontend=SimpleNamespace(
-            begin_drain=lambda refuse: None, live=running, drained=asyncio.Event().wait
-        ),
+        _frontend=SimpleNamespace(begin_drain=lambda refuse: None, live=running, idle=asyncio.Event()),
         _http=SimpleNamespace(stop_listening=lambda: None),
         _force=forced,
         _config=SimpleNamespace(shutdown_timeout=25.0),

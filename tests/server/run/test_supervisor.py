@@ -34,21 +34,17 @@ LARGE = (
 )
 
 
-def test_it_imports_no_large_library() -> None:
+@pytest.mark.parametrize(
+    ("modules", "unknown"),
+    [("server.commands, server.run.supervisor", LARGE), ("server.commands", f"{LARGE} asyncio")],
+)
+def test_it_imports_no_large_library_and_asyncio_after_children_are_started(
+    modules: str, unknown: str
+) -> None:
     """Libraries that are not there cannot break it or make it large."""
-    code = "import sys, server.commands, server.run.supervisor; print(*sys.modules)"
+    code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & set(LARGE.split()) == set()
-
-
-def test_children_are_started_before_asyncio_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, server.commands; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "asyncio" not in done.stdout.split()
+    assert set(done.stdout.split()) & set(unknown.split()) == set()
 
 
 @pytest.mark.parametrize(

@@ -10,28 +10,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from fake_connection import FakeClock
 
 from server.access.keys import followed_key_file
 from server.access.keys.followed_key_file import QUIET_SECONDS, FollowedFile
-from server.access.keys.key import Key
+from server.access.keys.key_file import Key
 
 LONG = 60.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Followed:
     """A file that is looked at when a test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.clock = path, Clock()
+        self.path, self.clock = path, FakeClock()
         self.valid: list[str] = []
-        self.file = FollowedFile(path, self.use, self.clock)
+        self.file = FollowedFile(path, self.use, self.clock.time)
         self.written = 0
 
     def use(self, keys: Sequence[Key]) -> None:
@@ -46,7 +40,8 @@ class Followed:
         self.written += 1
         os.utime(self.path, (0, self.written))  # clocks of file systems are coarse
 
-    def look(self) -> None:
+    def look(self, after: float = 0.0) -> None:
+        self.clock.now += after
         if self.file.has_changed():
             self.file.take(self.file.read())
 
@@ -63,11 +58,9 @@ def followed(tmp_path: Path) -> Followed:
 def test_a_change_counts_when_the_file_has_been_quiet(followed: Followed) -> None:
     followed.write("alice", "bob")
     followed.look()
-    followed.clock.now += QUIET_SECONDS - 0.01
-    followed.look()
+    followed.look(QUIET_SECONDS - 0.01)
     assert followed.valid == ["alice"]
-    followed.clock.now += 0.02
-    followed.look()
+    followed.look(0.02)
     assert followed.valid == ["alice", "bob"]
 
 
@@ -75,13 +68,11 @@ def test_a_file_that_is_being_written_is_not_read(followed: Followed) -> None:
     for _ in range(5):
         followed.write("alice", "bob", cut=100)  # a valid file, with one key too few
         followed.look()
-        followed.clock.now += QUIET_SECONDS / 2
-        followed.look()
+        followed.look(QUIET_SECONDS / 2)
     assert followed.valid == ["alice"]
     followed.write("alice", "bob")
     followed.look()
-    followed.clock.now += QUIET_SECONDS
-    followed.look()
+    followed.look(QUIET_SECONDS)
     assert followed.valid == ["alice", "bob"]
 
 
@@ -97,8 +88,7 @@ def test_a_broken_file_leaves_what_was_valid_and_is_told_once(
     assert "what was valid stays valid" in record.getMessage() and "line 3" in record.getMessage()
     followed.write("bob")
     followed.look()
-    followed.clock.now += QUIET_SECONDS
-    followed.look()
+    followed.look(QUIET_SECONDS)
     assert followed.valid == ["bob"]
 
 
