@@ -76,21 +76,16 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         engine = Engine.start(
             config.engine, _ProgressSender(ends), make, config.progress_page, config.expert_replicas
         )
-    except OtherEngineDead as error:
-        _report_end(ends, str(error), with_another=True)
-        return CANNOT_START
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
-        _report_end(ends, logs.one_line(error))
+        _report_end(ends, error, str(error) if isinstance(error, OtherEngineDead) else logs.one_line(error))
         return CANNOT_START
     try:
         EngineLoop(engine, ends, config.drain_seconds).run()
-    except OtherEngineDead as error:
-        _report_end(ends, str(error), with_another=True)
-        return BROKE
     except Exception as error:
-        _log.exception("the engine broke")
-        _report_end(ends, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
+        if not isinstance(error, OtherEngineDead):
+            _log.exception("the engine broke")
+        _report_end(ends, error, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
         return BROKE
     finally:
         engine.stop()
@@ -253,8 +248,8 @@ def _send_all(ends: list[EngineEnd], answer: Answer) -> None:
         end.send(answer)
 
 
-def _report_end(ends: list[EngineEnd], reason: str, *, with_another: bool = False) -> None:
-    _send_all(ends, Dead(reason, with_another))
+def _report_end(ends: list[EngineEnd], error: Exception, reason: str) -> None:
+    _send_all(ends, Dead(reason, with_another=isinstance(error, OtherEngineDead)))
     print(f"error: {logs.printable(reason)}", file=sys.stderr)
 
 

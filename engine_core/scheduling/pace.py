@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Rates, expected_length
-from engine_core.scheduling.queue.owners import Backlog
+from engine_core.scheduling.queue.owner_shares import Backlog
 from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder

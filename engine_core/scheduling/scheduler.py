@@ -31,7 +31,7 @@ from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.deadlines import Deadlines, late
 from engine_core.scheduling.queue.failed_steps import Suspects
-from engine_core.scheduling.queue.owners import Owners
+from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.preemption import Preemption, keeping_place
 from engine_core.scheduling.queue.waiting import (
     PausedSequences,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, CacheMiss, Timing
-from engine_core.scheduling.cache.block_pool import chain_hash, root_hash
-from engine_core.scheduling.queue.owners import Owner
+from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
+from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
 from engine_core.scheduling.step_cost import sampling_term
 from worker.protocol import Pooling, Sampling, SeqStep, TokenLogprobs
@@ -45,7 +45,7 @@ class Sequence:
     void_before: int = 0
     """Steps in flight with lower numbers bring nothing for it: it was preempted after they were planned."""
     apart: int = 0
-    """The tokens that it must get before it runs with all others again; 0 if it does (queue/suspects.py)."""
+    """The tokens that it must get before it runs with all others again; 0 if it does (failed_steps.py)."""
     paused: bool = False
     """It is in no step and waits for no slot, because its reader does not keep up."""
     done: bool = False

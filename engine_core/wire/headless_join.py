@@ -11,7 +11,7 @@ import zmq
 from engine_core.config import Address
 from engine_core.protocol import PROTOCOL, Join, Welcome
 from engine_core.wire.sockets import REFUSED, stop_monitor
-from engine_core.wire.transport import present_keys
+from engine_core.wire.transport import secure
 
 _LOG_MS = 30_000
 """The time between log lines while nobody answers. The first line comes at once."""
@@ -27,35 +27,29 @@ def join(address: Address) -> Welcome:
     """Waits until the API server at that address answers, however long that takes. Raises Refused."""
     with zmq.Context() as context:
         sock = context.socket(zmq.DEALER)
-        present_keys(sock, address)
+        secure(sock, address, listens=False)
         refusals = sock.get_monitor_socket(REFUSED)
         try:
             sock.connect(address.requests)
             sock.send(msgspec.msgpack.encode(Join(PROTOCOL)))
-            return _wait(sock, refusals, address)
+            return _wait(sock, refusals, address.requests)
         finally:
             stop_monitor(sock, refusals)
             sock.close(linger=0)
 
 
-def _wait(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], address: Address) -> Welcome:
+def _wait(sock: zmq.Socket[bytes], refusals: zmq.Socket[bytes], where: str) -> Welcome:
     poller = zmq.Poller()
     poller.register(sock, zmq.POLLIN)
     poller.register(refusals, zmq.POLLIN)
-    while True:
-        _log.info("waiting for an API server at %s", address.requests)
+    ready: dict[object, int] = {}
+    while not ready:
+        _log.info("waiting for an API server at %s", where)
         ready = dict(poller.poll(_LOG_MS))
-        if refusals in ready:
-            raise Refused(
-                f"{address.requests} does not know this key: set the same FACET_CLUSTER_KEY on all machines"
-            )
-        if sock in ready:
-            return _read(sock.recv())
-
-
-def _read(frame: bytes) -> Welcome:
+    if refusals in ready:
+        raise Refused(f"{where} does not know this key: set the same FACET_CLUSTER_KEY on all machines")
     with suppress(msgspec.DecodeError):
-        welcome = msgspec.msgpack.decode(frame, type=Welcome)
+        welcome = msgspec.msgpack.decode(sock.recv(), type=Welcome)
         if welcome.protocol == PROTOCOL:
             return welcome
     raise Refused("the API server is of another version: install the same one on all machines")

@@ -86,7 +86,7 @@ class EngineEnd:
         self.requests = Inbox(dealer, _requests)
         self.push = _socket(context, zmq.PUSH)
         for sock in (dealer, self.push):
-            present_keys(sock, address)
+            secure(sock, address, listens=False)
         self.monitor = self.push.get_monitor_socket(DISCONNECTED | CONNECTED)
         self.backlog: deque[bytes] = deque()
         self.lost = False
@@ -166,7 +166,7 @@ class ServerEnd:
 
     def _bind(self, address: Address) -> None:
         for inbox, endpoint in ((self.greetings, address.requests), (self.answers, address.answers)):
-            _guard(inbox.sock, address)  # applies to endpoints that are bound from here on
+            secure(inbox.sock, address, listens=True)  # applies to endpoints that are bound from here on
             try:
                 inbox.sock.bind(endpoint)
             except zmq.ZMQError as error:
@@ -234,21 +234,12 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     return sock
 
 
-def _guard(sock: zmq.Socket[bytes], address: Address) -> None:
-    if address.secret is not None:
-        ClusterKeys.derive(address.secret).guard(sock)
-        _detect_loss(sock, address)
-
-
-def present_keys(sock: zmq.Socket[bytes], address: Address) -> None:
-    """Set the keys with which a socket connects, if the address is one that needs them."""
-    if address.secret is not None:
-        ClusterKeys.derive(address.secret).present(sock)
-        _detect_loss(sock, address)
-
-
-def _detect_loss(sock: zmq.Socket[bytes], address: Address) -> None:
-    """Let a socket end connections whose other end answers no heart-beats."""
+def secure(sock: zmq.Socket[bytes], address: Address, *, listens: bool) -> None:
+    """Let a socket have keys, and end connections whose other end is silent, if the address needs that."""
+    if address.secret is None:
+        return
+    keys = ClusterKeys.derive(address.secret)
+    (keys.guard if listens else keys.present)(sock)
     sock.setsockopt(zmq.IPV6, int("[" in address.requests))
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
     sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

@@ -30,16 +30,7 @@ ADD = Add(
     priority=-3,
     salt="tenant",
 )
-STATS = Stats(
-    running=1,
-    waiting=2,
-    kv_usage=0.5,
-    prefix_queries=3,
-    prefix_hits=2,
-    preemptions=1,
-    steps=9,
-    step_tokens=40,
-)
+STATS = Stats(1, 2, 0.5, 3, 2, 1, 9, 40, busy=1.5)
 TOKENS = Tokens(
     id=1,
     tokens=[5, 6],

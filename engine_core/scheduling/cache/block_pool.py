@@ -8,54 +8,10 @@ one sequence the last block before the first.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
-_HASH_BYTES = 16
-_GENERATION = 1 << 15
-"""The number of lost blocks whose hashes are kept at least, about 100 bytes for each."""
-
-
-def root_hash(salt: str) -> bytes:
-    """The hash with which a chain of block hashes begins. Sequences of different salts share no block."""
-    return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
-
-
-def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """The hash of a block's tokens and, through `parent`, of all tokens before them.
-
-    It is cryptographic: with a weaker one, a prompt could be made to find somebody else's block.
-    """
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=_HASH_BYTES).digest()
-
-
-class RecentHashes:
-    """A set of the hashes that were added last.
-
-    It holds `most` of them at least, and at most as many more and those that are added at once.
-    """
-
-    def __init__(self, most: int = _GENERATION) -> None:
-        self._most = most
-        self._recent: set[bytes] = set()
-        self._older: set[bytes] = set()
-
-    def __contains__(self, hash: bytes) -> bool:
-        return hash in self._recent or hash in self._older
-
-    def __len__(self) -> int:
-        return len(self._recent | self._older)
-
-    def add(self, hashes: Iterable[bytes]) -> None:
-        self._recent.update(hashes)
-        if len(self._recent) >= self._most:
-            self._recent, self._older = set(), self._recent
-
-    def discard(self, hashes: Iterable[bytes]) -> None:
-        self._recent.difference_update(hashes)
-        self._older.difference_update(hashes)
+from engine_core.scheduling.cache.block_hash import RecentHashes
 
 
 class BlockPool:

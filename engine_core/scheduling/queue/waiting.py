@@ -1,8 +1,8 @@
 """The sequences that wait for a slot, by class of work and in the order in which they will get one.
 
 Within a class, priority comes first (under the priority policy), then the owner for which least was computed
-(`owners.py`), then the order of arrival. The texts of one call do not all come before those of a later call
-of the same owner, though: each call gets its turns, however many texts it has.
+(`owner_shares.py`), then the order of arrival. The texts of one call do not all come before those of a later
+call of the same owner, though: each call gets its turns, however many texts it has.
 
 An owner of which as many sequences run as may is held back: the others overtake its waiting ones. Sequences
 whose readers do not keep up are paused: they are in no step, and wait for no slot meanwhile.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from engine_core.protocol import Add, Standing
-from engine_core.scheduling.queue.owners import Call, Owner
+from engine_core.scheduling.queue.owner_shares import Call, Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
 from engine_core.scheduling.sequence import Key, Order, Sequence
 from worker.protocol import Pooling

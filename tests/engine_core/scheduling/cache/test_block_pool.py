@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from engine_core.scheduling.cache.block_pool import BlockPool, chain_hash, root_hash
+from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
+from engine_core.scheduling.cache.block_pool import BlockPool
 
 
 def published(pool: BlockPool, *names: str) -> list[int]:

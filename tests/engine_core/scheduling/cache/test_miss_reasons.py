@@ -12,9 +12,10 @@ from scheduler_bench import Bench, add, config, pool
 
 from engine_core.protocol import Add, CacheMiss
 from engine_core.reason_codes import MissReason
-from engine_core.scheduling.cache.block_pool import BlockPool, RecentHashes
+from engine_core.scheduling.cache.block_hash import RecentHashes
+from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, OVERHEAD, PrefixMemory
-from engine_core.scheduling.queue.owners import Owner
+from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Sampling
 

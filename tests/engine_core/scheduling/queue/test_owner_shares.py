@@ -12,7 +12,7 @@ from scheduler_bench import Bench, add, config, pool
 from scripted_clock import STEP, TOKEN, Clock
 
 from engine_core.protocol import Add, Tokens
-from engine_core.scheduling.queue.owners import Owners
+from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.work_classes import WorkClass
 
 FIRST = WorkClass.FIRST_TOKEN
