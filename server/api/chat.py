@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.conversations.reasoning_options import ReasoningOptions
-from server.api.conversations.tool_choice import ToolChoice, read_tool_choice
+from server.api.conversations.tools import ToolChoice, read_tool_choice
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions

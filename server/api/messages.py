@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.conversations.custom_tools import call_of, function_of
+from server.api.conversations.tools import call_of, function_of
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text
 from server.errors import BadRequest
 from server.model_facts import LIMITS

@@ -15,7 +15,7 @@ from server.api.pooling_bodies import ClassifyRequest, EmbeddingRequest, Pooling
 from server.api.scores import ScoreRequest
 from server.api.tei import EitherRerank, EmbedAllRequest, EmbedRequest, PredictRequest, SimilarityRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.reading import conversations, prompts, texts
+from server.reading import prompts, texts
 from server.reading.context import ReadingContext
 from server.reading.prompts import Conversation, Prompt
 from server.reading.texts import ReadTexts
@@ -46,10 +46,10 @@ class Reading(Generic[R]):
 
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = Reading("chat", ChatRequest, prompts.read_chat, Conversation, work=prompts.work_of_template)
-RESPONSES = Reading("responses", ResponsesRequest, conversations.read_response, Conversation)
-MESSAGES = Reading("messages", MessagesRequest, conversations.read_messages, Conversation)
-COUNT_TOKENS = Reading("count_tokens", CountTokensRequest, conversations.count_tokens, int)
-INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, conversations.count_tokens, int)
+RESPONSES = Reading("responses", ResponsesRequest, prompts.read_response, Conversation)
+MESSAGES = Reading("messages", MessagesRequest, prompts.read_messages, Conversation)
+COUNT_TOKENS = Reading("count_tokens", CountTokensRequest, prompts.count_tokens, int)
+INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, prompts.count_tokens, int)
 TOKENIZE = Reading("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, work=prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 

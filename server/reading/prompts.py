@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
-from server.api.conversations.custom_tools import MOST_NAMED, UNENFORCED, held_schema
+from server.api.conversations.anthropic import MessagesRequest
+from server.api.conversations.responses import ResponsesRequest
+from server.api.conversations.tools import MOST_NAMED, UNENFORCED, held_schema
 from server.api.fields import check_text
 from server.api.messages import Message, TemplateOptions, Tool
 from server.api.shared_fields import GenerationBody
@@ -18,7 +22,7 @@ from server.errors import BadRequest, too_many
 from server.reading.context import A_LOT, ReadingContext
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
-from server.text.chat_template import AnswerStyle
+from server.text.chat_template import AnswerStyle, ChatTemplate
 from server.text.tokenizer import TokenIds, count_ids, unpack
 
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -244,3 +248,77 @@ def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
         first = messages[0].model_copy(update={"content": f"{messages[0].text()}\n\n{told}"})
         return [first, *messages[1:]]
     return [Message(role="system", content=told), *messages]
+
+
+class Asks(Protocol):
+    """A body that can be said in the words of chat completions."""
+
+    @property
+    def chat(self) -> ChatRequest: ...
+
+
+def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
+    found = read_chat(_arranged(body.chat, context), context)
+    return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
+    chat = _arranged(body.chat, context)
+    found = read_chat(_fitting(chat, context) if body.truncation == "auto" else chat, context)
+    return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def count_tokens(body: Asks, context: ReadingContext) -> int:
+    """The number of tokens of the prompt, however long it is."""
+    return _count(_arranged(body.chat, context), context)
+
+
+def _count(chat: ChatRequest, context: ReadingContext) -> int:
+    text = write_chat(chat, context)
+    return len(encode(text, context, add_special_tokens=chat.add_special_tokens, bounded=False))
+
+
+def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
+    return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
+
+
+def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:
+    """The messages with what the system says where the template wants it.
+
+    Clients of these APIs have several such messages: instructions, a developer's, and some between the turns.
+    Those at the beginning become one. The others join it where the template would drop or refuse them.
+    """
+    said = [message if template.knows_developer else _as_system(message) for message in messages]
+    late = template.takes_late_system
+    leading = next((index for index, message in enumerate(said) if message.role != "system"), len(said))
+    first = said[:leading] + ([] if late else [each for each in said[leading:] if each.role == "system"])
+    rest = said[leading:] if late else [each for each in said[leading:] if each.role != "system"]
+    return [_joined(first), *rest] if len(first) > 1 else [*first, *rest]
+
+
+def _as_system(message: Message) -> Message:
+    return message.model_copy(update={"role": "system"}) if message.role == "developer" else message
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    return Message(role="system", content="\n\n".join(message.text() for message in messages))
+
+
+def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
+    """The conversation without the oldest turns, as many as must go for the model to have room for it."""
+    turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
+    most = context.facts.max_model_len
+
+    def fits(dropped: int) -> bool:
+        return _count(_since(chat, turns[dropped]), context) < most
+
+    if len(turns) < 2 or fits(0):
+        return chat
+    fewest = bisect_left(range(1, len(turns) - 1), True, key=fits)
+    return _since(chat, turns[1 + fewest])
+
+
+def _since(chat: ChatRequest, start: int) -> ChatRequest:
+    """The conversation from a message on, with what the system has said before."""
+    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
+    return chat.model_copy(update={"messages": [*kept, *chat.messages[start:]]})

@@ -130,7 +130,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)
-        _check_n(self.n, facts)
+        _require(self.n >= 1, "n", "at least 1", self.n)
+        _require(self.n <= facts.limits.n, "n", f"at most {facts.limits.n}", self.n)
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)
@@ -160,48 +161,35 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _temperature(self, facts: Facts) -> float:
         value = _default(self.temperature, "temperature", facts, 1.0)
-        if not math.isfinite(value):
-            raise invalid("temperature", f"temperature must be a finite number, got {value}.", value)
-        if value < 0:
-            raise invalid("temperature", f"temperature must be non-negative, got {value}.", value)
-        if value > 2:
-            raise invalid("temperature", f"temperature must be in [0, 2], got {value}.", value)
+        _require(math.isfinite(value), "temperature", "a finite number", value)
+        _require(value >= 0, "temperature", "non-negative", value)
+        _require(value <= 2, "temperature", "in [0, 2]", value)
         return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
 
     def _top_p(self, facts: Facts) -> float:
         value = _default(self.top_p, "top_p", facts, 1.0)
-        if not 0 < value <= 1:
-            raise invalid("top_p", f"top_p must be in (0, 1], got {value}.", value)
+        _require(0 < value <= 1, "top_p", "in (0, 1]", value)
         return value
 
     def _top_k(self, facts: Facts) -> int:
         value = int(_default(self.top_k, "top_k", facts, 0))
-        if value < -1:
-            raise invalid("top_k", f"top_k must be 0 (disable), or at least 1, got {value}.", value)
+        _require(value >= -1, "top_k", "0 (disable), or at least 1", value)
         return 0 if value == -1 or value >= facts.vocab_size else value
 
     def _min_p(self, facts: Facts) -> float:
         value = _default(self.min_p, "min_p", facts, 0.0)
-        if not 0 <= value <= 1:
-            raise invalid("min_p", f"min_p must be in [0, 1], got {value}.", value)
+        _require(0 <= value <= 1, "min_p", "in [0, 1]", value)
         return value
 
     def _repetition_penalty(self, facts: Facts) -> float:
-        value = _default(self.repetition_penalty, "repetition_penalty", facts, 1.0)
-        if not math.isfinite(value):
-            raise invalid(
-                "repetition_penalty", f"repetition_penalty must be a finite number, got {value}.", value
-            )
-        if value <= 0:
-            raise invalid(
-                "repetition_penalty", f"repetition_penalty must be greater than zero, got {value}.", value
-            )
-        if not 1 / MAX_REPETITION <= value <= MAX_REPETITION:
-            raise invalid(
-                "repetition_penalty",
-                f"repetition_penalty must be in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}], got {value}.",
-                value,
-            )
+        name, value = (
+            "repetition_penalty",
+            _default(self.repetition_penalty, "repetition_penalty", facts, 1.0),
+        )
+        _require(math.isfinite(value), name, "a finite number", value)
+        _require(value > 0, name, "greater than zero", value)
+        within = 1 / MAX_REPETITION <= value <= MAX_REPETITION
+        _require(within, name, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]", value)
         return value
 
     def _seed(self) -> int:
@@ -212,36 +200,24 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return self.seed
 
     def _max_tokens(self, facts: Facts, prompt_len: int) -> int:
-        room = facts.max_model_len - prompt_len
-        if self.max_tokens is None:
+        asked, room = self.max_tokens, facts.max_model_len - prompt_len
+        if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
-        if self.max_tokens < 1:
-            raise invalid(
-                "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}.", self.max_tokens
-            )
-        if self.max_tokens > facts.max_model_len:
+        _require(asked >= 1, "max_tokens", "at least 1", asked)
+        if asked > facts.max_model_len:
             raise invalid(
                 "max_tokens",
-                f"max_tokens={self.max_tokens} cannot be greater than max_model_len={facts.max_model_len}. "
-                "Please request fewer output tokens.",
-                self.max_tokens,
+                f"max_tokens={asked} cannot be greater than max_model_len={facts.max_model_len}. Please "
+                "request fewer output tokens.",
+                asked,
             )
-        return min(self.max_tokens, room)
+        return min(asked, room)
 
     def _min_tokens(self, max_tokens: int) -> int:
-        if self.min_tokens < 0:
-            raise invalid(
-                "min_tokens",
-                f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.",
-                self.min_tokens,
-            )
-        if self.min_tokens > max_tokens:
-            raise invalid(
-                "min_tokens",
-                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.min_tokens}.",
-                self.min_tokens,
-            )
-        return self.min_tokens
+        asked = self.min_tokens
+        _require(asked >= 0, "min_tokens", "greater than or equal to 0", asked)
+        _require(asked <= max_tokens, "min_tokens", f"less than or equal to max_tokens={max_tokens}", asked)
+        return asked
 
     def _check_stops(self, facts: Facts) -> None:
         limits, stop = facts.limits, self.stop_strings
@@ -305,16 +281,14 @@ def _default(value: float | None, name: str, facts: Facts, neutral: float) -> fl
     return value if value is not None else facts.defaults.get(name, neutral)
 
 
-def _check_n(n: int, facts: Facts) -> None:
-    if n < 1:
-        raise invalid("n", f"n must be at least 1, got {n}.", n)
-    if n > facts.limits.n:
-        raise invalid("n", f"n must be at most {facts.limits.n}, got {n}.", n)
+def _require(holds: bool, name: str, rule: str, value: float) -> None:
+    """Refuses a value for which the rule does not hold."""
+    if not holds:
+        raise invalid(name, f"{name} must be {rule}, got {value}.", value)
 
 
 def _penalty(name: str, value: float) -> float:
-    if not -2 <= value <= 2:
-        raise invalid(name, f"{name} must be in [-2, 2], got {value}.", value)
+    _require(-2 <= value <= 2, name, "in [-2, 2]", value)
     return value
 
 
@@ -322,8 +296,7 @@ def check_logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int
     """The number of logprobs to report; -1 is the whole vocabulary. Too many are refused by `name`."""
     if asked is None:
         return None
-    if asked < -1:
-        raise invalid(name, f"{name} must be non-negative or -1, got {asked}.", asked)
+    _require(asked >= -1, name, "non-negative or -1", asked)
     count = facts.vocab_size if asked == -1 else asked
     if facts.max_logprobs != -1 and count > facts.max_logprobs:
         raise invalid(

@@ -13,11 +13,6 @@ import msgspec
 
 from engine_core.protocol import Pooled, Timing
 
-_SERVER_TIMING = (
-    b"tokenize;dur=%.3f, queue;dur=%.3f, prefill;dur=%.3f, decode;dur=%.3f, answer;dur=%.3f, "
-    b"compute;dur=%.3f, total;dur=%.3f"
-)
-
 RawHeaders = list[tuple[bytes, bytes]]
 
 
@@ -43,9 +38,7 @@ class EngineTimes:
     def add(self, timing: Timing) -> None:
         """Take the times of a sequence that has ended now, after all that were added before."""
         self.queued_time, self.prefill_time, self.decode_time = timing.queued, timing.prefill, timing.decode
-        self.compute_time += timing.compute
-        self.steps += timing.steps
-        self.preemptions += timing.preemptions
+        self._add_cost(timing)
 
     def add_round(self, answers: Sequence[Pooled]) -> None:
         """Take the times of texts that were sent at once. What a request sends in turn adds up."""
@@ -56,9 +49,7 @@ class EngineTimes:
             timing = answer.timing
             if timing is None:
                 continue
-            self.compute_time += timing.compute
-            self.steps += timing.steps
-            self.preemptions += timing.preemptions
+            self._add_cost(timing)
             ended = timing.queued + timing.prefill + timing.decode
             if ended > latest:
                 last, latest = timing, ended
@@ -68,6 +59,11 @@ class EngineTimes:
             self.decode_time += last.decode
         if expected >= 0.0:
             self.expected = (self.expected or 0.0) + expected
+
+    def _add_cost(self, timing: Timing) -> None:
+        self.compute_time += timing.compute
+        self.steps += timing.steps
+        self.preemptions += timing.preemptions
 
 
 class TimingReport(msgspec.Struct, kw_only=True):
@@ -120,15 +116,8 @@ class RequestTimes(EngineTimes):
 
     def report(self) -> TimingReport:
         """How the time until now divides."""
-        tokenize, queue, prefill, decode, answer, total = self._parts()
         return TimingReport(
-            tokenize_ms=tokenize,
-            queue_ms=queue,
-            prefill_ms=prefill,
-            decode_ms=decode,
-            answer_ms=answer,
-            total_ms=total,
-            compute_ms=round(1000 * self.compute_time, 3),
+            **{f"{name}_ms": duration for name, duration in self._durations().items()},
             steps=self.steps,
             preemptions=self.preemptions,
             cached_tokens=self.cached_tokens,
@@ -139,9 +128,8 @@ class RequestTimes(EngineTimes):
         """The headers of a whole answer; there are none if the engine was not asked."""
         if not self._submitted:
             return []
-        tokenize, queue, prefill, decode, answer, total = self._parts()
-        durations = tokenize, queue, prefill, decode, answer, 1000 * self.compute_time, total
-        return [(b"server-timing", _SERVER_TIMING % durations), *self.expected_header()]
+        durations = ", ".join(f"{name};dur={duration:.3f}" for name, duration in self._durations().items())
+        return [(b"server-timing", durations.encode()), *self.expected_header()]
 
     def named_headers(self) -> RawHeaders:
         """A header for each time that the engine has reported, and for the cached tokens."""
@@ -160,14 +148,21 @@ class RequestTimes(EngineTimes):
             return []
         return [(b"x-facet-expected-first-token-ms", b"%.1f" % (1000 * self.expected))]
 
-    def _parts(self) -> tuple[float, float, float, float, float, float]:
-        """The five parts of the time until now and their sum, in milliseconds.
+    def _durations(self) -> dict[str, float]:
+        """The five parts of the time until now, what was computed, and the sum of the parts, in milliseconds.
 
-        They are whole numbers of microseconds, so that they add up to the last digit.
+        They are whole numbers of microseconds, so that the parts add up to the last digit.
         """
         total = round(1e6 * (time.monotonic() - self.started))
         tokenize = round(1e6 * (self._submitted - self.started)) if self._submitted else total
         queue, prefill = round(1e6 * self.queued_time), round(1e6 * self.prefill_time)
         decode = round(1e6 * self.decode_time)
-        answer = total - tokenize - queue - prefill - decode
-        return tokenize / 1000, queue / 1000, prefill / 1000, decode / 1000, answer / 1000, total / 1000
+        return {
+            "tokenize": tokenize / 1000,
+            "queue": queue / 1000,
+            "prefill": prefill / 1000,
+            "decode": decode / 1000,
+            "answer": (total - tokenize - queue - prefill - decode) / 1000,
+            "compute": round(1000 * self.compute_time, 3),
+            "total": total / 1000,
+        }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
+from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.answers.answer_reader import CustomToolInput
 from server.api.chat import (
     ChatChoice,
     ChatChunk,
@@ -16,15 +18,22 @@ from server.api.chat import (
     ChatDelta,
     ChatMessage,
     ChatRequest,
+    CustomDelta,
+    FunctionDelta,
+    ToolCallDelta,
 )
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import event
-from server.options.server_config import ServerConfig
+from server.options.server_config import ReasoningField, ServerConfig
 from server.reading.body_table import CHAT
-from server.routes.chat_message import MessageDeltas, joined_calls, joined_text
-from server.routes.conversations.conversation_call import ConversationCall, PartReader, begin_conversation
+from server.routes.conversations.conversation_call import (
+    ConversationCall,
+    PartReader,
+    begin_conversation,
+    new_call_id,
+)
 from server.routes.generation import chunk_events, whole_choices
 from server.routes.request_context import GENERATES, answer, config_of
 from worker.protocol import TokenLogprobs
@@ -76,7 +85,7 @@ def _opening(call: ConversationCall, writers: Sequence[_ChatChoiceWriter], empty
     for content in ("", echo) if echo else ("",):
         for index in range(call.choices):
             delta = ChatDelta(content=content) if content else ChatDelta(role=role, content="")
-            chunk = msgspec.structs.replace(empty, choices=[ChatChunkChoice(index=index, delta=delta)])
+            chunk = replace(empty, choices=[ChatChunkChoice(index=index, delta=delta)])
             if call.sends_usage_always:
                 chunk.usage = call.usage_of(index)
             if call.chat.return_token_ids and not content:
@@ -91,7 +100,7 @@ class _ChatChoiceWriter:
     def __init__(self, call: ConversationCall, index: int, config: ServerConfig) -> None:
         self._call, self._index, self._field = call, index, config.reasoning_field
         self._parts = PartReader(call)
-        self._message = MessageDeltas(
+        self._message = _MessageDeltas(
             call.dialect, self._field, call.chat.include_reasoning, call.conversation.custom_tools
         )
         last = call.conversation.last
@@ -123,10 +132,10 @@ class _ChatChoiceWriter:
     def join(self, chunks: list[ChatChunkChoice]) -> ChatChoice:
         body, last = self._call.chat, chunks[-1]
         deltas = [chunk.delta for chunk in chunks]
-        text = joined_text([delta.content for delta in deltas])
+        text = _joined_text([delta.content for delta in deltas])
         if self._call.format is None or text is not None or self.echo:
             text = self.echo + (text or "")
-        reasoning = joined_text([delta.spoken() or "" for delta in deltas])
+        reasoning = _joined_text([delta.spoken() or "" for delta in deltas])
         logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
         ids = [id for chunk in chunks for id in chunk.token_ids or ()]
         return ChatChoice(
@@ -134,7 +143,7 @@ class _ChatChoiceWriter:
             message=ChatMessage(
                 role=self.role,
                 content=text,
-                tool_calls=joined_calls(deltas),
+                tool_calls=_joined_calls(deltas),
                 reasoning=reasoning if self._field != "reasoning_content" else None,
                 reasoning_content=reasoning if self._field != "reasoning" and reasoning else UNSET,
             ),
@@ -143,3 +152,111 @@ class _ChatChoiceWriter:
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
             token_ids=ids if body.return_token_ids else None,
         )
+
+
+class _MessageDeltas:
+    """Makes the deltas of one message."""
+
+    def __init__(
+        self,
+        dialect: str,
+        reasoning_field: ReasoningField,
+        include_reasoning: bool,
+        custom_tools: Collection[str],
+    ) -> None:
+        self._custom = custom_tools
+        self._free_text: CustomToolInput | None = None
+        """The input of the custom tool whose call is being read."""
+        self._calls = 0
+        self._new_id = new_call_id(dialect)
+        self._field = reasoning_field
+        self._include_reasoning = include_reasoning
+
+    def delta(self, parts: Iterable[AnswerPart], *, ended: bool) -> ChatDelta:
+        """The delta that these next parts of the answer make, which may be empty."""
+        delta = ChatDelta()
+        calls: list[ToolCallDelta] = []
+        for part in parts:
+            self._add(part, delta, calls)
+        if ended:
+            self._end_custom(self._calls - 1, calls)
+        if calls:
+            delta.tool_calls = calls
+        return delta
+
+    def _add(self, part: AnswerPart, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:
+        match part:
+            case Text(text):
+                delta.content = ("" if isinstance(delta.content, UnsetType) else delta.content) + text
+            case Reasoning(text) if self._include_reasoning:
+                so_far = (delta.spoken() or "") + text
+                if self._field != "reasoning_content":
+                    delta.reasoning = so_far
+                if self._field != "reasoning":
+                    delta.reasoning_content = so_far
+            case CallBegun(index, name, id):
+                calls.append(self._begin(index, name, id or self._new_id()))
+            case Arguments(index, text):
+                if self._free_text is not None:
+                    self._add_input(index, self._free_text.push(text), calls)
+                    return
+                if not calls or calls[-1].index != index:
+                    calls.append(ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
+                calls[-1] = _extended(calls[-1], text)
+            case CallEnded(index):
+                self._end_custom(index, calls)
+            case _:
+                pass
+
+    def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
+        self._calls = index + 1
+        if name in self._custom:
+            self._free_text = CustomToolInput()
+            return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
+        return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
+
+    def _end_custom(self, index: int, calls: list[ToolCallDelta]) -> None:
+        """Pass the rest of a custom tool's input on, which has ended or broken off."""
+        if self._free_text is not None:
+            self._add_input(index, self._free_text.end(), calls)
+            self._free_text = None
+
+    def _add_input(self, index: int, text: str, calls: list[ToolCallDelta]) -> None:
+        if calls and calls[-1].index == index and not isinstance(calls[-1].custom, UnsetType):
+            calls[-1].custom.input += text
+        elif text:
+            calls.append(ToolCallDelta(index=index, custom=CustomDelta(input=text)))
+
+
+def _extended(call: ToolCallDelta, arguments: str) -> ToolCallDelta:
+    """The same call with more of its arguments."""
+    if not isinstance(call.function, UnsetType):
+        call.function.arguments += arguments
+    return call
+
+
+def _joined_calls(deltas: Iterable[ChatDelta]) -> list[ToolCallDelta]:
+    """The whole calls of a message, from all of its deltas."""
+    calls: list[ToolCallDelta] = []
+    for delta in deltas:
+        for call in () if isinstance(delta.tool_calls, UnsetType) else delta.tool_calls:
+            if call.index == len(calls):
+                calls.append(replace(_copied(call), index=UNSET))
+                continue
+            joined = calls[-1]
+            if not isinstance(call.function, UnsetType):
+                _extended(joined, call.function.arguments)
+            elif not isinstance(call.custom, UnsetType) and not isinstance(joined.custom, UnsetType):
+                joined.custom.input += call.custom.input
+    return calls
+
+
+def _copied(call: ToolCallDelta) -> ToolCallDelta:
+    function = call.function if isinstance(call.function, UnsetType) else replace(call.function)
+    custom = call.custom if isinstance(call.custom, UnsetType) else replace(call.custom)
+    return replace(call, function=function, custom=custom)
+
+
+def _joined_text(pieces: Sequence[str | UnsetType]) -> str | None:
+    """The join of what came; None if nothing came."""
+    return "".join(piece for piece in pieces if not isinstance(piece, UnsetType)) or None

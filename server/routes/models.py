@@ -13,21 +13,18 @@ from server.routes.request_context import frontend_of, require_ready
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
 
 
-class Permission(msgspec.Struct, kw_only=True):
-    """A permission, as clients of the OpenAI API expect it: everything but training is allowed."""
-
-    id: str
-    object: str = "model_permission"
-    created: int
-    allow_create_engine: bool = False
-    allow_sampling: bool = True
-    allow_logprobs: bool = True
-    allow_search_indices: bool = False
-    allow_view: bool = True
-    allow_fine_tuning: bool = False
-    organization: str = "*"
-    group: str | None = None
-    is_blocking: bool = False
+_ALLOWED = {
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+"""A permission as clients of the OpenAI API expect it: everything but training is allowed."""
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -42,7 +39,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
-    permission: list[Permission]
+    permission: list[dict[str, object]]
 
 
 class ModelList(msgspec.Struct):
@@ -67,6 +64,12 @@ async def retrieve_model(name: str, request: Request) -> Response:
 
 
 def _card(name: str, facts: Facts) -> ModelCard:
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": facts.created,
+        **_ALLOWED,
+    }
     return ModelCard(
         id=name,
         created=facts.created,
@@ -74,5 +77,5 @@ def _card(name: str, facts: Facts) -> ModelCard:
         max_model_len=facts.max_model_len,
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
-        permission=[Permission(id=f"modelperm-{name}", created=facts.created)],
+        permission=[permission],
     )

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from fake_client import FakeClient
 
-from server.api.json_body import invalid_body
 from server.app import ROUTERS, create_app
 from server.frontend.frontend import Frontend
 from server.http import body
@@ -191,13 +190,7 @@ async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:
         assert response.headers["allow"] == "POST"
         assert "use POST" in str(error_of(response)["message"])
         response = await http.post("/abort", content=b'{"a":', headers={"content-type": "application/json"})
-        assert error_of(response) == {
-            "message": "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.5', 'msg': 'JSON decode "
-            "error', 'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}",
-            "type": "Bad Request",
-            "param": "body.5",
-            "code": 400,
-        }
+        assert error_of(response)["param"] == "body.5"
         error = error_of(await http.post("/abort", json={}))
         assert error["param"] == "body.request_ids"
 
@@ -213,14 +206,6 @@ async def test_bugs_tell_nothing(ready: GetReady, monkeypatch: pytest.MonkeyPatc
         response = await http.post("/abort", json={"request_ids": ["a"]})
         assert error_of(response)["message"] == "Internal server error"
         assert "secret" not in response.text
-
-
-def test_long_lists_of_errors_are_cut() -> None:
-    errors = [{"type": "t", "loc": (i,), "msg": "m", "input": "x" * 9999} for i in range(50)]
-    error = invalid_body(errors)
-    assert error.message.startswith("50 validation errors:")
-    assert error.param == "body.0"
-    assert len(error.message) <= 1000
 
 
 async def test_bodies_are_bounded_while_they_are_read(
@@ -318,9 +303,18 @@ BODY_PATHS = sorted(
 async def test_bodies_are_json_by_name(ready: GetReady, path: str) -> None:
     """A web page can send any other type to any server, without asking."""
     async with connect(await ready()) as http:
-        for kind in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
-            response = await http.post(path, content=b"{}", headers=kind)
-            assert "application/json" in str(error_of(response)["message"]), kind
+        kinds = (
+            "text/plain",
+            "multipart/form-data",
+            "application/x-www-form-urlencoded",
+            "application/xml",
+            "",
+        )
+        for headers in ({}, *({"content-type": kind} for kind in kinds)):
+            response = await http.post(path, content=b"{}", headers=headers)
+            error = error_of(response)
+            assert error["type"] in ("Bad Request", "invalid_request_error"), headers
+            assert "Unsupported Media Type: Only 'application/json' is allowed" in str(error["message"])
 
 
 async def test_request_ids_come_back_only_if_well_formed_and_wanted(ready: GetReady) -> None:

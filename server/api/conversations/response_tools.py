@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.conversations.custom_tools import as_function
+from server.api.conversations.tools import as_function
 from server.api.conversations.transcript import objects_of, text_of
 from server.errors import BadRequest
 

@@ -5,6 +5,10 @@ The APIs differ in how they write a conversation and its answer. What is between
 
 from __future__ import annotations
 
+import secrets
+import string
+from collections.abc import Callable
+
 from fastapi import Request, Response
 
 from server.access.admission import Admission
@@ -19,6 +23,8 @@ from server.requests.sampling import SamplingParams
 from server.routes.answer_grammars import AnswerPlan, plan_answer
 from server.routes.generation import GenerationCall, admit_answers
 from server.routes.request_context import config_of, frontend_of, read_texts, with_warnings
+
+_MISTRAL_LENGTH = 9
 
 
 class ConversationCall(GenerationCall):
@@ -130,3 +136,12 @@ async def begin_conversation(
     return ConversationCall(
         request, chat, sampling, conversation, plan, prefix, admission, counts_output=counts_output
     )
+
+
+def new_call_id(dialect: str) -> Callable[[], str]:
+    """A function that makes ids of calls in the form that a dialect's templates want."""
+    if dialect == "mistral":
+        return lambda: "".join(
+            secrets.choice(string.ascii_letters + string.digits) for _ in range(_MISTRAL_LENGTH)
+        )
+    return lambda: "call_" + secrets.token_hex(12)

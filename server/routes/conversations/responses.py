@@ -35,8 +35,7 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response, named_event
 from server.reading.body_table import INPUT_TOKENS, RESPONSES
-from server.routes.chat_message import new_call_id
-from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
+from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
 

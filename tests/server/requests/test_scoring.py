@@ -195,20 +195,6 @@ def test_only_so_many_queries_are_kept_at_once() -> None:
     assert finish(scorer, [[i] for i in range(QUERIES_AT_ONCE, count)]) == [float(i) for i in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("queries", "documents", "told"),
-    [
-        (["a", "b"], ["c"], "Input lengths must be either 1:1, 1:N or N:N"),
-        (["a", "b"], ["c", "d", "e"], "Input lengths must be either 1:1, 1:N or N:N"),
-        ([], ["a"], "At least one text element must be given"),
-        (["a"], [], "At least one text_pair element must be given"),
-    ],
-)
-def test_numbers_of_texts_that_do_not_fit(queries: list[str], documents: list[str], told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
-        begin(queries, documents, BI, bert())
-
-
 def test_models_that_cannot_compare() -> None:
     many = facts(tasks=("classify",), pooling=PoolingConfig(num_labels=3))
     with pytest.raises(BadRequest, match=r"3 labels\. Use POST /classify"):

@@ -76,6 +76,9 @@ async def test_bytes_have_no_place_for_it(client: httpx.AsyncClient) -> None:
     assert error["param"] == "include" and "Use float or base64" in error["message"]
 
 
+@pytest.mark.usefixtures("embedder")
 async def test_unknown_parts_are_refused_by_name(client: httpx.AsyncClient) -> None:
-    error = await refusal(client, CHAT, messages=TALK, include=["cache"])
-    assert "'timing' or 'cache_diagnosis'" in error["message"]
+    for path, body in ((CHAT, {"messages": TALK}), (COMPLETIONS, {"prompt": "a"}), (EMBED, {"input": "a"})):
+        error = await refusal(client, path, **body, include=["cache"])
+        assert error["param"] == "body.include.0" and "'timing' or 'cache_diagnosis'" in error["message"]
+        await post(client, path, **body, include=None)

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
-from model_facts import changed
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -268,14 +267,6 @@ async def test_refused(client: httpx.AsyncClient, body: dict[str, Any], message:
     error = response.json()["error"]
     assert message in error["message"]
     assert error["type"] == "BadRequestError"
-
-
-async def test_answers_and_all_their_chunks_have_the_fingerprint(
-    frontend: FakeFrontend, client: httpx.AsyncClient
-) -> None:
-    frontend.facts = changed(frontend.facts, fingerprint="fp_1")
-    whole, chunks = await talk(client), await stream(client, stream_options={"include_usage": True})
-    assert [answer["system_fingerprint"] for answer in (whole, *chunks)] == ["fp_1"] * (1 + len(chunks))
 
 
 @pytest.mark.parametrize("count", [-2, 21])

@@ -23,24 +23,18 @@ async def test_an_unknown_model(client: httpx.AsyncClient) -> None:
     assert error["message"].startswith("The model `x` does not exist.")
 
 
-async def test_no_model_is_the_served_one(client: httpx.AsyncClient) -> None:
-    assert (await post(client, PATH, model=None, prompt="hi"))["model"] == "org/tiny"
+@pytest.mark.parametrize("name", [None, ""])
+async def test_no_model_is_the_served_one(client: httpx.AsyncClient, name: str | None) -> None:
+    assert (await post(client, PATH, model=name, prompt="hi"))["model"] == "org/tiny"
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"temperature": 3}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"),
-        ({"n": 129}, "n must be at most 128, got 129."),
         ({"n": 10**15}, "n must be at most 128, got 1000000000000000."),
-        ({"n": 0}, "n must be at least 1, got 0."),
         ({"n": -1}, "n must be at least 1, got -1."),
-        ({"stop": ["x"] * 17}, "`stop` may hold at most 16 strings, got 17."),
-        ({"stop": "x" * 4097}, "stop strings may hold at most 4096 bytes together, got 4097."),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
-        ({"logprobs": 21}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
         ({"logit_bias": {"300": 1}}, "token_id(s) [300] in logit_bias contain out-of-vocab token ids."),
-        ({"max_tokens": 129}, "max_tokens=129 cannot be greater than max_model_len=128."),
         (
             {"prompt": "x" * 128},
             "This model's maximum context length is 128 tokens. However, your prompt contains 129",
@@ -69,14 +63,6 @@ async def test_refused(
     error = await refusal(client, PATH, **{"prompt": "hi", **fields, "stream": streamed})
     assert message in error["message"]
     assert error["type"] == "BadRequestError"
-
-
-async def test_half_a_surrogate_is_no_text(client: httpx.AsyncClient) -> None:
-    response = await client.post(
-        PATH, content=b'{"prompt": "a\\ud800"}', headers={"content-type": "application/json"}
-    )
-    assert response.status_code == 400
-    assert "surrogate" in response.json()["error"]["message"]
 
 
 async def test_max_tokens_is_clamped_to_the_window(client: httpx.AsyncClient) -> None:

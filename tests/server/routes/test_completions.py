@@ -6,9 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import make_app, make_client, post, post_stream, refusal
+from fake_api import make_app, make_client, post, post_stream
 from fake_frontend import BOS, EOS, FakeFrontend
-from model_facts import changed
 
 PATH = "/v1/completions"
 
@@ -194,30 +193,6 @@ async def test_the_prompts_of_a_request_share_a_group(
     assert [asked.get("group") for _, _, asked in frontend.asked] == [1, 1, 2, 2, None]
 
 
-async def test_what_can_be_included_is_named(client: httpx.AsyncClient) -> None:
-    error = await refusal(client, PATH, prompt="a", include=["timings"])
-    assert error["param"] == "body.include.0" and "'timing'" in error["message"]
-    await post(client, PATH, prompt="a", include=None)
-
-
-async def test_a_replica_can_be_named(frontend: FakeFrontend) -> None:
-    async with make_client(make_app(frontend, data_parallel_size=3)) as client:
-        for named, status in (("2", 200), ("3", 400), ("-1", 400), ("x", 400)):
-            headers = {"X-data-parallel-rank": named}
-            answer = await client.post(PATH, json={"prompt": "hi"}, headers=headers)
-            assert answer.status_code == status
-    assert [asked["replica"] for _, _, asked in frontend.asked] == [2]
-
-
-async def test_a_header_names_the_priority(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    for headers in ({"X-Priority": "-3"}, {"X-Vllm-Priority": "5"}, {}):
-        answer = await client.post(PATH, json={"prompt": "hi", "priority": 1}, headers=headers)
-        assert answer.status_code == 200
-    assert [asked["priority"] for _, _, asked in frontend.asked] == [-3, 5, 1]
-    refused = await client.post(PATH, json={"prompt": "hi"}, headers={"X-Priority": "high"})
-    assert refused.status_code == 400 and "no whole number" in refused.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(("asked", "server", "used"), [(None, 1, 1), (None, 4, 4), (6, 4, 6), (2, 4, 4)])
 async def test_the_longer_stream_interval_wins(asked: int | None, server: int, used: int) -> None:
     frontend = FakeFrontend(per_step=1)
@@ -309,15 +284,6 @@ async def test_eos_is_counted_and_not_shown(client: httpx.AsyncClient) -> None:
     assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
 
 
-async def test_answers_and_all_their_chunks_have_the_fingerprint(
-    frontend: FakeFrontend, client: httpx.AsyncClient
-) -> None:
-    frontend.facts = changed(frontend.facts, fingerprint="fp_1")
-    whole = await post(client, PATH, prompt="hi")
-    chunks = await post_stream(client, PATH, prompt="hi", stream_options={"include_usage": True})
-    assert [answer["system_fingerprint"] for answer in (whole, *chunks)] == ["fp_1"] * (1 + len(chunks))
-
-
 async def test_the_best_of_several_come_first(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
     frontend.logprob_of = lambda choice: -float((choice * 2) % 5)  # the third and the first are the best
     answer = await post(client, PATH, prompt=["a", "b"], n=2, best_of=4, max_tokens=3, return_token_ids=True)
@@ -331,7 +297,3 @@ async def test_the_best_of_several_come_first(frontend: FakeFrontend, client: ht
 async def test_greedy_answers_may_be_several(client: httpx.AsyncClient) -> None:
     answer = await post(client, PATH, prompt="a", n=2, temperature=0)
     assert len({choice["text"] for choice in answer["choices"]}) == 1
-
-
-async def test_an_empty_name_is_the_served_model(client: httpx.AsyncClient) -> None:
-    assert (await post(client, PATH, prompt="a", model=""))["model"] == "org/tiny"

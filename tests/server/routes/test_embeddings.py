@@ -128,11 +128,6 @@ async def test_one_readable_error(
     assert not frontend.pooled
 
 
-async def test_too_many_texts(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    error = await refusal(client, EMBED, input=["a"] * 16385)
-    assert error["message"] == "`input` may hold at most 16384 texts, got 16385."
-
-
 async def test_another_model(client: httpx.AsyncClient) -> None:
     response = await client.post(EMBED, json={"model": "x", "input": "a"})
     assert (response.status_code, response.json()["error"]["type"]) == (404, "NotFoundError")
@@ -192,20 +187,6 @@ async def test_parameters_reach_the_engine(client: httpx.AsyncClient, frontend: 
         "request_id": "embd-r",
         "replica": None,
     }
-
-
-async def test_a_replica_can_be_named(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.serve("embed")
-    await client.post(EMBED, json={"input": "a"}, headers={"X-data-parallel-rank": "0"})
-    assert frontend.pooled[-1][1]["replica"] == 0
-    refused = await client.post(EMBED, json={"input": "a"}, headers={"X-data-parallel-rank": "1"})
-    assert refused.status_code == 400 and "numbered from 0 to 0" in refused.json()["error"]["message"]
-
-
-async def test_a_header_names_the_priority(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    frontend.serve("embed")
-    await client.post(EMBED, json={"input": "a", "priority": 2}, headers={"X-Priority": "7"})
-    assert frontend.pooled[-1][1]["priority"] == 7
 
 
 async def test_long_texts_are_cut_and_stay_in_order(

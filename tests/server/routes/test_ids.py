@@ -1,4 +1,4 @@
-"""The id of an answer is the client's own, and nobody else's while the request is in the server."""
+"""What a request's head says: its id, which is nobody else's meanwhile, its replica and its priority."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, vectors
 
@@ -20,11 +21,12 @@ CALLS: dict[str, Any] = {
 SAME = {"X-Request-Id": "mine"}
 
 
-def api() -> tuple[FakeFrontend, httpx.AsyncClient]:
+def api(**options: Any) -> tuple[FakeFrontend, httpx.AsyncClient]:
     frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]), per_step=1)
     frontend.serve("generate", "embed")
     access = AccessOptions(fair_between="none")
-    return frontend, make_client(make_app(frontend, access=access, enable_request_id_headers=True))
+    app = make_app(frontend, access=access, enable_request_id_headers=True, **options)
+    return frontend, make_client(app)
 
 
 async def test_one_after_the_other_may_have_the_same_id() -> None:
@@ -60,6 +62,24 @@ async def test_a_stream_has_one_id_in_all_its_chunks() -> None:
     ids = {part.partition('"')[0] for part in text.split('"id":"')[1:]}
     [id] = ids
     assert id.startswith("cmpl-mine-")
+
+
+@pytest.mark.parametrize("path", CALLS)
+async def test_headers_name_the_replica_and_the_priority(path: str) -> None:
+    frontend, http = api(data_parallel_size=3)
+    told: list[tuple[object, object]] = []
+    for headers in ({"X-data-parallel-rank": "2"}, {"X-Priority": "-3"}, {"X-Vllm-Priority": "5"}):
+        answer = await http.post(path, json={**CALLS[path], "priority": 1}, headers=headers)
+        assert answer.status_code == 200
+        options = frontend.asked[-1][2] if frontend.asked else frontend.pooled[-1][1]
+        told.append((options["replica"], options["priority"]))
+    assert told == [(2, 1), (None, -3), (None, 5)]
+    for header, named, words in (
+        *(("X-data-parallel-rank", named, "numbered from 0 to 2") for named in ("3", "-1", "x")),
+        ("X-Priority", "high", "no whole number"),
+    ):
+        answer = await http.post(path, json=CALLS[path], headers={header: named})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 async def test_a_refused_request_keeps_no_id() -> None:

@@ -61,6 +61,7 @@ async def test_shapes(
     ("body", "told"),
     [
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "Input lengths must be either 1:1, 1:N or N:N"),
+        ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "Input lengths must be either 1:1, 1:N or N:N"),
         ({"text_1": [], "text_2": ["c"]}, "At least one text element must be given"),
         ({"text_1": "a", "text_2": []}, "At least one text_pair element must be given"),
         ({"text_1": "a"}, "Two fields hold the texts to compare: text_1 and text_2, queries and"),

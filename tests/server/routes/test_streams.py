@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import events, leave, make_app, make_client
+from fake_api import events, leave, make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend
+from model_facts import changed
 from starlette.types import ASGIApp
 
 from engine_core.protocol import Standing
@@ -57,6 +58,17 @@ async def test_every_step_is_an_event_even_without_text(
     *chunks, done = events(response.text)
     assert done == "[DONE]"
     assert texts_of(chunks) == texts
+
+
+@pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
+async def test_answers_and_all_their_chunks_have_the_fingerprint(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    frontend.facts = changed(frontend.facts, fingerprint="fp_1")
+    chunks = await post_stream(client, path, **body, stream_options={"include_usage": True})
+    assert {answer["system_fingerprint"] for answer in (await post(client, path, **body), *chunks)} == {
+        "fp_1"
+    }
 
 
 # Clients that do not read
@@ -252,16 +264,6 @@ async def test_while_loading_every_request_is_told_so(
         response = await client.post(path, json=sent)
         assert response.status_code == 503
         assert response.headers["retry-after"] == "2"
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/xml", ""])
-@pytest.mark.parametrize("path", [TEXT[0], TALK[0], "/tokenize", "/detokenize"])
-async def test_only_json_is_read(client: httpx.AsyncClient, path: str, kind: str) -> None:
-    response = await client.post(path, content=b'{"prompt": "hi"}', headers={"content-type": kind})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["type"] == "Bad Request"
-    assert "Unsupported Media Type: Only 'application/json' is allowed" in error["message"]
 
 
 @pytest.mark.parametrize(

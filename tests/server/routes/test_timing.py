@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import events, make_app, make_client, post, post_stream, refusal
+from fake_api import events, make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
@@ -248,11 +248,6 @@ async def test_a_stream_that_waited_has_the_usual_chunks(
     for chunk in (*usual, *waited):
         del chunk["id"], chunk["created"]
     assert waited == usual
-
-
-async def test_only_known_parts_can_be_included(client: httpx.AsyncClient) -> None:
-    error = await refusal(client, "/v1/embeddings", input="a", include=["timings"])
-    assert error["param"] == "body.include.0" and "'timing'" in error["message"]
 
 
 @pytest.mark.parametrize(("path", "body"), [TEXT, POOLING[0]])
