@@ -1,4 +1,4 @@
-"""A step that is planned and laid out at once, as tests look at it."""
+"""Steps that are planned and laid out at once, as tests look at them, in a small table of slots."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.context import ForwardContext
+from worker.devices.cpu import Cpu
 from worker.pooling import PoolPlan
+from worker.protocol import NewSeq, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets
-from worker.steps.batch import Batch
+from worker.steps.batch import Batch, NeededPositions, StepPlanner
+from worker.tables.slots import Slots
+from worker.tables.staging import Staging
+
+BLOCKS = 10
 
 
 @dataclass(frozen=True)
@@ -25,3 +31,22 @@ class LaidOut:
     def of(cls, batch: Batch) -> LaidOut:
         ids, context = batch.lay_out()
         return cls(ids, context, batch.sampled, batch.prompt_logprobs, batch.pooled)
+
+
+class Table:
+    """A table of four slots of up to 20 tokens, in blocks of 4 if there are any, and steps that change it."""
+
+    def __init__(self, needed_positions: NeededPositions | None = None, *, paged: bool = True) -> None:
+        self.device = Cpu(1)
+        self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
+        self.staging = Staging(
+            self.device.staging_buffer, steps_ahead=1, words=8
+        )  # too few: packets must grow
+        needed = needed_positions or (lambda _, tokens: range(len(tokens)))
+        self.planner = StepPlanner(self.slots, BLOCKS, 100, needed)
+        self.number = 0
+
+    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
+        self.number += 1
+        step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
+        return LaidOut.of(self.planner.plan(step, self.staging.open()))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live import PATIENCE
+from live import PATIENCE, wait_until
 
 from worker import child
 
@@ -41,20 +41,24 @@ sys.stdin.read()
 """
 
 
+BREAKING = """
+import sys, threading, time
+from worker import child, logs
+child.adopt(int(sys.argv[1]))
+logs.setup("child", "info")
+threading.Thread(target=lambda: 1 / 0, name="sums").start()
+time.sleep(60)
+"""
+
+
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which children can import the modules of this test."""
-    for name, code in (("echo_child", ECHO), ("stubborn_child", STUBBORN), ("parent_process", PARENT)):
+    programs = {"echo_child": ECHO, "stubborn_child": STUBBORN, "parent_process": PARENT}
+    for name, code in {**programs, "breaking_child": BREAKING}.items():
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return tmp_path
-
-
-def until(path: Path) -> None:
-    deadline = time.monotonic() + 10
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} was not made"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -97,7 +101,7 @@ def test_an_exit_code_is_put_into_words(code: int, clause: str) -> None:
 def test_stop_is_bounded_even_if_the_child_does_not_listen(modules: Path) -> None:
     up = modules / "up"
     process = child.start("stubborn", "stubborn_child", str(up).encode())
-    until(up)
+    wait_until(up.exists, 2)
     assert process.exit_code is None
     began = time.monotonic()
     assert process.stop(0.2) == -signal.SIGKILL
@@ -111,7 +115,7 @@ def test_no_child_survives_its_parent(modules: Path, how: str) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None and parent.stdout is not None
         pid = int(parent.stdout.readline())
-        until(up)
+        wait_until(up.exists, 2)
         if how == "killed":
             parent.kill()
         else:
@@ -127,26 +131,15 @@ def test_without_the_kernels_help_the_lifeline_suffices(modules: Path) -> None:
     """Systems without PR_SET_PDEATHSIG have the lifeline alone; dropping the child's object closes it."""
     up = modules / "up"
     process = child.start("stubborn", "stubborn_child", str(up).encode())
-    until(up)
+    wait_until(up.exists, 2)
     popen = process._process  # pyright: ignore[reportPrivateUsage]
     del process
     assert popen.wait(timeout=60) == 1
 
 
-BREAKING = """
-import sys, threading, time
-from worker import child, logs
-child.adopt(int(sys.argv[1]))
-logs.setup("child", "info")
-threading.Thread(target=lambda: 1 / 0, name="sums").start()
-time.sleep(60)
-"""
-
-
 def test_a_thread_that_breaks_takes_its_process_along(
     modules: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (modules / "breaking_child.py").write_text(BREAKING)
     process = child.start("breaking", "breaking_child", b"")
     assert process.ended_within(10)
     assert process.wait() == child.BROKE

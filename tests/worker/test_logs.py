@@ -109,27 +109,22 @@ log = logging.getLogger("server")
 """
 
 
-def in_a_process(code: str, stderr: TextIO | int) -> subprocess.CompletedProcess[str]:
-    """Runs code after the setup of logs, with this stderr; a process that hangs fails the test."""
-    return subprocess.run(
-        [sys.executable, "-c", BEGIN + code],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        timeout=60,
-    )
+def in_a_process(
+    code: str, stderr: TextIO | int = subprocess.PIPE, closed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs code after the setup of logs, with this stderr, or with descriptors that a shell has `closed`."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", BEGIN + code]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60)
 
 
 def test_the_last_lines_before_an_exit_are_written() -> None:
-    done = in_a_process(
-        "for n in range(900): log.info('line %d', n)\nprint('error: last', file=sys.stderr)", -1
-    )
+    done = in_a_process("for n in range(900): log.info('line %d', n)\nprint('error: last', file=sys.stderr)")
     lines = done.stderr.splitlines()
     assert (len(lines), lines[-1]) == (901, "error: last")
 
 
 def test_the_traceback_of_an_end_that_nobody_foresaw_is_written() -> None:
-    done = in_a_process("log.info('before')\n1 / 0", -1)
+    done = in_a_process("log.info('before')\n1 / 0")
     assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
@@ -154,12 +149,7 @@ def test_a_process_that_nobody_reads_ends_all_the_same() -> None:
 
 def test_a_process_without_a_stderr_keeps_its_number_from_others() -> None:
     code = "import os; print(os.path.samestat(os.fstat(2), os.stat(os.devnull))); log.info('heard by nobody')"
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", BEGIN + code],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = in_a_process(code, closed="2>&-")
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
@@ -169,12 +159,7 @@ def test_a_process_without_stdin_and_stdout_keeps_their_numbers_from_others() ->
         "print([os.path.samestat(os.fstat(n), null) for n in (0, 1)], file=sys.stderr, end=' ')\n"
         "print(socket.socket().fileno() > 2, file=sys.stderr)"
     )
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", "import sys\n" + BEGIN + code],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = in_a_process(code, closed="<&- >&-")
     assert (done.returncode, done.stderr) == (0, "[True, True] True\n")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from laid_out import LaidOut
+from laid_out import LaidOut, Table
 from sizes import worker_config
 from tiny import tiny_checkpoint
 
@@ -17,11 +17,8 @@ from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.devices.cpu import Cpu
 from worker.pooling import HiddenStore, QueryStore, gather_hidden, max_sim
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, WorkerFacts
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, WorkerFacts
 from worker.runner import Runner
-from worker.steps.batch import StepPlanner
-from worker.tables.slots import Slots
-from worker.tables.staging import Staging
 
 WHOLE, LAST, TAGGED = Pooling(task="token_embed"), Pooling(task="embed"), Pooling(task="token_classify")
 
@@ -81,20 +78,6 @@ def needed_positions(params: Pooling, tokens: Sequence[int]) -> Sequence[int]:
     return range(0 if params == WHOLE else len(tokens) - 1, len(tokens))
 
 
-class Table:
-    """A table of four slots of up to 20 tokens, in blocks of 4 where there are any."""
-
-    def __init__(self, *, paged: bool = True) -> None:
-        self.device = Cpu(1)
-        self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
-        self.staging = Staging(self.device.staging_buffer, steps_ahead=1, words=8)
-
-    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
-        step = StepInput(number=1, new=new or [], seqs=list(seqs))
-        planner = StepPlanner(self.slots, 10, 100, needed_positions)
-        return LaidOut.of(planner.plan(step, self.staging.open()))
-
-
 def new(slot: int, count: int, params: Pooling | Sampling) -> NewSeq:
     return NewSeq(slot=slot, tokens=[10 * slot + i for i in range(count)], prompt_len=count, params=params)
 
@@ -109,7 +92,7 @@ def states(batch: LaidOut) -> torch.Tensor:
 
 
 def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
-    table = Table()
+    table = Table(needed_positions)
     store = HiddenStore(10, 4, 3, torch.float32, table.device.allocate)
     first = table.step(
         seq(1, 0, 5, [7, 3], pools=False),
@@ -134,7 +117,7 @@ def test_rows_come_from_the_step_or_from_earlier_ones() -> None:
 
 
 def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
-    table = Table(paged=False)
+    table = Table(needed_positions, paged=False)
     batch = table.step(seq(1, 0, 4), seq(3, 0, 2), new=[new(1, 4, WHOLE), new(3, 2, WHOLE)])
     plan = batch.pooled
     assert plan is not None
@@ -151,7 +134,7 @@ def test_a_step_of_whole_sequences_is_pooled_as_it_is() -> None:
 @pytest.mark.parametrize("other", [LAST, None])
 def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> None:
     """The other sequence needs its last hidden state alone, or is not pooled."""
-    table = Table(paged=False)
+    table = Table(needed_positions, paged=False)
     news = [new(1, 4, WHOLE), new(3, 2, other or WHOLE)]
     batch = table.step(seq(1, 0, 4), seq(3, 0, 2, pools=other is not None), new=news)
     assert batch.pooled is not None
@@ -161,7 +144,7 @@ def test_a_step_with_another_sequence_is_sorted_out(other: Pooling | None) -> No
 
 def test_positions_that_a_token_names_come_from_the_step_or_from_earlier_ones() -> None:
     """A sequence that has none of them is pooled, too, and has no rows."""
-    table = Table()
+    table = Table(needed_positions)
     store = HiddenStore(10, 4, 3, torch.float32, table.device.allocate)
     early, late, none = ([7, 32, 8, 32, 9, 32], [1, 2, 3, 4, 5, 32], [1, 2])
     news = [NewSeq(slot, text, len(text), TAGGED) for slot, text in enumerate((early, late, none))]
@@ -181,13 +164,13 @@ def test_positions_that_a_token_names_come_from_the_step_or_from_earlier_ones() 
 
 
 def test_a_sequence_that_was_admitted_to_be_sampled_is_not_pooled() -> None:
-    table = Table()
+    table = Table(needed_positions)
     with pytest.raises(ValueError, match="was not admitted"):
         table.step(seq(1, 0, 5, [7, 3]), new=[new(1, 5, Sampling(max_tokens=1))])
 
 
 def test_whole_sequences_have_token_types_and_no_blocks() -> None:
-    table = Table(paged=False)
+    table = Table(needed_positions, paged=False)
     pair = Pooling(task="embed", second_at=2)
     batch = table.step(seq(1, 0, 4), seq(0, 0, 3), new=[new(1, 4, pair), new(0, 3, LAST)])
     assert batch.context.token_types is not None

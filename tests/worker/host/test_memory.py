@@ -8,11 +8,11 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from live import wait_until
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from worker.protocol import SeqStep, StepInput
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 BLOCKS, SHARE = 64, 1 << 20  # bytes of a block in each part
 
+has_proc = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
 on_linux = pytest.mark.skipif(platform.system() != "Linux", reason="elsewhere no pages are made ahead of use")
 
 
@@ -118,10 +119,7 @@ def step(*blocks: int) -> StepInput:
 
 
 def wait_for(part: Tensor, blocks: range) -> None:
-    deadline = time.monotonic() + 30
-    while not set(blocks) <= set(made_blocks(part)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: set(blocks) <= set(made_blocks(part)), 5)
 
 
 @on_linux
@@ -167,7 +165,7 @@ def resident(path: Path) -> int:
     return sum(kilobytes("Rss", entry) * 1024 for entry in mappings() if str(path.resolve()) in entry)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+@has_proc
 @pytest.mark.parametrize("linked", [False, True])
 def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
     values = torch.randn(1024, 1024)
@@ -188,7 +186,7 @@ def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
     assert torch.equal(kept, values)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+@has_proc
 def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
     stored, values = tmp_path / "model.safetensors", torch.randn(256, 1024)
     save_file({str(number): values + number for number in range(8)}, stored)
@@ -215,7 +213,7 @@ def test_small_parts_of_files_are_given_back_together(
     assert len(given_back) == times
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system has no /proc")
+@has_proc
 def test_a_large_matrix_is_converted_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = 1 << 20
     monkeypatch.setattr("models.checkpoint.files.CONVERTED_AT_ONCE", piece)

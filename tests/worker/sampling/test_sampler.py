@@ -9,20 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import plan_rows
 from untimed import untimed
 
 from worker.devices.cpu import Cpu
-from worker.protocol import NewSeq, Sampling
+from worker.protocol import Sampling
 from worker.sampling import sampler
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.logprobs import unpack_logprobs
-from worker.sampling.sampler import SampledTokens, SamplingPlan, plan_sampling
+from worker.sampling.sampler import SampledTokens, SamplingPlan
 from worker.sampling.top_k_top_p import FullMass, LazyMass, draw_fully, draw_lazily
 from worker.tables.random_bits import mix, uniform
-from worker.tables.slots import SampleRows, Slots
-from worker.tables.staging import Staging
-
-MAX_LEN = 64
+from worker.tables.slots import Slots
 
 
 @dataclass
@@ -43,18 +41,8 @@ class Step:
 
     @classmethod
     def of(cls, rows: list[Row], first_slot: int = 0) -> Step:
-        device = Cpu(1)
-        slots = Slots(device.target, first_slot + len(rows), MAX_LEN, block_size=16)
-        names = np.arange(first_slot, first_slot + len(rows))
-        for slot, row in zip(names.tolist(), rows, strict=True):
-            tokens = row.prompt + row.output
-            slots.admit(NewSeq(slot=slot, tokens=tokens, prompt_len=len(row.prompt), params=row.params))
-            slots.tokens[slot, : len(tokens)] = torch.tensor(tokens)
-        packet = Staging(device.staging_buffer, steps_ahead=0, words=64).open()
-        lengths = np.array([len(row.prompt) + len(row.output) for row in rows])
-        outputs = np.array([len(row.output) for row in rows])
-        plan = plan_sampling(packet, slots, SampleRows(names, lengths, outputs), len(rows[0].logits))
-        packet.send()
+        texts = [(row.params, row.prompt + row.output, len(row.prompt)) for row in rows]
+        slots, plan = plan_rows(texts, len(rows[0].logits), first_slot=first_slot)
         logits = np.stack([row.logits for row in rows]).astype(np.float32)
         return cls(slots, plan, torch.from_numpy(logits))
 
@@ -117,6 +105,11 @@ def drawn(row: Row) -> tuple[int, float]:
     point = (float(uniform(seed, np.array([len(row.output)]))[0]) + 0.5) / 2**31
     borders = np.cumsum(kept(row))
     return int(np.searchsorted(borders, point, side="right")), float(np.abs(borders - point).min())
+
+
+def alike(logits: np.ndarray, *params: Sampling) -> list[Row]:
+    """Rows with the same logits and no output."""
+    return [Row(each, logits, [0], []) for each in params]
 
 
 def random_row(rng: np.random.Generator, params: Sampling, vocab: int = 50) -> Row:
@@ -182,17 +175,15 @@ def test_draws_equal_the_oracle(many: list[Sampling], seed: int, may_sync: bool)
 def test_greedy_and_random_rows_with_every_option_share_a_step() -> None:
     """Each row comes out as it does alone."""
     rng = np.random.default_rng(5)
-    rows = [
-        random_row(rng, each)
-        for each in (
-            Sampling(max_tokens=9, temperature=0),
-            Sampling(max_tokens=9, seed=1, top_k=5, repetition_penalty=1.4),
-            Sampling(max_tokens=9, temperature=0, presence_penalty=2.0, logit_bias={4: 8.0}),
-            Sampling(max_tokens=9, seed=2, allowed_token_ids=(1, 2, 3, 4), frequency_penalty=-1.0),
-            Sampling(max_tokens=9, seed=3, top_p=0.7, bad_words=((7,), (1, 2))),
-            Sampling(max_tokens=9, seed=4),
-        )
-    ]
+    options = (
+        Sampling(max_tokens=9, temperature=0),
+        Sampling(max_tokens=9, seed=1, top_k=5, repetition_penalty=1.4),
+        Sampling(max_tokens=9, temperature=0, presence_penalty=2.0, logit_bias={4: 8.0}),
+        Sampling(max_tokens=9, seed=2, allowed_token_ids=(1, 2, 3, 4), frequency_penalty=-1.0),
+        Sampling(max_tokens=9, seed=3, top_p=0.7, bad_words=((7,), (1, 2))),
+        Sampling(max_tokens=9, seed=4),
+    )
+    rows = [random_row(rng, each) for each in options]
     assert sample(rows).tokens.tolist() == [int(sample([row]).tokens[0]) for row in rows]
 
 
@@ -228,7 +219,7 @@ def test_filters_beyond_the_shortlist(vocab: int, may_sync: bool, top_k: int) ->
 @pytest.mark.parametrize("may_sync", [True, False])
 def test_draws_follow_the_kept_distribution(may_sync: bool) -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.07, 0.03]))
-    rows = [Row(Sampling(max_tokens=1, top_p=0.85, seed=seed), logits, [0], []) for seed in range(20_000)]
+    rows = alike(logits, *(Sampling(max_tokens=1, top_p=0.85, seed=seed) for seed in range(20_000)))
     tokens = sample(rows, may_sync=may_sync).tokens
     shares = torch.bincount(tokens, minlength=5) / len(rows)
     torch.testing.assert_close(shares, torch.tensor([4 / 9, 3 / 9, 2 / 9, 0, 0]), atol=0.012, rtol=0)
@@ -237,10 +228,8 @@ def test_draws_follow_the_kept_distribution(may_sync: bool) -> None:
 def test_tokens_that_tie_with_the_last_one_are_kept() -> None:
     logits = np.array([1.0, 3.0, 3.0, 3.0, 0.0])
     for top_p, top_k, min_p in ((1.0, 1, 0.0), (1.0, 2, 0.0), (0.01, 0, 0.0), (0.9, 2, 0.0), (1.0, 0, 1.0)):
-        rows = [
-            Row(Sampling(max_tokens=1, seed=seed, top_p=top_p, top_k=top_k, min_p=min_p), logits, [0], [])
-            for seed in range(100)
-        ]
+        given = {"max_tokens": 1, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        rows = alike(logits, *(Sampling(**given, seed=seed) for seed in range(100)))
         assert set(sample(rows).tokens.tolist()) == {1, 2, 3}
 
 
@@ -250,11 +239,8 @@ def test_ties_are_kept_wherever_they_stand() -> None:
     tied = np.arange(3, 20_000, 50)  # 400 tokens
     logits[tied] = 9.0
     for top_p, top_k in ((1.0, 1), (0.2, 5), (0.001, 0)):
-        rows = [
-            Row(Sampling(max_tokens=1, seed=seed, top_p=top_p, top_k=top_k), logits, [0], [])
-            for seed in range(2000)
-        ]
-        tokens = set(sample(rows).tokens.tolist())
+        params = (Sampling(max_tokens=1, seed=seed, top_p=top_p, top_k=top_k) for seed in range(2000))
+        tokens = set(sample(alike(logits, *params)).tokens.tolist())
         assert tokens <= set(tied.tolist())
         assert len(tokens) > 380
 
@@ -325,7 +311,7 @@ def test_everything_forbidden_takes_the_likeliest_allowed() -> None:
     greedy = Sampling(max_tokens=1, temperature=0, allowed_token_ids=(1, 2), bad_words=((1,), (2,)))
     random = Sampling(max_tokens=1, allowed_token_ids=(1, 2), bad_words=((1,), (2,)), top_p=0.5)
     stops = Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(0, 1, 2, 3))
-    sampled = sample([Row(each, logits, [0], []) for each in (greedy, random, stops)])
+    sampled = sample(alike(logits, greedy, random, stops))
     assert sampled.tokens.tolist() == [2, 2, 0]
     assert sampled.finite.all()
 

@@ -9,20 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import plan_rows
 from toy_language import FORMS, bound_of
 from untimed import untimed
 
 from worker.devices.cpu import Cpu
-from worker.protocol import Bound, NewSeq, Sampling, StepBounds
+from worker.protocol import Bound, Sampling, StepBounds
 from worker.sampling import sampler
 from worker.sampling import token_bounds as bounds
 from worker.sampling.grouped_logits import BY_TORCH
 from worker.sampling.logprobs import unpack_logprobs
-from worker.sampling.sampler import SampledTokens, plan_sampling
+from worker.sampling.sampler import SampledTokens
 from worker.sampling.token_bounds import BoundsReader, RowBits, row_bits
 from worker.sampling.top_k_top_p import draw_fully, draw_lazily
-from worker.tables.slots import SampleRows, Slots
-from worker.tables.staging import Staging
 
 VOCAB = 50
 
@@ -91,17 +90,9 @@ def sample(
 ) -> SampledTokens:
     """Sample rows whose texts have so many tokens of output. Rows with None are not bound."""
     device = Cpu(1)
-    slots = Slots(device.target, len(params), 64, block_size=16)
     tokens = [(3 * at) % VOCAB for at in range(5 + outputs)]
-    for slot, each in enumerate(params):
-        slots.admit(NewSeq(slot, tokens, prompt_len=5, params=each))
-        slots.tokens[slot, : len(tokens)] = torch.tensor(tokens)
     bound = {slot: slot for slot, each in enumerate(allowed) if each is not None}
-    count = len(params)
-    rows = SampleRows(np.arange(count), np.full(count, len(tokens)), np.full(count, outputs), bound.values())
-    packet = Staging(device.staging_buffer, steps_ahead=0, words=64).open()
-    plan = plan_sampling(packet, slots, rows, VOCAB)
-    packet.send()
+    slots, plan = plan_rows([(each, tokens, 5) for each in params], VOCAB, bound=bound.values())
     forms = {slot: bound_of(allowed[slot] or [], VOCAB, FORMS[slot % 3]) for slot in bound}
     bits = row_bits(StepBounds(1, dict(forms)), bound, VOCAB)
     scan, write = (BY_TORCH, bounds.forbid) if by_torch else (device.scan, device.forbid)

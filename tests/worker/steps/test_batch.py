@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from laid_out import LaidOut
+from laid_out import BLOCKS, Table
 
 from worker.devices.cpu import Cpu
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
-from worker.steps.batch import StepPlanner
+from worker.protocol import NewSeq, Sampling, SeqStep
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet, Staging
 
 GREEDY = Sampling(max_tokens=9, temperature=0)
-BLOCKS = 10
 
 
 @pytest.fixture(params=["written by the host", "sent to a device"], autouse=True)
@@ -29,22 +27,6 @@ def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             self.host_tables = None
 
         monkeypatch.setattr(Slots, "__init__", made)
-
-
-class Table:
-    """A table of four slots of up to 20 tokens, in blocks of 4, and the steps that change it."""
-
-    def __init__(self) -> None:
-        device = Cpu(1)
-        self.slots = Slots(device.target, 4, 20, block_size=4)
-        self.staging = Staging(device.staging_buffer, steps_ahead=1, words=8)  # too few: packets must grow
-        self.planner = StepPlanner(self.slots, BLOCKS, 100, lambda _, tokens: range(len(tokens)))
-        self.number = 0
-
-    def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:
-        self.number += 1
-        step = StepInput(number=self.number, new=new or [], seqs=list(seqs))
-        return LaidOut.of(self.planner.plan(step, self.staging.open()))
 
 
 def new(slot: int, tokens: list[int], prompt_len: int | None = None, params: Sampling = GREEDY) -> NewSeq:

@@ -194,16 +194,14 @@ class TestFilesOfOthers:
         again = open_library(FAKE, tmp_path / "cache")
         assert three(again) == 3 and again.path == kept
 
-    def test_a_folder_in_the_place_of_the_library_is_no_library(self, sources: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.write_bytes(b"half of it")])
+    def test_what_cannot_be_loaded_is_made_again(
+        self, make: Callable[[Path], object], sources: Path, tmp_path: Path
+    ) -> None:
+        """A folder in the place of the library, or a part of its file."""
         kept = open_library(FAKE, tmp_path / "cache").path
         kept.unlink()
-        kept.mkdir()
-        assert three(open_library(FAKE, tmp_path / "cache")) == 3
-
-    def test_a_file_that_cannot_be_loaded_is_made_again(self, sources: Path, tmp_path: Path) -> None:
-        kept = open_library(FAKE, tmp_path / "cache").path
-        kept.unlink()
-        kept.write_bytes(b"half of it")
+        make(kept)
         assert three(open_library(FAKE, tmp_path / "cache")) == 3
 
 
