@@ -24,7 +24,9 @@ LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
 """The words of a row. Temperature, top_p and min_p are bits of float32; the stream of points has 64 bits."""
 
 
-class States:
+class SlotStates:
+    """The table of what recorded steps must know of each slot, and what the host knows of its content."""
+
     def __init__(self, slots: Slots) -> None:
         rows = slots.count + 1
         self.table = slots.states
@@ -91,7 +93,7 @@ class StagedForm:
 class Forms(Protocol):
     """The recordings of a device."""
 
-    states: States
+    states: SlotStates
     chooses: bool
     """Whether recordings can choose tokens; else a later stage of the model does."""
     draws: bool

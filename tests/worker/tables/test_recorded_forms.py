@@ -10,7 +10,7 @@ import torch
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.steps.batch import Batch, StepPlanner
 from worker.tables.positions import Columns
-from worker.tables.recorded_forms import LENGTH, Form, States
+from worker.tables.recorded_forms import LENGTH, Form, SlotStates
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -26,7 +26,7 @@ class Recorded:
     def __init__(self) -> None:
         self.slots = Slots(CPU, 4, 20, block_size=4)
         self.slots.host_tables = None
-        self.states = States(self.slots)
+        self.states = SlotStates(self.slots)
         self.buffer = torch.zeros(64, dtype=torch.int32)
         self.packet = Packet(buffers, 64)
 

@@ -42,7 +42,7 @@ from worker.kernels.cuda.steps.rows import Rows, lay_out
 from worker.kernels.cuda.steps.samples import lay_out_from_states
 from worker.kernels.cuda.steps.tokens import Tokens, lay_out_step
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
-from worker.tables.recorded_forms import States
+from worker.tables.recorded_forms import SlotStates
 from worker.tables.slots import Slots
 from worker.tables.staging import columns_of
 
@@ -297,7 +297,7 @@ def _choose_tokens(vocab_size: int, block_size: int) -> None:
     """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens."""
     slots = Slots(NOWHERE, 4, 8 * block_size, block_size)
     rows = Rows.make(NOWHERE, 4, slots.most_blocks)
-    states = States(slots).table
+    states = SlotStates(slots).table
     lay_out(_nowhere((64,), torch.int32), states, slots, rows)
     lay_out_from_states(_nowhere((4,), torch.int32), states, slots, rows.samples)
     draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))

@@ -34,7 +34,7 @@ from worker.sampling.top_k_top_p import Draws
 from worker.steps.batch import Batch
 from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
 from worker.tables.positions import Columns, LayOut
-from worker.tables.recorded_forms import Form, Forms, MixedForm, StagedForm, States
+from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotStates, StagedForm
 from worker.tables.staging import Packet
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Graphs:
         self.lay_out: LayOut = self._layout
         compute.lay_out = self._layout
         self.forms: Forms | None = self
-        self.states = States(slots)
+        self.states = SlotStates(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
         self._compute, self._recorder, self._draw = compute, recorder, draw
         self.chooses, self.draws = compute.ends_model, draw is not None
