@@ -188,12 +188,12 @@ class Scheduler:
     def _plan_apart(self, step: StepBuilder, now: float) -> None:
         """Add rows for one group of suspects, and for nobody else, who give way if there is no memory."""
         while True:
-            for seq in list(self.suspects.group):
+            for seq in list(self.suspects.groups[0]):
                 if seq.slot is not None:
                     self._continue(seq, step)
                 elif not step.full and (prefix := self.cache.match(seq)) is not None:
                     self._admit(seq, prefix, step, now)
-            others = [seq for seq in self.running if seq not in self.suspects.group]
+            others = [seq for seq in self.running if seq not in self.suspects.groups[0]]
             if step.rows or not others:
                 return
             self._preempt(others[-1])

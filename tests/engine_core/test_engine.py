@@ -15,7 +15,6 @@ from fake_worker import (
 )
 from msgspec.structs import replace
 from sizes import engine_config
-from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import QUARANTINED, Add, Failed, Progress, Tokens
@@ -54,27 +53,6 @@ def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
     ready = engine.ready
     assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)
     assert (ready.worker.device, ready.worker.max_model_len, ready.worker.block_size) == ("fake", 128, 4)
-
-
-@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
-def test_outputs_are_the_same_however_far_ahead_it_plans(model: Path, steps_ahead: int) -> None:
-    engine = start(model, steps_ahead=steps_ahead)
-    for id in range(4):
-        engine.add(0, add(id, [id + 1, 7], max_tokens=9))
-    told = run(engine)
-    for id in range(4):
-        assert text(told[0, id]) == reference([id + 1, 7], 9)
-
-
-@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
-def test_requests_in_a_language_and_others_share_steps(model: Path, steps_ahead: int) -> None:
-    engine, language = start(model, steps_ahead=steps_ahead), Language(shortest=5, width=20)
-    for id in range(4):
-        engine.add(0, add(id, [id + 1, 7], max_tokens=9), ToyMatcher(language) if id % 2 else None)
-    told = run(engine)
-    for id in range(4):
-        expected = language.reference([id + 1, 7], 9) if id % 2 else reference([id + 1, 7], 9)
-        assert text(told[0, id]) == expected
 
 
 def test_negative_steps_ahead_is_refused(model: Path) -> None:

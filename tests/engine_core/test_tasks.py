@@ -140,28 +140,6 @@ def test_a_text_that_was_written_is_found_when_it_is_embedded(llama: Path, start
     assert isinstance(again, Tokens) and again.cached == 16
 
 
-def test_a_preempted_text_is_pooled_rightly(llama: Path, start: Start) -> None:
-    engine = start(
-        llama,
-        tasks=ALL_TASKS,
-        runner="generate",
-        pooler_config={"pooling_type": "MEAN"},
-        scheduling_policy="priority",
-        max_num_seqs=1,
-        max_num_batched_tokens=3,
-        steps_ahead=0,
-    )
-    engine.add(0, Add(id=1, tokens=TEXTS[2], params=Pooling(task="embed"), priority=5))
-    engine.step()
-    engine.step()
-    told = run(engine, Add(id=2, tokens=TEXTS[0], params=Sampling(max_tokens=3, temperature=0)))
-    (answer,) = told[1]
-    assert isinstance(answer, Pooled) and answer.timing is not None and answer.timing.preemptions == 1
-    expected = normal(hidden(llama, TEXTS[2]).mean(0))
-    np.testing.assert_allclose(vectors(told[1]), expected, atol=1e-5)
-    assert text(told[2]) == hf_greedy(llama, TEXTS[:1], 3)[0]
-
-
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_a_text_has_the_same_bits_alone_and_in_any_batch(
     kind: str, start: Start, request: pytest.FixtureRequest

@@ -36,14 +36,10 @@ class Deadlines:
             first = seq.arrived + seq.expected
             if first - seq.backlog > begins or first + pace.least_seconds(seq) > ends:
                 return _refused(seq)
-        self._watch(min(begins, ends), seq)
-        if begins < ends < _NEVER:
-            self._watch(ends, seq)
+        for at in (begins, ends) if begins < ends < _NEVER else (min(begins, ends),):
+            self._count += 1
+            heappush(self._times, (at, self._count, seq))
         return None
-
-    def _watch(self, at: float, seq: Sequence) -> None:
-        self._count += 1
-        heappush(self._times, (at, self._count, seq))
 
     def pop_overdue(self, now: float, live: int) -> list[Sequence]:
         """The sequences that must be ended now; `live` is how many there are in all."""

@@ -36,11 +36,6 @@ class Suspects:
         self.settling = False
         """Whether the last tokens of a request that ran alone may still be on their way to its server."""
 
-    @property
-    def group(self) -> list[Sequence]:
-        """The sequences that run now, and no others."""
-        return self.groups[0]
-
     def isolate(self, seq: Sequence) -> None:
         """Let a sequence that has just come run alone, after those that came before it."""
         seq.apart = ALONE_TOKENS
@@ -81,9 +76,9 @@ class Suspects:
 
     def announce(self, now: float) -> OutputsByClient:
         """Tells a server that its request runs alone from now on, if one must know. No step is in flight."""
-        if not self.groups or self.group[0].key not in self._unannounced:
+        if not self.groups or self.groups[0][0].key not in self._unannounced:
             return {}
-        client, id = self._alone = self.group[0].key
+        client, id = self._alone = self.groups[0][0].key
         self._unannounced.remove((client, id))
         self._told = now
         return {client: [Alone(id=id)]}
@@ -92,7 +87,7 @@ class Suspects:
         """Whether a step may begin: servers know which request runs alone, and how far others came."""
         if self._told is None:
             self._told = now
-        if (self.groups and self.group[0].key in self._unannounced) or now < self._told + _TOLD_BEFORE:
+        if (self.groups and self.groups[0][0].key in self._unannounced) or now < self._told + _TOLD_BEFORE:
             return False
         self.settling = False
         return True

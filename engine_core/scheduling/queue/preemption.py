@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from engine_core.scheduling.queue.owner_shares import Owners, who_gives_way
-from engine_core.scheduling.queue.waiting import WaitingQueue
+from engine_core.scheduling.queue.waiting import WaitingQueue, order
 from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Order, Sequence
 
@@ -29,7 +29,7 @@ class Preemption:
         return self._for_share(running, fits) if len(self._owners.active) > 1 else None
 
     def _for_priority(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
-        first, victim = self._waiting.best(), running[-1]
+        first, victim = min(self._waiting.firsts(), key=order, default=None), running[-1]
         if first is None or victim.request.priority <= first.request.priority or fits(first):
             return None
         return victim

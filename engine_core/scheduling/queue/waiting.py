@@ -83,9 +83,6 @@ class WaitingQueue:
             if (first := self.first(work_class)) is not None:
                 yield first
 
-    def best(self) -> Sequence | None:
-        return min(self.firsts(), key=order, default=None)
-
     def add(self, seq: Sequence) -> None:
         if seq.owner.max_running or seq.owner.is_held_back:
             self._settle(seq.owner)  # its limit may be another one since the last request

@@ -96,15 +96,6 @@ def test_nobody_starves_while_a_long_prompt_is_read() -> None:
     assert all(len(bench.outputs[0, id]) < 40 for id in range(5)), "it was read while the others ran"
 
 
-def test_a_cache_full_of_steps_in_flight_is_waited_for() -> None:
-    bench = staged(3, facts(block_size=4, num_blocks=8, max_model_len=32))
-    bench.add_all(add(id, [id + 1, 2, 3], max_tokens=20) for id in range(6))
-    bench.run()
-    assert bench.scheduler.counters.preemptions > 0
-    for id in range(6):
-        assert bench.text(id) == reference([id + 1, 2, 3], 20)
-
-
 class Pipeline:
     """An executor that counts the most steps in flight, and lets them land in order."""
 
