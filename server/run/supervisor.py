@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,6 @@ from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
 from server.run import supervisor_messages as messages
 from server.run.api_processes import ApiProcess, ApiProcesses
-from server.run.service_manager import ServiceManager
 from server.run.standby import Standby
 from server.run.supervisor_messages import NOTHING_LEFT
 from worker import logs
@@ -217,6 +216,42 @@ class Supervisor:
         tasks = [asyncio.create_task(waiting), asyncio.create_task(self._force.wait())]
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         await _cancel(tasks)
+
+
+class ServiceManager:
+    """Hears by datagrams, as systemd does, that the server is ready, that it lives, and that it ends."""
+
+    def __init__(self, address: str, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`address` is that of its socket, empty if nobody asks for notices.
+
+        `seconds`: it ends a server from which it hears nothing for so long; 0 if it does not.
+        """
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._seconds = seconds
+        self._clock = clock
+        self._lived = -seconds
+
+    def ready(self) -> None:
+        self._send("READY=1\nSTATUS=Requests are served.")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1\nSTATUS=Running requests are finished.")
+
+    def live(self) -> None:
+        """Say that the server lives, if that is due. Call this several times in `seconds`."""
+        if self._seconds and self._clock() >= self._lived + self._seconds / 3:
+            self._lived = self._clock()
+            self._send("WATCHDOG=1")
+
+    def _send(self, notice: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(notice.encode(), self._address)
+        except OSError as error:
+            _log.warning("the service manager does not take notices: %s", error)
 
 
 async def _exits_of(children: Iterable[Child]) -> None:

@@ -8,7 +8,8 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from server.options.server_options import parse
 from server.run.api_process import in_loop
-from server.run.supervisor import Supervisor
+from server.run.supervisor import ServiceManager, Supervisor
 from server.run.supervisor_messages import (
     NOTHING_LEFT,
     CutOff,
@@ -28,6 +29,7 @@ from server.run.supervisor_messages import (
     Reload,
 )
 from worker.child import BROKE, CANNOT_START, STOPPED
+from worker.host.machine import service_manager
 
 LARGE = (
     "fastapi httptools jinja2 numpy pydantic starlette tokenizers torch transformers uvicorn uvloop yaml zmq"
@@ -94,3 +96,66 @@ def test_a_message_that_comes_when_the_loop_has_ended_is_no_error() -> None:
         return in_loop(lambda message: None)
 
     asyncio.run(begin())(msgspec.msgpack.encode(Leaving()))
+
+
+# What a service manager hears, on a socket of the test.
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.bind(str(tmp_path / "notify"))
+        found.setblocking(False)
+        yield found
+
+
+def heard(listener: socket.socket) -> list[str]:
+    notices: list[str] = []
+    while True:
+        try:
+            notices.append(listener.recv(4096).decode().partition("\n")[0])
+        except BlockingIOError:
+            return notices
+
+
+def test_it_hears_of_the_start_and_the_end(listener: socket.socket) -> None:
+    manager = ServiceManager(listener.getsockname(), 0.0)
+    manager.ready()
+    manager.live()
+    manager.stopping()
+    assert heard(listener) == ["READY=1", "STOPPING=1"], "nobody asked for signs of life"
+
+
+def test_it_hears_several_times_in_its_patience_that_the_server_lives(listener: socket.socket) -> None:
+    now = 50.0
+    manager = ServiceManager(listener.getsockname(), 3.0, lambda: now)
+    notices: list[str] = []
+    for _ in range(60):
+        manager.live()
+        notices += heard(listener)
+        now += 0.5
+    assert notices == ["WATCHDOG=1"] * 30
+
+
+def test_abstract_sockets_are_found() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.setblocking(False)
+        name = listener.getsockname()
+        ServiceManager("@" + name[1:].decode(), 0.0).ready()
+        assert heard(listener) == ["READY=1"]
+
+
+def test_without_a_listener_nothing_happens(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    ServiceManager("", 3.0).ready()
+    assert not caplog.records
+    ServiceManager(str(tmp_path / "gone"), 0.0).ready()
+    assert "the service manager does not take notices" in caplog.text
+
+
+def test_the_variables_of_systemd_are_read() -> None:
+    assert service_manager({}) == ("", 0.0)
+    environ = {"NOTIFY_SOCKET": "/run/systemd/notify", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}
+    assert service_manager(environ, 7) == ("/run/systemd/notify", 30.0)
+    assert service_manager(environ, 8) == ("/run/systemd/notify", 0.0), "it watches another process"
+    assert service_manager({"WATCHDOG_USEC": "x"}) == ("", 0.0)

@@ -34,29 +34,16 @@ def test_a_deadline_is_noticed_soon_after_it_and_once(clock: FakeClock, timer: D
     waiters = [Waiter(clock) for _ in range(50)]
     for i, waiter in enumerate(waiters):
         timer.set(waiter, 0.1 + i / 10)
+    timer.set(gone := Waiter(clock), 5)
+    timer.forget(gone)
+    assert len(timer) == 50
     clock.advance(20)
+    assert gone.expired == []
     for i, waiter in enumerate(waiters):
         [at] = waiter.expired
         assert 0 <= at - (1000.1 + i / 10) <= 2 * TICK
     assert len(timer) == 0
     assert clock.timers == []  # nobody waits, so nothing is to be looked at
-
-
-def test_the_last_deadline_counts(clock: FakeClock, timer: DeadlineTimer) -> None:
-    later, sooner, none, gone = (Waiter(clock) for _ in range(4))
-    for waiter in (later, sooner, none, gone):
-        timer.set(waiter, 5)
-    timer.set(later, 9)
-    timer.set(sooner, 1)
-    none.due = NEVER
-    timer.forget(gone)
-    assert len(timer) == 3
-    clock.advance(4)
-    assert len(sooner.expired) == 1
-    clock.advance(4)
-    assert later.expired == []
-    clock.advance(4)
-    assert (len(later.expired), none.expired, gone.expired) == (1, [], [])
 
 
 def test_a_waiter_may_get_a_deadline_while_it_is_looked_at(clock: FakeClock, timer: DeadlineTimer) -> None:
