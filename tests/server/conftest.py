@@ -69,3 +69,8 @@ def ready(
         return frontend
 
     return build
+
+
+@pytest.fixture
+async def frontend(ready: Callable[..., Awaitable[Frontend]]) -> Frontend:
+    return await ready()

@@ -70,8 +70,7 @@ async def test_an_engine_that_dies_while_it_starts(client: FakeClient, make: Mak
     assert frontend.status == Dead("engine_given_up")
 
 
-async def test_which_model(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_which_model(client: FakeClient, frontend: Frontend) -> None:
     for name in (None, "m", "other"):
         frontend.check_model(name)
     with pytest.raises(NotFound, match=r"The model `x` does not exist. Valid aliases: m, other") as caught:
@@ -91,8 +90,7 @@ async def test_a_model_without_a_name_may_be_called_by_its_path(client: FakeClie
     assert str(folder) not in caught.value.message
 
 
-async def test_one_request(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_one_request(client: FakeClient, frontend: Frontend) -> None:
     prompt = ids(frontend, "the")
     task = await started(
         frontend.generate(prompt, SamplingParams(seed=3, max_tokens=9), priority=2, salt="s")
@@ -134,8 +132,7 @@ async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
     await task
 
 
-async def test_choices_share_a_group(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_choices_share_a_group(client: FakeClient, frontend: Frontend) -> None:
     tasks = [await started(frontend.generate([1], SamplingParams(n=2))) for _ in range(2)]
     first, second, third, fourth = (one.options.get("group") for one in client.submitted)
     assert first and first == second != third == fourth
@@ -144,8 +141,7 @@ async def test_choices_share_a_group(client: FakeClient, ready: GetReady) -> Non
     await asyncio.gather(*tasks)
 
 
-async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient, frontend: Frontend) -> None:
     with pytest.raises(BadRequest):
         frontend.generate([1], SamplingParams(temperature=3))
     with pytest.raises(BadRequest):
@@ -155,8 +151,7 @@ async def test_what_is_wrong_is_told_before_anything_is_sent(client: FakeClient,
     assert frontend.live == 0
 
 
-async def test_choices_interleave_as_they_come(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_choices_interleave_as_they_come(client: FakeClient, frontend: Frontend) -> None:
     stream = frontend.generate([1], SamplingParams(n=3, seed=5))
     task = await started(stream)
     assert [one.params.seed for one in client.submitted] == [5, 6, 7]
@@ -170,8 +165,7 @@ async def test_choices_interleave_as_they_come(client: FakeClient, ready: GetRea
         assert "".join(delta.text for delta in deltas if delta.index == index) == text
 
 
-async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, frontend: Frontend) -> None:
     stream = frontend.generate([1], SamplingParams())
     task = await started(stream)
     for _ in range(50):
@@ -184,9 +178,8 @@ async def test_a_slow_reader_finds_the_rest_in_one_piece(client: FakeClient, rea
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_closing_the_stream_ends_the_request_in_the_engine(
-    client: FakeClient, ready: GetReady, n: int
+    client: FakeClient, frontend: Frontend, n: int
 ) -> None:
-    frontend = await ready()
     stream = frontend.generate([1], SamplingParams(n=n))
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
@@ -199,8 +192,7 @@ async def test_closing_the_stream_ends_the_request_in_the_engine(
     await asyncio.wait_for(frontend.idle.wait(), 60)
 
 
-async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, frontend: Frontend) -> None:
     task = await started(frontend.generate([1], SamplingParams()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -208,8 +200,7 @@ async def test_a_cancelled_reader_ends_the_request_too(client: FakeClient, ready
     assert client.aborted == [1]
 
 
-async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, frontend: Frontend) -> None:
     task = await started(frontend.generate([1], SamplingParams(n=2, stop=["x"])))
     client.submitted[0].say(ids(frontend, "axb"))
     while not client.aborted:
@@ -223,9 +214,8 @@ async def test_a_stop_string_ends_its_choice_alone(client: FakeClient, ready: Ge
 
 @pytest.mark.parametrize(("code", "kind"), [(400, BadRequest), (500, Internal), (503, Unavailable)])
 async def test_failures_of_the_engine(
-    client: FakeClient, ready: GetReady, code: int, kind: type[ApiError]
+    client: FakeClient, frontend: Frontend, code: int, kind: type[ApiError]
 ) -> None:
-    frontend = await ready()
     task = await started(frontend.generate([1], SamplingParams(n=2)))
     client.submitted[1].fail(code, "it broke")
     with pytest.raises(kind, match="it broke"):
@@ -234,8 +224,7 @@ async def test_failures_of_the_engine(
     assert frontend.live == 0
 
 
-async def test_requests_end_by_their_names(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_requests_end_by_their_names(client: FakeClient, frontend: Frontend) -> None:
     tasks = [
         await started(frontend.generate([1], SamplingParams(n=2), request_id="a")),
         await started(frontend.generate([1], SamplingParams(), request_id="a")),
@@ -268,8 +257,9 @@ async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClie
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_draining_ends_what_runs_and_takes_nothing_new(
+    client: FakeClient, frontend: Frontend
+) -> None:
     task = await started(frontend.generate([1], SamplingParams()))
     frontend.begin_drain(refuse=True)
     assert frontend.status == Draining(refuses=True)
@@ -292,8 +282,7 @@ async def test_requests_are_logged_if_asked(ready: GetReady, caplog: pytest.LogC
     assert "seed=5" in caplog.text
 
 
-async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_every_request_is_counted_by_its_end(client: FakeClient, frontend: Frontend) -> None:
     task = await started(frontend.generate([1, 2], SamplingParams()))
     client.submitted[0].say([9, 9, 9], finish="length")
     await task
@@ -307,8 +296,7 @@ async def test_every_request_is_counted_by_its_end(client: FakeClient, ready: Ge
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 3.0' in page
 
 
-async def test_requests_end_for_their_owner_alone(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_requests_end_for_their_owner_alone(client: FakeClient, frontend: Frontend) -> None:
     mine, theirs = Caller("me"), Caller("them")
     admissions = [frontend.admissions.admit(caller, 1) for caller in (mine, theirs)]
     ids = [admission.take_id("cmpl-same") for admission in admissions]

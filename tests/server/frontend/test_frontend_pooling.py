@@ -23,8 +23,7 @@ def items(count: int) -> list[Item]:
     return [Item([i % 400, 1], Pooling(task="embed")) for i in range(count)]
 
 
-async def test_texts_are_pooled_in_order(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_texts_are_pooled_in_order(client: FakeClient, frontend: Frontend) -> None:
     task = await beginning(frontend.pool(items(3), priority=2, salt="s", request_id="r"))
     assert [one.tokens for one in client.submitted] == [[0, 1], [1, 1], [2, 1]]
     assert [one.options for one in client.submitted] == [{"priority": 2, "salt": "s"}] * len(client.submitted)
@@ -80,8 +79,7 @@ async def test_ten_thousand_texts_go_to_the_engine_a_few_at_a_time(
     assert tasks == 2  # the test, and the request
 
 
-async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, frontend: Frontend) -> None:
     task = await beginning(frontend.pool(items(4)))
     client.submitted[0].answer([0])
     client.submitted[1].fail(500, "non-finite")
@@ -90,8 +88,7 @@ async def test_one_failure_ends_all_texts_of_a_request(client: FakeClient, ready
     assert client.aborted == [2, 3, 4] and frontend.live == 0
 
 
-async def test_texts_nobody_waits_for_are_aborted(client: FakeClient, ready: GetReady) -> None:
-    frontend = await ready()
+async def test_texts_nobody_waits_for_are_aborted(client: FakeClient, frontend: Frontend) -> None:
     task = await beginning(frontend.pool(items(3), request_id="r"))
     client.submitted[0].answer([0])
     await asyncio.sleep(0)
