@@ -48,7 +48,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_refused_with_one_line(broken: Case, llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")
     broken.breaks(folder)
-    line = refusal(str(folder), "--kv-cache-memory-bytes", "16M", seconds=30)
+    line = refusal(str(folder), "--kv-cache-memory-bytes", "16M")
     assert len(line) <= 200
     assert [text for text in broken.told if text not in line] == [], line
 

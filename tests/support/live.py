@@ -179,13 +179,13 @@ def starting(*args: str, **options: Any) -> Iterator[LiveServer]:
         server.close()
 
 
-def refusal(*args: str, seconds: float = 60) -> str:
+def refusal(*args: str) -> str:
     """The line with which a server ends whose start is refused: exit code 2, and no traceback.
 
     Such a start takes three seconds; machines that run tests may be busy.
     """
     with starting(*args) as server:
-        code, output = server.process.wait(seconds), server.output()
+        code, output = server.process.wait(60), server.output()
     # Other processes may still tell how far the start has come.
     lines = [line for line in output.splitlines() if line.startswith("error: ")]
     if code != 2 or len(lines) != 1 or "Traceback" in output:
