@@ -257,9 +257,7 @@ async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClie
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_draining_ends_what_runs_and_takes_nothing_new(
-    client: FakeClient, frontend: Frontend
-) -> None:
+async def test_draining_ends_what_runs_and_takes_nothing_new(client: FakeClient, frontend: Frontend) -> None:
     task = await started(frontend.generate([1], SamplingParams()))
     frontend.begin_drain(refuse=True)
     assert frontend.status == Draining(refuses=True)
