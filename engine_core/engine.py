@@ -86,8 +86,7 @@ class Engine:
     ) -> Engine:
         """Find the model, load it, allocate its cache. Returns when a request can run.
 
-        `make` makes the executor; by default the one that the configuration asks for. So many replicas, this
-        one among them, share experts.
+        `make` makes another executor than the one that the configuration asks for.
         """
         make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
         found = find_checkpoint(

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReportPhase(Protocol):
-    """A function that is called while a model loads, from any thread, with the phase and its share done.
-
-    `detail` is for people.
-    """
+    """A function that is told, from any thread, how far a model is loaded; `detail` is for people."""
 
     def __call__(self, phase: str, fraction: float, detail: str = "") -> None: ...
 

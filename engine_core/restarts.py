@@ -79,10 +79,7 @@ class Restarter:
         self._budget = RestartBudget()
 
     async def keep_running(self) -> tuple[int, str]:
-        """Returns when the process is not started again: its exit code, and the reason.
-
-        The reason is empty if no other start would have made sense.
-        """
+        """Returns the exit code when it is not started again, and why; "" if that would make no sense."""
         while True:
             code = await self._next_exit()
             self._on_exit(code)

@@ -27,10 +27,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, weights: bool = True) -> Path:
-    """Find the folder of the model, which is downloaded if need be; `report` is told fractions of that.
-
-    A GGUF file gets a folder of its own, in the cache, with the files that other checkpoints have.
-    """
+    """Find the folder of the model, downloaded or made of a GGUF file; `report` is told fractions of that."""
     load_format = config.worker.load_format if weights else "dummy"
     found = resolve(config.model, config.revision, config.download_dir, report, load_format, config.quant)
     other = config.hf_config_path

@@ -55,10 +55,7 @@ class Dispatcher:
     def __init__(
         self, table: ReplicaTable, send: Callable[[int, Request], None], restart_wait: float
     ) -> None:
-        """`send` sends to the engine of a number. It raises Unreachable or RequestTooLarge.
-
-        `restart_wait` is for how many seconds a request waits for a replica that can take it.
-        """
+        """`send` sends to the engine of a number, and raises Unreachable or RequestTooLarge."""
         self._table = table
         self._send = send
         self._restart_wait = restart_wait
@@ -78,10 +75,7 @@ class Dispatcher:
         return len(self._in_flight)
 
     def dispatch(self, requests: Sequence[InFlight], without: frozenset[int] = frozenset()) -> None:
-        """Send each request to the replica that is best for it, but to none of `without`.
-
-        A request that none can take now is held if one may be able to soon.
-        """
+        """Send each request to the replica that is best for it, but to none of `without`."""
         batches: dict[int, list[InFlight]] = {}
         for one in requests:
             self._in_flight[one.id] = one

@@ -52,10 +52,7 @@ class ReplicaTable:
 
     @property
     def restarting(self) -> EndCode | Stalled | None:
-        """How the last replica ended, while none works and one will be back; None before the first end.
-
-        If all that work have stalled, that is returned.
-        """
+        """How the last replica ended, while none works and one will be back; or that all that work stall."""
         if self.ready is not None:
             stalled = all(one.stalled for one in self.replicas.values() if one.works)
             return "engine_stalled" if stalled else None

@@ -92,10 +92,7 @@ def _hashes(tokens: list[int], salt: str) -> Iterator[int]:
 
 
 class LateQueries:
-    """The late-interaction queries that were sent last, and which replica keeps the vectors of each.
-
-    One is sent again if that replica has ended.
-    """
+    """The late-interaction queries that were sent last, and which replica keeps the vectors of each."""
 
     def __init__(self) -> None:
         self._queries: OrderedDict[str, tuple[Add, int | None]] = OrderedDict()

@@ -72,10 +72,7 @@ def _token_limit(add: Add, facts: WorkerFacts) -> int:
 
 
 def blame(requests: list[InFlight], ready: Ready) -> InFlight | None:
-    """Count the end of their engine against requests; returns the one that is to blame, if that is known.
-
-    The engine had said `ready`, and had these requests.
-    """
+    """Count the end of their engine against requests; returns the one that is to blame, if that is known."""
     for one in requests:
         if one.runs_alone and one.progress < ALONE_TOKENS:
             return one

@@ -16,10 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int = 1) -> None:
-    """Refuse a layout into which the model cannot be cut, before processes are started.
-
-    So many replicas share experts, if any do.
-    """
+    """Refuse a layout into which the model cannot be cut. So many replicas share experts, if any do."""
     check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
     balancing = balancing_of(config)
     if not config.enable_expert_parallel:
@@ -114,10 +111,7 @@ def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
 
 
 def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Place]:
-    """The places of all ranks, machine by machine, with equally many on each and those of a stage together.
-
-    Ranks of replicas that share experts meet at `expert_rendezvous`.
-    """
+    """The places of all ranks, machine by machine, equally many on each, those of a stage side by side."""
     config, replicas = process.engine, process.replicas
     per_node, tensor_size = config.ranks // config.nnodes, config.tensor_parallel_size
     several_nodes, shares = config.nnodes > 1, config.enable_expert_parallel

@@ -25,10 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class LocalRanks:
-    """Starts the rank processes of these places and talks to them.
-
-    Ranks that have no rendezvous yet are given one, in a folder of their own.
-    """
+    """Starts the rank processes of these places, which meet in a folder if nowhere else; talks to them."""
 
     def __init__(
         self,

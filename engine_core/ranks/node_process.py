@@ -51,10 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_node(config: EngineConfig, log_level: str, module: str = "worker.rank_process") -> int:
-    """Runs the node of this process until the engine ends or vanishes; returns the exit code.
-
-    `module` is what ranks run, by `python -m`.
-    """
+    """Runs a node until the engine ends or vanishes; returns the exit code. `module` is what ranks run."""
     logs.setup(f"node {config.node_rank}", log_level)
     backend_of(ProcessConfig(engine=config))
     if config.node_rank == 0:

@@ -251,8 +251,7 @@ def shrunk(bounds: StepBounds, vocab_size: int) -> StepBounds:
     """The same bounds, each in its smallest form, for ranks that a network lies before.
 
     Bits take a kilobyte for each 8,000 tokens and row, and every step has some. Mostly nearly all tokens may
-    come, or nearly none, and then a few ids say the same. Ids are made in the time in which a process of this
-    machine would have read the bits.
+    come, or nearly none, and then a few ids say the same.
     """
     rows = {slot: each and _smallest(each, vocab_size) for slot, each in bounds.rows.items()}
     return replace(bounds, rows=rows)

@@ -125,11 +125,7 @@ class Pace:
     def expected_wait(
         self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None
     ) -> float:
-        """The seconds until `own`, which has entered, has its first answer; without it, until all have that
-        now wait in a class.
-
-        `slots`: those for which it waits.
-        """
+        """The seconds until `own` has its first answer; without it, until all have that wait in a class."""
         every, gap = self.line.step + self._decoding, self._gap()
         prompts = list(self._backlog.prompts)
         if own is not None and own.owner.part < 1:

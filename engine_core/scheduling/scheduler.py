@@ -89,10 +89,7 @@ class Scheduler:
     def add(
         self, client: int, request: Add, now: float, matcher: TokenMatcher | None = None
     ) -> Admitted | Failed | None:
-        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long.
-
-        `matcher` follows the text of this request and of no other, and says what may come next.
-        """
+        """Take a request in, or return why it cannot be. If it will wait for long, returns for how long."""
         if refused := self.refusal(client, request):
             return refused
         key, facts = (client, request.id), self._facts
@@ -320,10 +317,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Let a running sequence wait again. Its tokens are kept, and computed again when it is admitted.
-
-        What steps in flight still bring for it is dropped.
-        """
+        """Let a running sequence wait again; what steps in flight still bring for it is dropped."""
         self._release(seq)
         seq.computed = seq.pending = 0
         seq.void_before = self.counters.steps + 1

@@ -73,8 +73,7 @@ class StepBuilder:
         return not self.budget or self.left <= 0
 
     def chunk(self, gap: int, start: int, *, alone: bool) -> int:
-        """The number of its uncomputed tokens, from position `start` on, that a sequence gets, which may be
-        0.
+        """The number of its uncomputed tokens, from position `start` on, that a sequence gets; 0: none.
 
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
         starve; if prompts are computed whole, it gets all.

@@ -116,10 +116,7 @@ class CostLine:
 
 
 class StepTimes:
-    """The 99th percentile of the seconds of steps, by their new tokens in powers of two.
-
-    A step that takes far longer will most likely never end.
-    """
+    """The 99th percentile of the seconds of steps, by their new tokens in powers of two."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}

@@ -47,10 +47,7 @@ def expected_wait(load: Load, work_class: WorkClass, least_steps: float = 0.0) -
 
 
 class AnswerLengths:
-    """Expects each token of an answer to be its last with the same chance, up to the limit of the request.
-
-    So an answer that runs for long is evidence too, before it ends.
-    """
+    """Expects each token of an answer to be its last with the same chance. Running answers count, too."""
 
     def __init__(self) -> None:
         self._tokens = _PRIOR

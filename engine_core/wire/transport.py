@@ -201,10 +201,7 @@ class ServerEnd:
                 yield engines[-1], answer
 
     def disconnected(self) -> list[int]:
-        """Engines whose connections have ended since the last call.
-
-        What they had sent must have been read before. An engine that is back already is left out.
-        """
+        """Engines whose connections have ended since the last call, and are not back. Read answers before."""
         gone: list[int] = []
         for _, connection in socket_events(self.monitor):
             if self._engines.get(connection):  # or it was a stranger, who was refused

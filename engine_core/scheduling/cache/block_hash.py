@@ -25,10 +25,7 @@ def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
 
 
 class RecentHashes:
-    """A set of the hashes that were added last.
-
-    It holds `most` of them at least, and at most as many more and those that are added at once.
-    """
+    """A set of the hashes that were added last: of `most` at least, and about twice as many at most."""
 
     def __init__(self, most: int = _GENERATION) -> None:
         self._most = most

@@ -18,10 +18,7 @@ class Preemption:
         self._by_priority = by_priority
 
     def victim(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """The running sequence that has to make room for a waiting one, if one has to.
-
-        `running` is in order, and `fits` says whether a waiting sequence could run without that.
-        """
+        """The sequence of `running`, which is in order, that has to make room for a waiting one, if any."""
         if not running:
             return None
         if self._by_priority and (victim := self._for_priority(running, fits)) is not None:

@@ -157,10 +157,7 @@ class WaitingQueue:
 
 
 class PausedSequences(set[Sequence]):
-    """The sequences whose answers are not read.
-
-    Those that have slots and blocks keep them, but are the first to be preempted.
-    """
+    """The sequences whose answers are not read. They keep slots and blocks, but are preempted first."""
 
     def __init__(self, live: Mapping[Key, Sequence], waiting: WaitingQueue) -> None:
         """`live` are all sequences of the engine, and `waiting` those that wait for a slot."""
