@@ -21,7 +21,7 @@ from server.offload.answering_process import AnsweringProcess, CannotStart, Ende
 from server.offload.messages import NO_MEMORY, ReceivedError, SentError, sent_error
 from server.reading.body_table import Reading
 from server.reading.context import ReadingOptions
-from server.reading.helper_process import Answer, HelperLimits, HelperSetup, Order
+from server.reading.helper_process import Answer, HelperLimits, HelperSetup, ReadingOrder
 from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")
@@ -63,7 +63,9 @@ class Helper:
     async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
         """Reads a body. Raises the error with which its request ends."""
         queue = self._large if len(raw) > LARGE else self._small
-        return opened(reading, await queue.read(msgspec.msgpack.encode(Order(reading.name, facts)), raw))
+        return opened(
+            reading, await queue.read(msgspec.msgpack.encode(ReadingOrder(reading.name, facts)), raw)
+        )
 
     async def close(self) -> None:
         """Ends the processes."""

@@ -80,7 +80,7 @@ class HelperSetup(msgspec.Struct, frozen=True):
     log_level: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class ReadingOrder(msgspec.Struct, frozen=True):
     """An order to read a body, which follows in a frame of its own, as bytes."""
 
     reading: str
@@ -118,7 +118,7 @@ def _serve(connection: socket.socket, setup: HelperSetup) -> None:
     at_rest = resident()
     connection.sendall(frame(b""))
     while (order := receive_frame(connection)) is not None and (raw := receive_frame(connection)) is not None:
-        asked = msgspec.msgpack.decode(order, type=Order)
+        asked = msgspec.msgpack.decode(order, type=ReadingOrder)
         context = ReadingContext(asked.facts, tokenizer, setup.options)
         connection.sendall(frame(msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))))
         del order, raw, asked, context

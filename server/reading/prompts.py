@@ -51,7 +51,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
         return unpack(self.ids)
 
 
-class Said(msgspec.Struct, frozen=True, gc=False):
+class MessageText(msgspec.Struct, frozen=True, gc=False):
     """A message, as far as an explanation of the cache shows it."""
 
     role: str
@@ -65,9 +65,9 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     """The prompt that a chat template wrote, and what else an answer shows of the messages."""
 
     prompt: Prompt
-    last: Said
+    last: MessageText
     """The last message. Its content is left out unless the answer shall repeat it."""
-    said: list[Said] = []
+    said: list[MessageText] = []
     """All messages, if the request asks why no longer prefix was cached."""
     end: str = ""
     """The end of the prompt's text, which may have opened the reasoning."""
@@ -92,14 +92,14 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     prompt = _prepare(text, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
-        said = [Said(message.role, message.text()) for message in body.messages]
+        said = [MessageText(message.role, message.text()) for message in body.messages]
     else:
         said = []
     functions = [tool.function for tool in body.tools or ()]
     told = [tool.function.name for tool in body.tools or () if tool.is_told]
     return Conversation(
         prompt,
-        Said(last.role, last.text() if body.echo else ""),
+        MessageText(last.role, last.text() if body.echo else ""),
         said,
         end=text[-PROMPT_END:],
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},

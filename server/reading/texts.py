@@ -9,6 +9,7 @@ import msgspec
 from server.api.cohere import CohereRequest
 from server.api.pooling_bodies import TextBody
 from server.api.scores import RerankRequest, ScoreRequest
+from server.api.shared_fields import RequestTerms
 from server.api.tei import PredictRequest, TextsRequest
 from server.errors import too_many
 from server.model_facts import Facts
@@ -22,7 +23,16 @@ ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
 
 
 class PoolingRequestBody(Protocol):
-    """A body with texts, each of which is pooled."""
+    """A body with texts that are pooled."""
+
+    @property
+    def terms(self) -> RequestTerms: ...
+
+    def truncation(self, facts: Facts) -> Truncation: ...
+
+
+class TextsBody(PoolingRequestBody, Protocol):
+    """A body with texts, each of which is pooled by itself."""
 
     texts_field: str
     """The field that has them."""
@@ -36,8 +46,6 @@ class PoolingRequestBody(Protocol):
         """The instruction that is written before each text."""
         ...
 
-    def truncation(self, facts: Facts) -> Truncation: ...
-
 
 class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     """What has been read of the texts of a body."""
@@ -49,7 +57,7 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     """Whether the texts came in a list, as the answer then does."""
 
 
-def read_texts(body: PoolingRequestBody, context: ReadingContext) -> ReadTexts:
+def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     facts = context.facts
     params = body.params().resolve(facts)
     sources, name, prompt, special = body.sources, body.texts_field, body.prompt(params.task, facts), True
@@ -85,7 +93,7 @@ def read_compared(body: ComparingRequest, context: ReadingContext) -> Compared:
     return msgspec.structs.replace(compared, repeated=list(map(msgspec.json.encode, pairs.documents)))
 
 
-def work_of_texts(body: PoolingRequestBody, context: ReadingContext) -> int:
+def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
     """The characters that a template or an instruction adds to the texts."""
     if isinstance(body, TextBody) and (conversations := body.conversations()):
         return work_of_template(body, context) + len(conversations) * context.tokenizer.chat.overhead

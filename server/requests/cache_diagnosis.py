@@ -108,7 +108,7 @@ class ChatMessage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MissedPrompt:
     """A prompt whose miss is to be explained."""
 
     tokens: list[int]
@@ -120,7 +120,7 @@ class Asked:
 
 
 def explain_miss(
-    asked: Asked, miss: CacheMiss, cached: int, tokenizer: Tokenizer, block_size: int
+    asked: MissedPrompt, miss: CacheMiss, cached: int, tokenizer: Tokenizer, block_size: int
 ) -> CacheDiagnosis:
     reason = miss.reason
     if asked.cut_left and reason in ("other_beginning", "different_token"):
@@ -144,7 +144,7 @@ def one_or_all(found: list[CacheDiagnosis]) -> CacheDiagnosis | list[CacheDiagno
     return found[0] if len(found) == 1 else found
 
 
-def _place(found: CacheDiagnosis, asked: Asked, tokenizer: Tokenizer) -> None:
+def _place(found: CacheDiagnosis, asked: MissedPrompt, tokenizer: Tokenizer) -> None:
     """Fill in where the first token lies that does not match."""
     at = found.matched_tokens
     around = asked.tokens[max(0, at - TOKENS_BEFORE) : at + TOKENS_AFTER]

@@ -16,7 +16,7 @@ from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.http.middleware import REQUEST_ID
 from server.http.traces import Attributes
-from server.requests.cache_diagnosis import Asked, CacheDiagnosis, explain_miss
+from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, explain_miss
 from server.requests.timing import RequestTimes
 from server.routes.request_context import config_of, frontend_of, header_of
 
@@ -59,7 +59,7 @@ class EngineCall:
             options["diagnoses"] = True
         return options
 
-    def _explain(self, asked: Asked, miss: CacheMiss, cached: int) -> CacheDiagnosis:
+    def _explain(self, asked: MissedPrompt, miss: CacheMiss, cached: int) -> CacheDiagnosis:
         """Why no longer prefix of a text was cached."""
         size = self.facts.ready.worker.block_size
         return explain_miss(asked, miss, cached, self.frontend.tokenizer, size)

@@ -21,8 +21,8 @@ from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
 from server.http.traces import Attributes
-from server.reading.prompts import Prompt, Said
-from server.requests.cache_diagnosis import Asked, CacheDiagnosis, one_or_all
+from server.reading.prompts import MessageText, Prompt
+from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.sampling import SamplingParams
 from server.routes.engine_call import EngineCall
 from server.routes.request_context import admit, config_of, frontend_of
@@ -62,7 +62,7 @@ class GenerationCall(EngineCall):
         prefix: str,
         admission: Admission,
         *,
-        messages: Sequence[Said] = (),
+        messages: Sequence[MessageText] = (),
         counts_output: bool = True,
         bounds: Sequence[AddOptions],
     ) -> None:
@@ -134,7 +134,7 @@ class GenerationCall(EngineCall):
 
     def _diagnose(self, index: int, miss: CacheMiss) -> None:
         prompt = self.prompts[index]
-        asked = Asked(prompt.tokens, prompt.cut_left, prompt.text, self._messages)
+        asked = MissedPrompt(prompt.tokens, prompt.cut_left, prompt.text, self._messages)
         self._diagnoses[index] = self._explain(asked, miss, self._cached[index])
 
     @property

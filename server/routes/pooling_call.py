@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import Depends, Request, Response
@@ -16,13 +16,13 @@ from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.client_identity import caller_of, require_right
 from server.api.pooling_bodies import PooledList
-from server.api.shared_fields import CacheDiagnoses, RequestTerms, Usage
+from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import ApiError
 from server.http.sse import encode
 from server.http.traces import Attributes
-from server.model_facts import Facts
-from server.requests.cache_diagnosis import Asked, CacheDiagnosis, one_or_all
-from server.requests.pooling import Item, Truncation
+from server.reading.texts import PoolingRequestBody
+from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
+from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.routes.engine_call import EngineCall
 from server.routes.request_context import COMPUTES, admit, frontend_of
@@ -68,19 +68,10 @@ POOLS = [*COMPUTES, Depends(require_pooling)]
 SCORES = [*COMPUTES, Depends(require_scores)]
 
 
-class PoolingBody(Protocol):
-    """The body of a request that pools."""
-
-    @property
-    def terms(self) -> RequestTerms: ...
-
-    def truncation(self, facts: Facts) -> Truncation: ...
-
-
 class PoolingCall(EngineCall):
     """A pooling request while it is answered."""
 
-    def __init__(self, request: Request, body: PoolingBody, prefix: str = "") -> None:
+    def __init__(self, request: Request, body: PoolingRequestBody, prefix: str = "") -> None:
         terms, frontend = body.terms, frontend_of(request)
         self._truncation = body.truncation(frontend.facts)
         frontend.check_model(terms.model)
@@ -119,7 +110,7 @@ class PoolingCall(EngineCall):
         """Why no longer prefix of each text was cached."""
         keep = self._truncation.keep if self._truncation.left else None
         return [
-            self._explain(Asked(unpack(item.tokens), item.length == keep), answer.miss, answer.cached)
+            self._explain(MissedPrompt(unpack(item.tokens), item.length == keep), answer.miss, answer.cached)
             for item, answer in zip(items, answers, strict=True)
             if answer.miss is not None
         ]

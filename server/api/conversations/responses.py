@@ -9,8 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from server.api.chat import ChatRequest
-from server.api.conversations.response_items import KEPT_NOWHERE, InputReader
-from server.api.conversations.response_tools import Tools, read_tool_choice, read_tools
+from server.api.conversations.response_input import (
+    KEPT_NOWHERE,
+    InputReader,
+    Tools,
+    read_tool_choice,
+    read_tools,
+)
 from server.api.conversations.tools import MOST_NAMED, UNENFORCED
 from server.api.conversations.transcript import chat_request, objects_of
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text

@@ -26,7 +26,7 @@ from server.api.conversations.response import (
     ResponseEvent,
     ResponseUsage,
 )
-from server.api.conversations.response_items import KEPT_NOWHERE
+from server.api.conversations.response_input import KEPT_NOWHERE
 from server.api.conversations.responses import ResponsesRequest
 from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs

@@ -10,7 +10,7 @@ from fake_frontend import TEMPLATE, byte_tokenizer
 from engine_core.protocol import CacheMiss
 from engine_core.reason_codes import MissReason
 from server.api.messages import Message
-from server.requests.cache_diagnosis import ADVICE, Asked, explain_miss, message_at
+from server.requests.cache_diagnosis import ADVICE, MissedPrompt, explain_miss, message_at
 from server.text.chat_template import ChatTemplate
 
 TALK = [
@@ -24,7 +24,7 @@ CONTENTS = [one.text() for one in TALK]
 
 
 def explained(matched: int, reason: MissReason = "different_token", **changes: object):
-    asked = Asked(**{"tokens": list(TEXT.encode()), "text": TEXT, "messages": TALK, **changes})  # pyright: ignore[reportArgumentType]
+    asked = MissedPrompt(**{"tokens": list(TEXT.encode()), "text": TEXT, "messages": TALK, **changes})  # pyright: ignore[reportArgumentType]
     return explain_miss(asked, CacheMiss(reason, matched), 16, byte_tokenizer(), 16)
 
 

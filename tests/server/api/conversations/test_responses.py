@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from server.api.conversations.response_items import NOT_READ
-from server.api.conversations.response_tools import read_tool_choice, read_tools
+from server.api.conversations.response_input import NOT_READ, read_tool_choice, read_tools
 from server.api.conversations.responses import PASSED, ResponsesRequest
 from server.api.conversations.transcript import seal, unsealed
 from server.errors import BadRequest

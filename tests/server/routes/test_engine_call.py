@@ -51,7 +51,7 @@ async def test_at_the_same_time_each_has_another_and_the_header_is_theirs() -> N
         assert len(set(ids)) == 3 and sorted(ids) == sorted(live)
         assert all("-mine" in id for id in ids) and sum(id.endswith("-mine") for id in ids) == 1
         assert {response.headers["x-request-id"] for response in responses} == {"mine"}
-        assert not list(frontend.admissions.ids.find(ids))
+        assert not frontend.admissions.by_id
 
 
 async def test_a_stream_has_one_id_in_all_its_chunks() -> None:
@@ -86,4 +86,4 @@ async def test_a_refused_request_keeps_no_id() -> None:
     frontend, http = api()
     wrong = {**CALLS["/v1/completions"], "temperature": -1}
     assert (await http.post("/v1/completions", json=wrong, headers=SAME)).status_code == 400
-    assert not list(frontend.admissions.ids.find(["cmpl-mine"]))
+    assert not frontend.admissions.by_id
