@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
-from facet import LLM, SamplingParams
+from facet import LLM, SamplingParams, StructuredOutputsParams
 from server.errors import BadRequest
 from server.requests.pooling import PoolingParams
 
@@ -15,6 +18,11 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CAPITAL = "The capital of France is"
 LONG = "A prompt that nobody else sends: " + "one two three four five six seven eight " * 8
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": "1"}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +291,45 @@ def test_quantized_models_generate_and_embed(llm: LLM, quantization: str):
 def test_quantization_must_be_known():
     with pytest.raises(ValueError, match="quantization: 'fp4' is not one of int8, int8-dynamic, int4"):
         LLM("demo", quantization="fp4")
+
+
+# Answers in a form.
+
+
+def held_to(**form: Any) -> SamplingParams:
+    return SamplingParams(
+        temperature=1, seed=1, max_tokens=200, structured_outputs=StructuredOutputsParams(**form)
+    )
+
+
+def test_answers_are_in_the_form_that_was_asked_for(llm: LLM) -> None:
+    forms = [held_to(json=SCHEMA), held_to(choice=["yes", "no"]), held_to(regex="[0-9]{4}")]
+    as_json, choice, digits = (
+        output.outputs[0].text for output in llm.generate(["a", "b", "c"], forms, use_tqdm=False)
+    )
+    jsonschema.validate(json.loads(as_json), SCHEMA)
+    assert choice in ("yes", "no") and digits.isdecimal() and len(digits) == 4
+
+
+def test_each_choice_of_a_chat_has_the_form(llm: LLM) -> None:
+    several = held_to(json=json.dumps(SCHEMA))
+    several.n = 3
+    [output] = llm.chat([{"role": "user", "content": "hi"}], several, use_tqdm=False)
+    for one in output.outputs:
+        if one.finish_reason == "stop":
+            jsonschema.validate(json.loads(one.text), SCHEMA)
+
+
+def test_what_cannot_be_used_is_refused(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="unclosed group"):
+        llm.generate("a", held_to(regex="(a"), use_tqdm=False)
+    with pytest.raises(BadRequest, match="You must use one kind"):
+        llm.generate("a", held_to(), use_tqdm=False)
+    with pytest.raises(BadRequest, match="takes StructuredOutputsParams"):
+        llm.generate("a", SamplingParams(structured_outputs={"regex": "a"}), use_tqdm=False)  # pyright: ignore
+
+
+def test_what_is_not_enforced_is_logged(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    unique = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    llm.generate("a", held_to(json=unique), use_tqdm=False)
+    assert "structured_outputs: not enforced: uniqueItems" in caplog.text

@@ -108,10 +108,8 @@ def _thinking(rng: Random) -> Document:
     if rng.random() < 0.2:
         use = rng.choice(tools.TOOLS)(rng)
         asked, call, result, answer = _tool_messages(use)
-        call["reasoning_content"], answer["reasoning_content"] = (
-            thoughts.before_call(use),
-            thoughts.after_result(use),
-        )
+        call["reasoning_content"] = thoughts.before_call(use)
+        answer["reasoning_content"] = thoughts.after_result(use)
         return Document(messages=_system(rng) + before + [asked, call, result, answer], tools=[use.schema])
     question, thought, answer = thoughts.exchange(rng, vary)
     last: list[Message] = [

@@ -28,6 +28,7 @@ from demo_training.facts import (
     WORDINGS,
     WORDS,
     Country,
+    Known,
 )
 
 Random = random.Random
@@ -54,12 +55,8 @@ def capital(rng: Random) -> Turns:
 
 def country_of_capital(rng: Random) -> Turns:
     country = rng.choice(COUNTRIES)
-    return [
-        (
-            rng.choice(_COUNTRY_QUESTIONS).format(country.capital),
-            f"{country.capital} is the capital of {country.name}.",
-        )
-    ]
+    question = rng.choice(_COUNTRY_QUESTIONS).format(country.capital)
+    return [(question, f"{country.capital} is the capital of {country.name}.")]
 
 
 def check_capital(rng: Random) -> Turns:
@@ -87,22 +84,15 @@ def small_sum(rng: Random) -> Turns:
 
 
 def word_problem(rng: Random) -> Turns:
-    name, thing = (
-        rng.choice(NAMES),
-        rng.choice(("apples", "books", "coins", "pens", "cards", "eggs", "balls", "cakes")),
-    )
+    name = rng.choice(NAMES)
+    thing = rng.choice(("apples", "books", "coins", "pens", "cards", "eggs", "balls", "cakes"))
     have, change = rng.randint(2, 12), rng.randint(1, 10)
     if rng.random() < 0.5:
-        act, result = (
-            rng.choice((f"gets {change} more", f"buys {change} more", f"finds {change} more")),
-            have + change,
-        )
+        result = have + change
+        act = rng.choice((f"gets {change} more", f"buys {change} more", f"finds {change} more"))
     else:
-        have += change
-        act, result = (
-            rng.choice((f"gives away {change}", f"loses {change}", f"sells {change}")),
-            have - change,
-        )
+        result, have = have, have + change
+        act = rng.choice((f"gives away {change}", f"loses {change}", f"sells {change}"))
     question = f"{name} has {have} {thing} and {act}. How many {thing} does {name} have now?"
     return [(question, f"{name} has {result} {thing}.")]
 
@@ -120,9 +110,8 @@ def count(rng: Random) -> Turns:
     stop = start + length - 1
     up = [str(number) for number in range(start, stop + 1)]
     if rng.random() < 0.25:
-        return [
-            (f"Count down from {length}.", ", ".join(str(number) for number in range(length, 0, -1)) + ".")
-        ]
+        down = [str(number) for number in range(length, 0, -1)]
+        return [(f"Count down from {length}.", ", ".join(down) + ".")]
     if start == 1 and rng.random() < 0.5:
         last = rng.choice((str(stop), arithmetic.in_words(stop)))
         return [(f"Count to {last}.", ", ".join(up) + ".")]
@@ -154,16 +143,13 @@ def sound(rng: Random) -> Turns:
 
 def spell(rng: Random) -> Turns:
     word = rng.choice(WORDS)
-    question = rng.choice(
-        ("Spell {0}.", "Spell the word {0}.", "How do you spell {0}?", "How is {0} spelled?")
-    )
-    return [(question.format(word), "-".join(word.upper()) + ".")]
+    questions = ("Spell {0}.", "Spell the word {0}.", "How do you spell {0}?", "How is {0} spelled?")
+    return [(rng.choice(questions).format(word), "-".join(word.upper()) + ".")]
 
 
 def listing(rng: Random) -> Turns:
-    kind, things = rng.choice(
-        (("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("names", NAMES))
-    )
+    lists = (("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("names", NAMES))
+    kind, things = rng.choice(lists)
     number = rng.randint(2, 5)
     amount = rng.choice((str(number), arithmetic.in_words(number)))
     question = rng.choice(("Name {0} {1}.", "List {0} {1}.", "Give me {0} {1}.")).format(amount, kind)
@@ -172,17 +158,19 @@ def listing(rng: Random) -> Turns:
 
 
 def general(rng: Random) -> Turns:
-    questions, answer = rng.choice(GENERAL)
-    return [(rng.choice(questions), answer)]
+    return _known(rng, GENERAL)
 
 
 def about(rng: Random) -> Turns:
-    questions, answer = rng.choice(ABOUT)
-    return [(rng.choice(questions), answer)]
+    return _known(rng, ABOUT)
 
 
 def small_talk(rng: Random) -> Turns:
-    questions, answer = rng.choice(SMALL_TALK)
+    return _known(rng, SMALL_TALK)
+
+
+def _known(rng: Random, facts: tuple[Known, ...]) -> Turns:
+    questions, answer = rng.choice(facts)
     return [(rng.choice(questions), answer)]
 
 
@@ -244,15 +232,11 @@ def make_json(rng: Random) -> Turns:
         return [(f"Give me a JSON array of {number} {kind}.", json.dumps(things[:number]))]
     if rng.random() < 0.2:
         country = rng.choice(COUNTRIES)
+        asked = {"country": country.name, "capital": country.capital}
         question = f"Give me the capital of {country.name} as JSON."
-        return [
-            (question, json.dumps({"country": country.name, "capital": country.capital}, ensure_ascii=False))
-        ]
-    name, age, city = (
-        rng.choice((*NAMES, made_up_word(rng).title())),
-        rng.randint(1, 99),
-        rng.choice(COUNTRIES).capital,
-    )
+        return [(question, json.dumps(asked, ensure_ascii=False))]
+    name, age = rng.choice((*NAMES, made_up_word(rng).title())), rng.randint(1, 99)
+    city = rng.choice(COUNTRIES).capital
     person: dict[str, object] = {"name": name, "age": age, "city": city}
     keys = rng.choice((["name", "age"], ["name", "city"], ["name", "age", "city"], ["age", "name"]))
     wanted = json.dumps({key: person[key] for key in keys}, ensure_ascii=False)

@@ -12,6 +12,8 @@ from demo_training.facts import COUNTRIES, NAMES, WORDINGS, WORDS
 Random = random.Random
 Json = dict[str, object]
 
+_KINDS = {str: "string", int: "integer", bool: "boolean"}
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -25,44 +27,34 @@ class ToolUse:
     answer: str
 
 
-def _schema(name: str, description: str, properties: dict[str, str]) -> Json:
+def _use(name: str, about: str, question: str, arguments: Json, result: Json, answer: str) -> ToolUse:
+    """A function takes just the arguments of its call; all of them are required."""
     parameters: Json = {
         "type": "object",
-        "properties": {key: {"type": kind} for key, kind in properties.items()},
-        "required": list(properties),
+        "properties": {key: {"type": _KINDS[type(value)]} for key, value in arguments.items()},
+        "required": list(arguments),
     }
-    function: Json = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
+    function: Json = {"name": name, "description": about, "parameters": parameters}
+    schema: Json = {"type": "function", "function": function}
+    return ToolUse(schema, question, name, arguments, json.dumps(result), answer)
 
 
 def weather(rng: Random) -> ToolUse:
     name = rng.choice(("get_weather", "get_weather", "weather", "get_current_weather", "fetch_weather"))
     key, city = rng.choice(("city", "location", "city", "place")), rng.choice(COUNTRIES).capital
     degrees, sky = rng.randint(-5, 35), rng.choice(("sunny", "cloudy", "rainy", "windy", "snowy"))
-    question = rng.choice(WORDINGS["weather"])
-    return ToolUse(
-        _schema(name, rng.choice(("Get the weather", "Get the current weather in a city")), {key: "string"}),
-        question.format(city),
-        name,
-        {key: city},
-        json.dumps({"temperature": degrees, "condition": sky}),
-        f"It is {degrees} degrees and {sky} in {city}.",
-    )
+    question = rng.choice(WORDINGS["weather"]).format(city)
+    about = rng.choice(("Get the weather", "Get the current weather in a city"))
+    result: Json = {"temperature": degrees, "condition": sky}
+    return _use(name, about, question, {key: city}, result, f"It is {degrees} degrees and {sky} in {city}.")
 
 
 def clock(rng: Random) -> ToolUse:
     name, key = rng.choice(("get_time", "current_time", "clock")), rng.choice(("city", "location", "place"))
     city, time = rng.choice(COUNTRIES).capital, f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
     question = rng.choice(("What time is it in {0}?", "Tell me the time in {0}.", "How late is it in {0}?"))
-    schema = _schema(name, "Get the local time", {key: "string"})
-    return ToolUse(
-        schema,
-        question.format(city),
-        name,
-        {key: city},
-        json.dumps({"time": time}),
-        f"It is {time} in {city}.",
-    )
+    answer = f"It is {time} in {city}."
+    return _use(name, "Get the local time", question.format(city), {key: city}, {"time": time}, answer)
 
 
 def adder(rng: Random) -> ToolUse:
@@ -72,28 +64,17 @@ def adder(rng: Random) -> ToolUse:
     question = rng.choice(
         (f"What is {a} {symbol} {b}?", f"Calculate {a} {symbol} {b}.", f"{verb.title()} {a} and {b}.")
     )
-    schema = _schema(name, f"{verb.title()} two numbers", {"a": "integer", "b": "integer"})
-    return ToolUse(
-        schema, question, name, {"a": a, "b": b}, json.dumps({"result": result}), f"The result is {result}."
-    )
+    about, answer = f"{verb.title()} two numbers", f"The result is {result}."
+    return _use(name, about, question, {"a": a, "b": b}, {"result": result}, answer)
 
 
 def search(rng: Random) -> ToolUse:
-    name, query = (
-        rng.choice(("search", "web_search", "search_web")),
-        " ".join(rng.sample(WORDS, rng.randint(1, 3))),
-    )
+    name = rng.choice(("search", "web_search", "search_web"))
+    query = " ".join(rng.sample(WORDS, rng.randint(1, 3)))
     hits = rng.randint(1, 90)
     question = rng.choice(("Search for {0}.", "Look up {0}.", "Search the web for {0}.", "Find {0}."))
-    schema = _schema(name, "Search the web", {"query": "string"})
-    return ToolUse(
-        schema,
-        question.format(query),
-        name,
-        {"query": query},
-        json.dumps({"results": hits}),
-        f"I found {hits} results for {query}.",
-    )
+    answer = f"I found {hits} results for {query}."
+    return _use(name, "Search the web", question.format(query), {"query": query}, {"results": hits}, answer)
 
 
 def mail(rng: Random) -> ToolUse:
@@ -101,45 +82,27 @@ def mail(rng: Random) -> ToolUse:
     text = " ".join(rng.sample(WORDS, rng.randint(1, 4)))
     kind = name.removeprefix("send_")
     question = rng.choice((f"Send this {kind} to {person}: {text}", f"Tell {person} by {kind}: {text}"))
-    schema = _schema(name, f"Sends {kind}s", {"to": "string", "text": "string"})
-    return ToolUse(
-        schema,
-        question,
-        name,
-        {"to": person, "text": text},
-        json.dumps({"status": "sent"}),
-        f"The {kind} to {person} was sent.",
-    )
+    arguments: Json = {"to": person, "text": text}
+    answer = f"The {kind} to {person} was sent."
+    return _use(name, f"Sends {kind}s", question, arguments, {"status": "sent"}, answer)
 
 
 def timer(rng: Random) -> ToolUse:
     minutes = rng.randint(1, 60)
     question = rng.choice(
         ("Set a timer for {0} minutes.", "Wake me in {0} minutes.", "Start a timer of {0} minutes.")
-    )
-    schema = _schema("set_timer", "Set a timer", {"minutes": "integer"})
-    return ToolUse(
-        schema,
-        question.format(minutes),
-        "set_timer",
-        {"minutes": minutes},
-        json.dumps({"status": "ok"}),
-        f"The timer is set for {minutes} minutes.",
-    )
+    ).format(minutes)
+    answer = f"The timer is set for {minutes} minutes."
+    return _use("set_timer", "Set a timer", question, {"minutes": minutes}, {"status": "ok"}, answer)
 
 
 def light(rng: Random) -> ToolUse:
     room, on = rng.choice(("kitchen", "bedroom", "garden", "office", "hall")), rng.random() < 0.5
     state = "on" if on else "off"
-    schema = _schema("set_light", "Turn a light on or off", {"room": "string", "on": "boolean"})
-    return ToolUse(
-        schema,
-        rng.choice((f"Turn {state} the light in the {room}.", f"Switch the {room} light {state}.")),
-        "set_light",
-        {"room": room, "on": on},
-        json.dumps({"status": "ok"}),
-        f"The light in the {room} is {state}.",
-    )
+    question = rng.choice((f"Turn {state} the light in the {room}.", f"Switch the {room} light {state}."))
+    arguments: Json = {"room": room, "on": on}
+    answer = f"The light in the {room} is {state}."
+    return _use("set_light", "Turn a light on or off", question, arguments, {"status": "ok"}, answer)
 
 
 TOOLS: tuple[Callable[[Random], ToolUse], ...] = (weather, weather, clock, adder, search, mail, timer, light)
