@@ -25,15 +25,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import installs
 import page
 import peers
-import processes
 import texts
 import uvloop
 import work
 from floor import ABOUT, NAME, Floor, Shape
-from servers import DidNotStart, Server, Side
+from servers import DidNotStart, Server, Side, cpu_seconds, resident_mib, tree
 
 from server.bench.load_figures import Figures
 from server.bench.serve_benchmark import measure
@@ -99,10 +97,10 @@ class Comparison:
         file = self._texts(model, *case.texts) if case.texts else None
         options = case.options(server.url, round, quick=self._given.quick, file=file)
         http = server.http_pid
-        before = processes.cpu_seconds(http), processes.cpu_seconds(os.getpid())
+        before = cpu_seconds(http), cpu_seconds(os.getpid())
         [figures] = uvloop.run(measure(options)).points
-        spent = processes.cpu_seconds(http) - before[0]
-        loader = processes.cpu_seconds(os.getpid()) - before[1]
+        spent = cpu_seconds(http) - before[0]
+        loader = cpu_seconds(os.getpid()) - before[1]
         self._keep(part, model, case.title, server.side.name, round, _values(figures, spent, loader))
 
     def _in_process(self, model: work.Model, cases: Sequence[work.Case]) -> None:
@@ -110,7 +108,7 @@ class Comparison:
         for case in cases:
             if case.texts is None or case.texts[1] == 1:
                 continue
-            script = [sys.executable, str(HERE / "sentences.py"), str(self._checkpoint(model.name))]
+            script = [sys.executable, str(HERE / "texts.py"), str(self._checkpoint(model.name))]
             given = [model.dtype, str(case.texts[0])]
             for round in range(self._given.rounds):
                 done = subprocess.run([*script, *given], capture_output=True, text=True, check=False)
@@ -146,13 +144,13 @@ class Comparison:
                 return None
             server.first_answer()
             time.sleep(2)  # what a start leaves to do is no idling
-            pids = processes.tree(server.pid)
-            before = processes.cpu_seconds(*pids)
+            pids = tree(server.pid)
+            before = cpu_seconds(*pids)
             time.sleep(IDLE_SECONDS)
-            share = (processes.cpu_seconds(*pids) - before) / IDLE_SECONDS
+            share = (cpu_seconds(*pids) - before) / IDLE_SECONDS
             return {
-                "api_mib": processes.resident_mib(server.http_pid),
-                "all_mib": processes.resident_mib(*pids),
+                "api_mib": resident_mib(server.http_pid),
+                "all_mib": resident_mib(*pids),
                 "processes": len(pids),
                 "idle_percent": 100 * share,
             }
@@ -237,9 +235,9 @@ def _best(now: Record, before: Record) -> Record:
 def _sides(given: argparse.Namespace) -> list[Side]:
     sides = peers.ours(given.facet_options.split())
     for make, describe, folder in (
-        (installs.make_vllm, peers.vllm, given.peer_venv),
-        (installs.make_llama, peers.llama, given.peer_llama),
-        (installs.make_infinity, peers.infinity, given.peer_infinity),
+        (peers.make_vllm, peers.vllm, given.peer_venv),
+        (peers.make_llama, peers.llama, given.peer_llama),
+        (peers.make_infinity, peers.infinity, given.peer_infinity),
     ):
         if folder is None or given.alone:
             continue

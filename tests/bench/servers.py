@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import processes
 import work
 
 NAME = "m"
@@ -95,8 +94,8 @@ class Server:
     @property
     def http_pid(self) -> int:
         """The id of the process that speaks HTTP: ours is a child of the one that was started."""
-        below = processes.tree(self.pid)
-        return next((pid for pid in below if "server.run.api_process" in processes.command(pid)), self.pid)
+        below = tree(self.pid)
+        return next((pid for pid in below if "server.run.api_process" in command_of(pid)), self.pid)
 
     def wait_ready(self) -> None:
         while not succeeds(self.port, "GET", "/health"):
@@ -122,13 +121,13 @@ class Server:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for pid in processes.tree(self.pid):
+        for pid in tree(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def close(self) -> None:
         self.resume()
-        below = processes.tree(self.pid)[1:]
+        below = tree(self.pid)[1:]
         self._process.terminate()
         try:
             self._process.wait(60)
@@ -145,3 +144,54 @@ class Server:
             return
         what = f"it was not ready after {_PATIENCE:.0f} s" if code is None else f"it ended with {code}"
         raise DidNotStart(what, self._log.read_text(errors="replace"))
+
+
+# Processor time and memory of processes, as Linux counts them.
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> list[int]:
+    """The processes that descend from `root`, and itself."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            parents[int(entry.name)] = int(fields[1])
+    found = [root]
+    for above in found:
+        found += [pid for pid, parent in parents.items() if parent == above]
+    return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Seconds of user and system time so far. A process that has ended meanwhile counts as nothing."""
+    return sum(int(fields[11]) + int(fields[12]) for pid in pids if (fields := _stat(pid))) / _TICK
+
+
+def resident_mib(*pids: int) -> float:
+    """Bytes of memory that belong to them, shared pages in proportion (PSS)."""
+    return sum(_pss_kib(pid) for pid in pids) / 1024
+
+
+def _pss_kib(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process's stat file after its name: state, parent, and so on; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

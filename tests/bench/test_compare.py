@@ -234,7 +234,7 @@ def test_the_log_of_a_side_is_told_without_folders(load, tmp_path: Path) -> None
 
 
 def test_a_tree_holds_children_of_children(load) -> None:
-    processes = load("processes")
+    processes = load("servers")
     inner = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -249,7 +249,7 @@ def test_a_tree_holds_children_of_children(load) -> None:
 
 
 def test_time_on_the_processor_is_counted(load) -> None:
-    processes = load("processes")
+    processes = load("servers")
     before = processes.cpu_seconds(os.getpid())
     while processes.cpu_seconds(os.getpid()) == before:
         pass
