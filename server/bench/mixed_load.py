@@ -34,8 +34,8 @@ _TICK = 0.005
 _PAUSE = 0.1
 """Seconds between single texts: without them few quick moments would outnumber long slow ones."""
 
-Phase = Callable[[Samples, Samples], Awaitable[None]]
-"""A part of a round, which adds to the samples taken alone and to those taken beside other work."""
+Phase = Callable[[Samples], Awaitable[None]]
+"""A part of a round, which adds to the samples of one side."""
 
 
 def run(options: LoadOptions) -> int:
@@ -89,10 +89,10 @@ def _fitted(options: LoadOptions, model: Model) -> LoadOptions:
 async def _round(bench: _MixedLoad, number: int) -> tuple[Samples, Samples]:
     """Every second round measures in the opposite order."""
     alone, beside = Samples(), Samples()
-    phases = bench.phases()
+    phases = bench.phases(alone, beside)
     with without_garbage_collection():
-        for phase in phases if number % 2 == 0 else reversed(phases):
-            await phase(alone, beside)
+        for samples, phase in phases if number % 2 == 0 else reversed(phases):
+            await phase(samples)
     return alone, beside
 
 
@@ -110,39 +110,41 @@ class _MixedLoad:
         self._window = _LONGEST_ALONE
         """Seconds that the clients embed alone: as long as the last streams took beside them."""
 
-    def phases(self) -> Sequence[Phase]:
+    def phases(self, alone: Samples, beside: Samples) -> Sequence[tuple[Samples, Phase]]:
+        """The phases of a round, and to which samples each of them adds."""
         if self.is_bulk:
-            return [self._texts_alone, self._texts_beside, self._bulk_alone]
-        return [self._streams_alone, self._streams_beside, self._others_alone]
+            return [(alone, self._embed_texts), (beside, self._embed_beside), (alone, self._embed_bulk)]
+        return [(alone, self._read_streams), (beside, self._read_beside), (alone, self._others)]
 
     async def warm_up(self) -> None:
         unused = Samples()
         if self.is_bulk:
             await self._embed_singly(unused, 2)
             return
-        await self._streams_alone(unused, unused)
+        await self._read_streams(unused)
         if "prompt" in self.options.mixed.beside:
             await _time_prompt(unused, self._sender, self._prompt())
 
     # Streams.
 
-    async def _streams_alone(self, alone: Samples, beside: Samples) -> None:
-        await _read_streams(alone, self._sender, self._streams(), None, 0)
+    async def _read_streams(self, samples: Samples) -> None:
+        await _read_streams(samples, self._sender, self._streams(), None, 0)
 
-    async def _streams_beside(self, alone: Samples, beside: Samples) -> None:
+    async def _read_beside(self, samples: Samples) -> None:
         prompt = self._prompt() if "prompt" in self.options.mixed.beside else None
-        async with self._embedding(beside):
+        async with self._embedding(samples):
             begin = time.perf_counter()
             middle = self.options.random_output_len // 2
-            await _read_streams(beside, self._sender, self._streams(), prompt, middle)
+            await _read_streams(samples, self._sender, self._streams(), prompt, middle)
             self._window = min(_LONGEST_ALONE, time.perf_counter() - begin)
 
-    async def _others_alone(self, alone: Samples, beside: Samples) -> None:
+    async def _others(self, samples: Samples) -> None:
+        """The work that streams run beside, by itself."""
         if "embeddings" in self.options.mixed.beside:
-            async with self._embedding(alone):
+            async with self._embedding(samples):
                 await asyncio.sleep(self._window)
         if "prompt" in self.options.mixed.beside:
-            await _time_prompt(alone, self._sender, self._prompt())
+            await _time_prompt(samples, self._sender, self._prompt())
 
     @asynccontextmanager
     async def _embedding(self, samples: Samples) -> AsyncIterator[None]:
@@ -172,18 +174,18 @@ class _MixedLoad:
 
     # Single texts beside very many.
 
-    async def _texts_alone(self, alone: Samples, beside: Samples) -> None:
-        await self._embed_singly(alone, _TEXTS_ALONE)
+    async def _embed_texts(self, samples: Samples) -> None:
+        await self._embed_singly(samples, _TEXTS_ALONE)
 
-    async def _texts_beside(self, alone: Samples, beside: Samples) -> None:
+    async def _embed_beside(self, samples: Samples) -> None:
         await self._clients.begin(self._bulk_job())
         finishing = asyncio.create_task(self._clients.finish())
-        await self._embed_singly(beside, None, finishing.done)
-        _add_bulk(beside, await finishing)
+        await self._embed_singly(samples, None, finishing.done)
+        _add_bulk(samples, await finishing)
 
-    async def _bulk_alone(self, alone: Samples, beside: Samples) -> None:
+    async def _embed_bulk(self, samples: Samples) -> None:
         await self._clients.begin(self._bulk_job())
-        _add_bulk(alone, await self._clients.finish())
+        _add_bulk(samples, await self._clients.finish())
 
     def _bulk_job(self) -> EmbeddingJob:
         return self._job(self.options.mixed.bulk_batch_size, self.options.random_input_len, clients=None)
