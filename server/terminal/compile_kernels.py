@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -49,12 +50,8 @@ def run(arguments: Sequence[str], command: str) -> int:
             check_experts(model, ranks * replicas)
     except (HubError, ValueError) as error:
         raise OptionError(str(error)) from None
-    passed_on = {flag: getattr(given, flag[2:].replace("-", "_")) for flag in _CHOICES}
-    passed_on |= {"--block-size": given.block_size, **counts}
-    options = [str(word) for option in passed_on.items() for word in option]
-    options += ["--enable-expert-parallel"] * given.enable_expert_parallel
-    program = [sys.executable, "-P", "-m", "worker.kernels.cuda.ahead.command", str(folder)]
-    return subprocess.run([*program, *map(str, given.capabilities), *options]).returncode
+    program = [sys.executable, "-P", "-m", "worker.kernels.cuda.compiling.command"]
+    return subprocess.run([*program, json.dumps({**vars(given), "folder": str(folder)})]).returncode
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

@@ -101,7 +101,7 @@ def test_kernels_of_an_image_lie_where_they_are_looked_for() -> None:
 def shipped_folder() -> str:
     """The folder within an environment in which kernels of an image are looked for."""
     found = re.search(
-        r'Path\(sys.prefix\) / "(\w+)"', (ROOT / "worker/kernels/cuda/ahead/shipped.py").read_text()
+        r'Path\(sys.prefix\) / "(\w+)"', (ROOT / "worker/kernels/cuda/compiling/image_cache.py").read_text()
     )
     assert found is not None
     return found[1]

@@ -153,18 +153,18 @@ def measure_tiles(bench: Workbench) -> Iterator[Result]:
 def _choices(bench: Workbench) -> Iterator[tuple[Callable[..., Any], Callable[[int], Any]]]:
     """Functions that replace the tiles of attention, and the splits of decoding rows, within a block."""
     _ = bench.operations
-    from worker.kernels.cuda import attention, plan
-    from worker.kernels.cuda.tiles import Tiles
+    from worker.kernels.cuda import attention_plan
+    from worker.kernels.cuda.capabilities import Tiles
 
-    chosen = attention.attention_tiles
+    chosen = attention_plan.attention_tiles
 
     def tiles(shown: tuple[int, int, int, int], *, short: bool) -> Any:
         def choose(*arguments: Any, **options: Any) -> Tiles:
             return Tiles(*shown) if options["short"] == short else chosen(*arguments, **options)
 
-        return patch.object(attention, "attention_tiles", choose)
+        return patch.object(attention_plan, "attention_tiles", choose)
 
     def splits(count: int) -> Any:
-        return patch.object(plan, "_splits", lambda *_: count)
+        return patch.object(attention_plan, "_splits", lambda *_: count)
 
     yield tiles, splits

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import torch
+from draws import make_draws
 from latent_sizes import Sizes
 from paged import make_step
 from results import Result
@@ -28,7 +29,7 @@ def measure_latents(bench: Workbench) -> Iterator[Result]:
     """Latent attention of decoding rows and of prompts, whose floors are the least reading and multiplying.
 
     The least for decoding rows is to compare queries with latents, and for prompts to make keys and values of
-    all heads.
+    all heads, which our kernel does not.
     """
     for sizes in DEEPSEEK if bench.on_card else TINY:
         for rows, length in bench.some(DECODING):
@@ -71,7 +72,7 @@ def _seconds(bench: Workbench, sizes: Sizes, new: list[int], total: list[int]) -
 def measure_draws(bench: Workbench) -> Iterator[Result]:
     """Draws from logits as sharp as a model's and from nearly flat ones, which are read once at least."""
     _ = bench.operations
-    from worker.kernels.cuda.sampling.draw import draw
+    from worker.kernels.cuda.draw_kernel import draw
 
     width = bench.size(151_936, 300)
     for rows in bench.some((1, 32, 256)):
@@ -86,18 +87,5 @@ def measure_draws(bench: Workbench) -> Iterator[Result]:
 
 
 def _draws(bench: Workbench, count: int, top_k: int, top_p: float) -> Draws:
-    def column(value: float, dtype: torch.dtype) -> Any:
-        return torch.full((count, 1), value, dtype=dtype, device=bench.target)
-
-    return Draws(
-        rows=torch.arange(count, dtype=torch.int32, device=bench.target),
-        temperature=column(0.8, torch.float32),
-        top_k=column(top_k, torch.int32),
-        top_p=column(top_p, torch.float32),
-        min_p=column(0.0, torch.float32),
-        points=column(1 << 30, torch.int32),
-        largest_k=top_k,
-        has_min_p_or_top_k=top_k > 0,
-        has_top_p=top_p < 1,
-        bounded=top_k > 0,
-    )
+    given = ([0.8] * count, [top_k] * count, [top_p] * count, [0.0] * count)
+    return make_draws(np.full(count, 1 << 30), *given, bench.target)

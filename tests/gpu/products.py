@@ -58,11 +58,11 @@ def measure_products(bench: Workbench) -> Iterator[Result]:
 def ways_to_multiply(bench: Workbench, form: str) -> dict[str, Multiply]:
     """The ways to multiply by a matrix in e4m3 on this card; the first rounds no inputs."""
     operations = bench.operations  # kernels are imported after this
-    from worker.kernels.cuda import table
+    from worker.kernels.cuda.operations import cuda_operations
     from worker.kernels.cuda.products.rounded import multiply_in_8_bits, torch_multiplies
 
     card = bench.card
-    ways: dict[str, Multiply] = {"16 bits": table.bind(replace(card, capability=80))["linear"]}
+    ways: dict[str, Multiply] = {"16 bits": cuda_operations(replace(card, capability=80))["linear"]}
     if not card.rounds_inputs:
         return ways
     assert "linear" in operations

@@ -104,7 +104,7 @@ class Workbench:
     def card(self) -> Any:
         """What kernels must know of the card; without one, of an H200."""
         self._import_kernels()
-        from worker.kernels.cuda.card import Card
+        from worker.kernels.cuda.capabilities import Card
 
         return Card.of(self.target) if self.on_card else Card(90, 132)
 
@@ -112,9 +112,9 @@ class Workbench:
     def operations(self) -> dict[str, Any]:
         """Our kernels by the names of operations."""
         self._import_kernels()
-        from worker.kernels.cuda import table
+        from worker.kernels.cuda.operations import cuda_operations
 
-        return table.bind(self.card)
+        return cuda_operations(self.card)
 
     def _import_kernels(self) -> None:
         if not self.on_card:
@@ -193,7 +193,7 @@ class Workbench:
 
         if not self.on_card:
             return many
-        from worker.kernels.cuda.steps.capture import CudaCapture
+        from worker.kernels.cuda.steps.graph_capture import CudaCapture
 
         try:
             return CudaCapture(self.target)(many)[1]

@@ -17,9 +17,9 @@ from sizes import worker_config
 from models.config import read_config
 from models.conversion.conversion_choice import resolve_conversion
 from worker import runner as runner_module
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.compile import describe, model_calls
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.compiling.model_variants import describe, model_calls
+from worker.kernels.cuda.operations import cuda_operations
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
@@ -72,7 +72,7 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
     """The number of variants that steps of a model need, and those of them that are not listed."""
     model = read_config(folder)
     conversion = resolve_conversion(model, folder)
-    kernels = table.bind(card)
+    kernels = cuda_operations(card)
     listed = model_calls(model, folder, DTYPE, card.capability, BLOCK, cache_dtype, kernels)
     config = worker_config(
         folder=str(folder),

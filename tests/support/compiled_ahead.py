@@ -16,18 +16,18 @@ from pathlib import Path
 import torch
 
 from models.config import read_config
-from worker.kernels.cuda import table
-from worker.kernels.cuda.ahead.machine_code import faults
-from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.compile import compile_ahead, model_calls, one_of_each
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.compiling.machine_code import faults
+from worker.kernels.cuda.compiling.model_variants import compile_ahead, model_calls, one_of_each
 from worker.kernels.cuda.launch import Call
+from worker.kernels.cuda.operations import cuda_operations
 
 PROCESSORS = 132
 
 
 def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool) -> list[Call]:
     """What a model starts where torch's own products of 8 bits are refused, so that ours are needed."""
-    operations = table.bind(Card(capability, PROCESSORS, scaled_mm=False), fp8=fp8)
+    operations = cuda_operations(Card(capability, PROCESSORS, scaled_mm=False), fp8=fp8)
     config, types = read_config(folder), [getattr(torch, cache) for cache in caches]
     given = (config, folder, torch.bfloat16, capability)
     return [call for each in types for call in model_calls(*given, cache_dtype=each, kernels=operations)]

@@ -7,10 +7,10 @@ from recorded_graphs import RecordedGraphs
 from torch import Tensor
 
 from worker.devices.cpu import Cpu
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import open_graphs
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.draw_kernel import draw, draw_into
+from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.cuda.steps.step_graphs import open_graphs
 from worker.ranks.process_groups import Groups
 from worker.sampling.grouped_logits import BY_TORCH
 from worker.steps.compute import Compute, Computing
@@ -27,7 +27,7 @@ class Interpreted(Cpu):
     def __init__(self, most_tokens: int = 0, *, draws: bool = True) -> None:
         """`most_tokens`: those of the largest step that is replayed."""
         super().__init__(1)
-        self.kernels, self.scan, self.draw = table.bind(CARD), BY_TORCH, draw
+        self.kernels, self.scan, self.draw = cuda_operations(CARD), BY_TORCH, draw
         self.graphs = RecordedGraphs()
         self.most_tokens = most_tokens
         self._draw_into = draw_into if draws else None

@@ -16,11 +16,11 @@ from models import ops
 from worker import runner as runner_module
 from worker.config import WorkerConfig
 from worker.devices.cpu import Cpu
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.draw_kernel import draw, draw_into
 from worker.kernels.cuda.launch import Call, taking
-from worker.kernels.cuda.sampling.draw import draw, draw_into
-from worker.kernels.cuda.steps.graphs import open_graphs
+from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.cuda.steps.step_graphs import open_graphs
 from worker.ranks.process_groups import Groups
 from worker.runner import Runner
 from worker.steps.compute import Compute, Computing
@@ -34,7 +34,7 @@ class MetaCuda(Meta):
         """`most_tokens`: those of the largest step that is replayed."""
         super().__init__()
         self.card = card
-        self.kernels, self.draw = table.bind(card), draw
+        self.kernels, self.draw = cuda_operations(card), draw
         self.replays = 0
         self.most_tokens = most_tokens
 

@@ -163,3 +163,16 @@ class Device(Protocol):
     def close(self) -> None:
         """Give memory back to the system."""
         ...
+
+
+def plain_attention_bytes(
+    layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
+) -> int:
+    """An upper bound of the bytes of attention in plain torch, with `tokens` in a step.
+
+    Devices need it that have no attention of their own. `longest`: the tokens of the longest sequence.
+    """
+    chunk = min(tokens, longest)
+    needed = (layer.step_bytes(tokens, longest, chunk, dtype.itemsize) for layer in layers)
+    mask = tokens * longest * (1 + dtype.itemsize)
+    return mask + max(needed, default=0)

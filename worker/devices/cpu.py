@@ -12,8 +12,7 @@ from torch import Tensor
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults
-from worker.devices.plain_attention import plain_attention_bytes
+from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary

@@ -21,9 +21,8 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
 from worker.config import Place, WorkerConfig
-from worker.devices.base import GIB, CacheBudget, Defaults
+from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
 from worker.devices.pinned import pinned_upload
-from worker.devices.plain_attention import plain_attention_bytes
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
@@ -67,11 +66,11 @@ class Cuda:
         large = total >= 70 * GIB
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
-        from worker.kernels.cuda.card import Card
-        from worker.kernels.cuda.compile import compiling, opening_calls
+        from worker.kernels.cuda.capabilities import Card
+        from worker.kernels.cuda.compiling.model_variants import compiling, opening_calls
+        from worker.kernels.cuda.draw_kernel import open_draw
         from worker.kernels.cuda.launch import count_compilations
-        from worker.kernels.cuda.sampling.draw import open_draw
-        from worker.kernels.cuda.table import open_kernels  # imports Triton
+        from worker.kernels.cuda.operations import open_kernels  # imports Triton
 
         count_compilations()
         self._card = Card.of(self.target)
@@ -112,7 +111,10 @@ class Cuda:
         parallel: Parallel,
     ) -> AbstractContextManager[None]:
         """Compile the model's kernels."""
-        from worker.kernels.cuda.compile import compiling, model_calls  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.compiling.model_variants import (
+            compiling,
+            model_calls,
+        )  # imports Triton, as `__init__` does
 
         dtype, cache_dtype = dtypes
         calls = partial(
@@ -135,10 +137,10 @@ class Cuda:
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""
+        from worker.kernels.cuda.capabilities import MANY_ROWS
         from worker.kernels.cuda.products.rounded import (
             describe_rounding,
         )  # imports Triton, as `__init__` does
-        from worker.kernels.cuda.tiles import MANY_ROWS
 
         weights = list(weights)
         if self._fp8:
@@ -148,9 +150,9 @@ class Cuda:
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Replay small steps as graphs, and send plans of attention along with all others."""
-        from worker.kernels.cuda.sampling.draw import draw, draw_into  # imports Triton, as `__init__` does
-        from worker.kernels.cuda.steps.capture import CudaCapture
-        from worker.kernels.cuda.steps.graphs import open_graphs
+        from worker.kernels.cuda.draw_kernel import draw, draw_into  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.steps.graph_capture import CudaCapture
+        from worker.kernels.cuda.steps.step_graphs import open_graphs
 
         drawn = draw_into if self.draw is draw else None
         capture = partial(CudaCapture, self.target)
@@ -159,7 +161,7 @@ class Cuda:
     def recording_bytes(
         self, rows: int, *, per_row: int, per_token: int, attention: Callable[[int], int]
     ) -> int:
-        from worker.kernels.cuda.steps.graphs import graph_bytes  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.steps.step_graphs import graph_bytes  # imports Triton, as `__init__` does
 
         most = self._most_tokens
         if not most:
@@ -171,19 +173,18 @@ class Cuda:
         self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype
     ) -> int:
         """Without masks and scores, unless torch computes some layer."""
-        from worker.kernels.cuda import attention  # imports Triton, as `__init__` does
-        from worker.kernels.cuda.latent import attention as latent
+        from worker.kernels.cuda import attention, latent_attention  # imports Triton, as `__init__` does
 
         def by_kernels(layer: CachedAttention) -> bool:
             plain = "attention" in self.kernels and attention.knows(layer)
-            return plain or ("latent_attention" in self.kernels and latent.knows(layer))
+            return plain or ("latent_attention" in self.kernels and latent_attention.knows(layer))
 
         if not all(map(by_kernels, layers)):
             return plain_attention_bytes(layers, tokens, longest, dtype)
         prepared = max(
             (
                 layer.step_bytes(tokens, 0, 0, dtype.itemsize)
-                + latent.prepared_bytes(layer, tokens, longest, dtype.itemsize)
+                + latent_attention.prepared_bytes(layer, tokens, dtype.itemsize)
                 for layer in layers
             ),
             default=0,

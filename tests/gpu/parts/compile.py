@@ -27,8 +27,8 @@ def compile_again(bench: Workbench) -> Iterator[Result]:
 
 
 def _compile(bench: Workbench, *, again: bool) -> Iterator[Result]:
-    from worker.kernels.cuda.ahead.machine_code import faults
-    from worker.kernels.cuda.compile import compile_ahead, describe, model_calls
+    from worker.kernels.cuda.compiling.machine_code import faults
+    from worker.kernels.cuda.compiling.model_variants import compile_ahead, describe, model_calls
     from worker.kernels.cuda.launch import compilations, count_compilations
 
     capability = _capability(bench)

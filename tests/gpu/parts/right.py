@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from draws import make_draws
 from products import measure_rounding
 from results import Result
 from workbench import Part, Workbench
@@ -29,10 +31,10 @@ markers =
     slow: takes more than ten seconds
 """
 _AHEAD = (
-    "test_compile.py",
-    "ahead/test_machine_code.py",
-    "steps/test_graphs.py",
-    "steps/test_mixed.py",
+    "compiling/test_model_variants.py",
+    "compiling/test_machine_code.py",
+    "steps/test_step_graphs.py",
+    "steps/test_mixed_step.py",
     "steps/test_costs.py",
 )
 """Tests that need no card: they compile ahead, or stand in for graphs and devices."""
@@ -56,7 +58,7 @@ def check_operations(bench: Workbench) -> Iterator[Result]:
 def check_draws(bench: Workbench) -> Iterator[Result]:
     """Tokens drawn by the kernel and by the rule in torch, on the card and on the host."""
     _ = bench.operations
-    from worker.kernels.cuda.sampling.draw import draw
+    from worker.kernels.cuda.draw_kernel import draw
 
     for rows, width in bench.some(((500, 4173), (64, 151_936))):
         rows, width = bench.rows(rows), bench.size(width, 300)
@@ -77,25 +79,14 @@ def check_draws(bench: Workbench) -> Iterator[Result]:
 
 def _draws(rows: int, target: torch.device) -> Draws:
     """Draws with all kinds of filters, in turn."""
-    number = torch.arange(rows)
-    seeds = (number.numpy() * 2 + 1).astype("uint64")
+    number = np.arange(rows)
+    points = uniform((number * 2 + 1).astype("uint64"), number)
 
-    def column(values: list[float], dtype: torch.dtype) -> Any:
-        return torch.tensor(values)[number % len(values)].to(dtype).to(target)[:, None]
+    def column(*values: float) -> list[Any]:
+        return [values[each % len(values)] for each in range(rows)]
 
-    points = torch.as_tensor(uniform(seeds, number.numpy())).to(torch.int32).to(target)[:, None]
-    return Draws(
-        rows=torch.arange(rows, dtype=torch.int32, device=target),
-        temperature=column([0.7, 1.0, 1.3], torch.float32),
-        top_k=column([0, 50, 0, 7, 0], torch.int32),
-        top_p=column([1.0, 1.0, 0.9, 0.95], torch.float32),
-        min_p=column([0.0] * 6 + [0.05], torch.float32),
-        points=points,
-        largest_k=50,
-        has_min_p_or_top_k=True,
-        has_top_p=True,
-        bounded=False,
-    )
+    filters = column(0, 50, 0, 7, 0), column(1.0, 1.0, 0.9, 0.95), column(*[0.0] * 6, 0.05)
+    return make_draws(points, column(0.7, 1.0, 1.3), *filters, target)
 
 
 def check_rounded_products(bench: Workbench) -> Iterator[Result]:
@@ -116,7 +107,7 @@ def run_tests(bench: Workbench) -> Iterator[Result]:
     ini = bench.folder / "pytest.ini"
     ini.write_text(_PYTEST.format(root=ROOT))
     folder = "tests/worker/kernels/cuda"
-    chosen = [folder] if bench.on_card else [f"{folder}/test_plan.py"]
+    chosen = [folder] if bench.on_card else [f"{folder}/test_attention_plan.py"]
     left_out = [f"--ignore={folder}/{name}" for name in _AHEAD]
     parallel = ["-n", "8"] if bench.on_card and find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-c", str(ini), "--rootdir", str(ROOT), *chosen, *left_out]

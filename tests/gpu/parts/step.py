@@ -54,9 +54,9 @@ def no_graphs(bench: Workbench) -> Any:
     """Let workers compute what graphs would."""
     if not bench.on_card:
         return patch.dict(sys.modules)
-    from worker.kernels.cuda.steps import capture
+    from worker.kernels.cuda.steps import graph_capture
 
-    return patch.object(capture, "CudaCapture", Eager)
+    return patch.object(graph_capture, "CudaCapture", Eager)
 
 
 def compare_graphs(bench: Workbench) -> Iterator[Result]:
@@ -231,9 +231,9 @@ def no_kernels(bench: Workbench) -> Any:
     """Let workers compute by the reference alone."""
     if not bench.on_card:
         return patch.dict(sys.modules)
-    from worker.kernels.cuda import table
+    from worker.kernels.cuda import operations
 
-    return patch.object(table, "open_kernels", lambda *arguments, **options: {})
+    return patch.object(operations, "open_kernels", lambda *arguments, **options: {})
 
 
 def _by_transformers(folder: Path, tokens: list[int]) -> Tensor:

@@ -23,7 +23,7 @@ from worker.devices.cuda import Cuda
 from worker.devices.selection import choose_cache_dtype, choose_dtype, open_device
 from worker.host import nvidia
 from worker.kernels.cpu import operations
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
 
 
 @pytest.fixture

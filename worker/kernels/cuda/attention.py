@@ -1,16 +1,15 @@
 """Attention by Triton: the operations `attention` and `encoder_attention`.
 
-Blocks of queries are planned once for a step and kept in its context, where all layers find them. The
-reference computes what the kernels cannot: heads wider than 256, and tensors that lie otherwise in memory.
+The reference computes what the kernels cannot: heads wider than 256, and tensors that lie otherwise in
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,22 +17,10 @@ from models.context import ForwardContext
 from models.layers.attention import Attention, CachedAttention
 from models.ops import reference
 from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
-from worker.kernels.cuda.attention_kernel import attend, join
-from worker.kernels.cuda.card import Card
-from worker.kernels.cuda.latent.plan import plan_latents
+from worker.kernels.cuda.attention_kernel import Form, attend, join
+from worker.kernels.cuda.attention_plan import MOST_SPLITS, Heads, Launch, empty_results, launches_of
+from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.plan import (
-    MOST_SPLITS,
-    Blocks,
-    Heads,
-    Prompt,
-    Room,
-    plan_prompts_and_decodes,
-    plan_texts,
-    room_for_prompts_and_decodes,
-    room_for_texts,
-)
-from worker.kernels.cuda.tiles import SHORT_ROWS, Tiles, attention_tiles, latent_tiles
 
 MOST_DIM, MOST_GROUP = 256, 64
 """The widest head, and the most query heads that share a key head."""
@@ -41,94 +28,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Blocks of queries on the device."""
-
-    rows: Tensor  # [N] int32
-    tokens: Tensor  # [N] int32
-    splits: int
-    tiles: Tiles
-    padded: bool = False
-    """Whether the step has tokens that are in no block, because they were filled up. Their results are 0."""
-    prompt: Prompt | None = None
-    """The one row of these blocks, if keys and values of all heads are made of its latents."""
-
-    @classmethod
-    def of(cls, blocks: Blocks, tiles: Tiles, send: Callable[[np.ndarray], Tensor]) -> Launch:
-        return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles, prompt=blocks.prompt)
-
-
-PlanKey = tuple[Heads, torch.dtype, bool]
-"""Heads, their number type, and whether sequences have a cache."""
-
-
-def plan_step(
-    card: Card, key: PlanKey, new: Sequence[int], total: Sequence[int], longest: int
-) -> list[tuple[Blocks, Tiles]]:
-    """The blocks of a step for one kind of heads, on the host. `longest`: the most tokens of any row."""
-    heads, dtype, paged = key
-    if heads.latent:
-        return plan_latents(new, total, heads, dtype, card.capability, card.processors, longest)
-    short, long = _tiles(card, key)
-    if not paged:
-        return [(blocks, long) for blocks in plan_texts(new, heads, long)]
-    planned = plan_prompts_and_decodes(new, total, heads, short, long, card.processors)
-    return [(blocks, short if blocks.short else long) for blocks in planned]
-
-
-def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) -> list[tuple[Room, Tiles]]:
-    """The launches that take the blocks of any step of up to so many tokens of so many rows."""
-    heads, _, paged = key
-    short, long = _tiles(card, key)
-    if not paged:
-        return [(room, long) for room in room_for_texts(tokens, rows, heads, long)]
-    rooms = room_for_prompts_and_decodes(tokens, rows, longest, heads, long, card.processors)
-    return [(room, short if room.short else long) for room in rooms]
-
-
-def _tiles(card: Card, key: PlanKey) -> tuple[Tiles, Tiles]:
-    """The tiles of blocks of few rows, and of large ones."""
-    heads, dtype, _ = key
-    if heads.latent:
-        return latent_tiles(dtype, short=True), latent_tiles(dtype, short=False)
-    capability, dim, group = card.capability, heads.dim, heads.group
-    short = attention_tiles(capability, dtype, dim, group, short=True)
-    return short, attention_tiles(capability, dtype, dim, group, short=False)
-
-
-def launches(card: Card, context: ForwardContext, key: PlanKey) -> list[Launch]:
-    """The launches of a step for one kind of heads. Those that nobody has sent with the step are sent now."""
-    if context.plan is None:
-        context.plan = {}
-    plan: dict[PlanKey, list[Launch]] = context.plan
-    if key not in plan:
-        target, new, total = context.query_starts.device, context.query_lens_host, context.kv_lens_host
-        plan[key] = [
-            Launch.of(blocks, tiles, lambda numbers: _sent(numbers, target))
-            for blocks, tiles in plan_step(card, key, new, total, max(total))
-        ]
-    return plan[key]
-
-
-def empty_results(planned: Sequence[Launch], q: Tensor) -> Tensor:
-    """Memory for the results of launches, in the shape of queries [T, heads, D]."""
-    make = torch.zeros if any(blocks.padded for blocks in planned) else torch.empty
-    return make(q.shape, dtype=q.dtype, device=q.device)
-
-
-def _sent(numbers: Any, target: torch.device) -> Tensor:
-    """Copy numbers to the device without waiting for what is queued there."""
-    host = torch.from_numpy(numbers)
-    return host.pin_memory().to(target, non_blocking=True) if target.type == "cuda" else host.to(target)
-
-
-def bind(card: Card) -> dict[str, Callable[..., Any]]:
+def operations(card: Card) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
-    return {"attention": _attention(card), "encoder_attention": _encoder_attention(card)}
 
-
-def _attention(card: Card) -> Callable[..., Tensor]:
     def attention(
         q: Tensor,
         kv: Tensor,
@@ -146,17 +48,9 @@ def _attention(card: Card) -> Callable[..., Tensor]:
                 q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
             )
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        planned = launches(card, context, (heads, q.dtype, True))
-        out = empty_results(planned, q)
-        for blocks in planned:
-            limits = _Limits(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
-            _run(blocks, heads, q, kv[0], kv[1], out, context, limits)
-        return out
+        scoring = _Scoring(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
+        return _attend(card, heads, q, kv[0], kv[1], context, scoring)
 
-    return attention
-
-
-def _encoder_attention(card: Card) -> Callable[..., Tensor]:
     def encoder_attention(
         q: Tensor,
         k: Tensor,
@@ -171,13 +65,9 @@ def _encoder_attention(card: Card) -> Callable[..., Tensor]:
         if not fits(heads, q, k, v):
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
         added = None if bias is None else bias.to(q.dtype).contiguous()
-        planned = launches(card, context, (heads, q.dtype, False))
-        out = empty_results(planned, q)
-        for blocks in planned:
-            _run(blocks, heads, q, k, v, out, context, _Limits(scale, window, bias=added))
-        return out
+        return _attend(card, heads, q, k, v, context, _Scoring(scale, window, bias=added))
 
-    return encoder_attention
+    return {"attention": attention, "encoder_attention": encoder_attention}
 
 
 def knows(layer: CachedAttention) -> bool:
@@ -204,7 +94,7 @@ def fits(heads: Heads, *tensors: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class _Scoring:
     """How scores are made of products, and which keys are seen."""
 
     scale: float
@@ -215,48 +105,86 @@ class _Limits:
     value_scale: float = 1.0
     """What values, and so results, are multiplied with."""
 
+    def form(self, heads: Heads, page: int) -> Form:
+        return Form(
+            heads=heads.keys,
+            group=heads.group,
+            dim=heads.dim,
+            wide=padded(heads.dim),
+            page=page,
+            window=-1 if self.window is None else self.window,
+            capped=self.softcap is not None,
+            reach=-1 if self.bias is None else self.bias.shape[1] // 2,
+            sinks=self.sinks is not None,
+        )
 
-def _run(
-    blocks: Launch,
-    heads: Heads,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    context: ForwardContext,
-    limits: _Limits,
-) -> None:
-    """Compute the blocks of one launch. `k` and `v` are [blocks, G, block_size, D], or [T, G, D] of texts."""
-    paged, tiles, splits, table = k.dim() == 4, blocks.tiles, blocks.splits, context.block_table
-    wide, window = padded(heads.dim), -1 if limits.window is None else limits.window
-    softcap, bias, sinks = limits.softcap, limits.bias, limits.sinks
-    partial = logs = None
-    each = tiles.queries // heads.group
-    if splits > 1:  # for the tokens of these blocks only: a prompt beside them may have thousands
-        places = (len(blocks.rows) * each, heads.queries, splits)
-        partial = torch.empty(*places, heads.dim, dtype=torch.float32, device=q.device)
-        logs = torch.empty(places, dtype=torch.float32, device=q.device)
-    launch(
-        attend,
-        (len(blocks.rows), heads.keys, splits),
-        *(q, k, v, out, partial, logs, bias, sinks, table, context.kv_lens, context.query_starts),
-        *(blocks.rows, blocks.tokens, limits.scale if softcap else limits.scale * LOG2E),
-        *(softcap or 0.0, limits.value_scale, q.stride(0)),
-        *((0, 0) if paged else (k.stride(0), v.stride(0))),
-        *(table.stride(0), splits),
-        *(heads.keys, heads.group, heads.dim, wide, context.block_size if paged else 0),
-        *(tiles.queries, tiles.keys, splits > 1, paged, window),
-        *(softcap is not None, -1 if bias is None else bias.shape[1] // 2, sinks is not None),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    if splits > 1:
+
+def _attend(
+    card: Card, heads: Heads, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, scoring: _Scoring
+) -> Tensor:
+    """Compute all blocks. `k` and `v` are [blocks, G, block_size, D], or [T, G, D] of texts."""
+    paged, softcap, table = k.dim() == 4, scoring.softcap, context.block_table
+    form = scoring.form(heads, context.block_size if paged else 0)
+    planned = launches_of(card, context, (heads, q.dtype, paged))
+    out = empty_results(planned, q)
+    for blocks in planned:
+        tiles, splits = blocks.tiles, blocks.splits
+        results = SplitResults.of(blocks, heads.group, q)
+        launch(
+            attend,
+            (len(blocks.rows), heads.keys, splits),
+            *(q, k, v, out, *results.tensors, scoring.bias, scoring.sinks, table),
+            *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens),
+            *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
+            *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0), splits),
+            *(form, tiles.queries, tiles.keys, splits > 1),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+        results.join_into(out, context, form.window)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResults:
+    """The results of the splits of a launch, before they are joined; none if no keys are split.
+
+    They are of the tokens of these blocks only: a prompt beside them may have thousands.
+    """
+
+    blocks: Launch
+    each: int
+    """The tokens of a block."""
+    partial: Tensor | None = None  # [tokens of all blocks, heads, splits, D] float32
+    logs: Tensor | None = None  # [tokens of all blocks, heads, splits] float32
+
+    @classmethod
+    def of(cls, blocks: Launch, group: int, q: Tensor) -> SplitResults:
+        """Memory for the results of queries [T, heads, D]."""
+        each = blocks.tiles.queries // group
+        if blocks.splits == 1:
+            return cls(blocks, each)
+        places = (len(blocks.rows) * each, q.shape[1], blocks.splits)
+        partial = torch.empty(*places, q.shape[2], dtype=torch.float32, device=q.device)
+        return cls(blocks, each, partial, torch.empty(places, dtype=torch.float32, device=q.device))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.partial, self.logs
+
+    def join_into(self, out: Tensor, context: ForwardContext, window: int) -> None:
+        """Join the splits of each token and head, if there are some; out [T, heads, D]."""
+        blocks, (_, heads, dim) = self.blocks, out.shape
+        if blocks.splits == 1:
+            return
+        wide = padded(dim)
         launch(
             join,
-            (len(blocks.rows) * each, heads.queries),
-            *(partial, logs, out, context.kv_lens, context.query_starts, blocks.rows, blocks.tokens, splits),
-            *(heads.queries, heads.dim, wide, each, tiles.keys, MOST_SPLITS, window),
-            num_warps=1 if wide <= 64 else 2,
+            (len(blocks.rows) * self.each, heads),
+            *(self.partial, self.logs, out, context.kv_lens, context.query_starts),
+            *(blocks.rows, blocks.tokens, blocks.splits),
+            *(heads, dim, wide, self.each, blocks.tiles.keys, MOST_SPLITS, window),
+            num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
         )
 
 

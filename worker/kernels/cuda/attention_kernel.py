@@ -5,22 +5,39 @@ that share a key head side by side. It reads keys in tiles of BN, first those th
 those that need a mask. Where few rows would leave multiprocessors idle, the keys of a block are split over
 several programs, whose results `join` adds up. Everything is computed in float32 but the products of tiles.
 
-What is known when a model is loaded is a constant of a variant: HEADS key heads, GROUP query heads for each,
-DIM numbers of a head, filled up to WIDE, a power of two; PAGE tokens of a cache block, or 0 for keys that lie
-one after the other; WINDOW, or -1 for none; REACH of a bias by distance, or -1 for none; SINKS, if any.
-`scale` makes scores of products, as they are where a cap follows, else in units of log 2; results are
-multiplied with `value_scale`, which cached values of 8 bits may have.
+What is known when a model is loaded (`Form`) is a constant of a variant. `scale` makes scores of products, as
+they are where a cap follows, else in units of log 2; results are multiplied with `value_scale`, which cached
+values of 8 bits may have.
 """
 
+# Triton hands a NamedTuple to a kernel as it is.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from worker.kernels.cuda.tiles import LEAST_KEYS
+from worker.kernels.cuda.capabilities import LEAST_KEYS
 
 LEAST = constexpr(LEAST_KEYS)
+
+
+class Form(NamedTuple):
+    """What a variant is compiled for: the heads of a layer, and which keys their queries see."""
+
+    heads: int  # key heads
+    group: int  # query heads for each of them
+    dim: int
+    wide: int  # `dim`, filled up to a power of two
+    page: int  # tokens of a cache block; 0 for texts without a cache, each token of which sees the whole text
+    window: int  # -1 for none
+    capped: bool
+    reach: int  # the largest distance of a bias by distance; -1 for no bias
+    sinks: bool
 
 
 @triton.jit
@@ -69,18 +86,24 @@ def tiles_of(
 
 
 @triton.jit
-def _places(
-    table, start, high, head, stride, HEADS: constexpr, DIM: constexpr, PAGE: constexpr, BN: constexpr
-):
+def block_of(block, rows_ptr, tokens_ptr, starts_ptr):
+    """The row of a block, -1 for none, the first of its tokens, where the row begins, and its new tokens."""
+    row = tl.load(rows_ptr + block)
+    begin = tl.load(starts_ptr + tl.maximum(row, 0))
+    return row, tl.load(tokens_ptr + block), begin, tl.load(starts_ptr + tl.maximum(row, 0) + 1) - begin
+
+
+@triton.jit
+def _places(table, start, high, head, stride, FORM: constexpr, BN: constexpr):
     """Where the keys [BN] of a tile begin, counted in numbers."""
     position = start + tl.arange(0, BN)
-    if PAGE == 0:
-        return position.to(tl.int64) * stride + head * DIM
-    if PAGE % BN == 0:  # the whole tile lies in one page
-        page = tl.load(table + start // PAGE).to(tl.int64)
-        return ((page * HEADS + head) * PAGE + start % PAGE + tl.arange(0, BN)) * DIM
-    page = tl.load(table + position // PAGE, mask=position < high, other=0).to(tl.int64)
-    return ((page * HEADS + head) * PAGE + position % PAGE) * DIM
+    if FORM.page == 0:
+        return position.to(tl.int64) * stride + head * FORM.dim
+    if FORM.page % BN == 0:  # the whole tile lies in one page
+        page = tl.load(table + start // FORM.page).to(tl.int64)
+        return ((page * FORM.heads + head) * FORM.page + start % FORM.page + tl.arange(0, BN)) * FORM.dim
+    page = tl.load(table + position // FORM.page, mask=position < high, other=0).to(tl.int64)
+    return ((page * FORM.heads + head) * FORM.page + position % FORM.page) * FORM.dim
 
 
 @triton.jit
@@ -111,35 +134,30 @@ def add_scores(largest, total, result, scores, values):
 @triton.jit
 def _add_tile(
     largest, total, result, q, start, high, seen, head, bias, table, k_ptr, v_ptr, k_stride, v_stride, scale,
-    softcap, HEADS: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BN: constexpr,
-    CAUSAL: constexpr, WINDOW: constexpr, CAPPED: constexpr, REACH: constexpr, MASKED: constexpr,
+    softcap, FORM: constexpr, BN: constexpr, MASKED: constexpr,
 ):  # fmt: skip
     """Add one tile of keys and values to each query's largest score, sum of weights and result."""
     position = start + tl.arange(0, BN)
-    dims = tl.arange(0, WIDE)
-    k_at = _places(table, start, high, head, k_stride, HEADS, DIM, PAGE, BN)
-    v_at = _places(table, start, high, head, v_stride, HEADS, DIM, PAGE, BN)
-    if MASKED or DIM != WIDE:
-        held = position < high
-        keys = tl.load(
-            k_ptr + k_at[None, :] + dims[:, None], mask=held[None, :] & (dims < DIM)[:, None], other=0.0
-        )
-        values = tl.load(
-            v_ptr + v_at[:, None] + dims[None, :], mask=held[:, None] & (dims < DIM)[None, :], other=0.0
-        )
+    dims = tl.arange(0, FORM.wide)
+    keys = k_ptr + _places(table, start, high, head, k_stride, FORM, BN)[None, :] + dims[:, None]
+    values = v_ptr + _places(table, start, high, head, v_stride, FORM, BN)[:, None] + dims[None, :]
+    if MASKED or FORM.dim != FORM.wide:
+        held, there = position < high, dims < FORM.dim
+        keys = tl.load(keys, mask=held[None, :] & there[:, None], other=0.0)
+        values = tl.load(values, mask=held[:, None] & there[None, :], other=0.0)
     else:
-        keys = tl.load(k_ptr + k_at[None, :] + dims[:, None])
-        values = tl.load(v_ptr + v_at[:, None] + dims[None, :])
+        keys, values = tl.load(keys), tl.load(values)
     keys, values = keys.to(q.dtype), values.to(q.dtype)  # a cache may have 8 bits
     scores = tl.dot(q, keys, input_precision="ieee") * scale  # in units of log 2
-    if CAPPED:  # softcap * tanh(score / softcap)
+    if FORM.capped:  # softcap * tanh(score / softcap)
         turned = tl.exp2(scores * (2.8853900817779268 / softcap))
         scores = softcap * (1.0 - 2.0 / (turned + 1.0)) * 1.4426950408889634
-    if REACH >= 0:
-        distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -REACH), REACH)
-        scores += tl.load(bias[:, None] + distance + REACH).to(tl.float32) * 1.4426950408889634
+    if FORM.reach >= 0:
+        distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -FORM.reach), FORM.reach)
+        scores += tl.load(bias[:, None] + distance + FORM.reach).to(tl.float32) * 1.4426950408889634
     if MASKED:
-        scores = tl.where(visible(seen, position, high, CAUSAL, WINDOW), scores, float("-inf"))
+        mask = visible(seen, position, high, FORM.page > 0, FORM.window)
+        scores = tl.where(mask, scores, float("-inf"))
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
 
@@ -182,53 +200,48 @@ def write(
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
     rows_ptr, tokens_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride, splits,
-    HEADS: constexpr, GROUP: constexpr, DIM: constexpr, WIDE: constexpr, PAGE: constexpr, BM: constexpr,
-    BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr, WINDOW: constexpr, CAPPED: constexpr,
-    REACH: constexpr, SINKS: constexpr,
+    FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
-    """Compute one block of queries [BM] of one key head, or one split of its keys.
-
-    `rows` and `tokens`: a block's row of the step, -1 for none, and the first of its tokens.
-    """
+    """Compute one block of queries [BM] of one key head, or one split of its keys."""
     head, split = tl.program_id(1), tl.program_id(2)
-    row = tl.load(rows_ptr + tl.program_id(0))
+    row, first, begin, new = block_of(tl.program_id(0), rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
     if row < 0:  # a graph is replayed for a smaller step
         return
-    first = tl.load(tokens_ptr + tl.program_id(0))
-    begin = tl.load(starts_ptr + row)
-    new = tl.load(starts_ptr + row + 1) - begin
-    length = tl.load(lens_ptr + row) if PAGE > 0 else new
+    length = tl.load(lens_ptr + row) if FORM.page > 0 else new
     before = length - new
-    lane, dims = tl.arange(0, BM), tl.arange(0, WIDE)
-    token, query_head = first + lane // GROUP, head * GROUP + lane % GROUP
-    used = (token < new) & (lane < BM // GROUP * GROUP)
+    group: constexpr = FORM.group
+    wide: constexpr = FORM.wide
+    lane, dims = tl.arange(0, BM), tl.arange(0, wide)
+    token, query_head = first + lane // group, head * group + lane % group
+    used = (token < new) & (lane < BM // group * group)
     at = (begin + token).to(tl.int64)
-    there = used[:, None] & (dims < DIM)[None, :]
-    q = tl.load(q_ptr + (at * q_stride + query_head * DIM)[:, None] + dims[None, :], mask=there, other=0.0)
+    q_at = q_ptr + (at * q_stride + query_head * FORM.dim)[:, None] + dims[None, :]
+    q = tl.load(q_at, mask=used[:, None] & (dims < FORM.dim)[None, :], other=0.0)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, new, before, length, split, splits, BM // GROUP, BN, SPLIT, CAUSAL, WINDOW
+        first, new, before, length, split, splits, BM // group, BN, SPLIT, FORM.page > 0, FORM.window
     )
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
     table = table_ptr + row.to(tl.int64) * table_stride
-    bias = bias_ptr if REACH < 0 else bias_ptr + tl.where(used, query_head, 0) * (2 * REACH + 1)
-    top, total = _start(sinks_ptr, query_head, used, split == 0, BM, SINKS)  # pyright: ignore
-    result = tl.zeros([BM, WIDE], tl.float32)
+    bias = bias_ptr if FORM.reach < 0 else bias_ptr + tl.where(used, query_head, 0) * (2 * FORM.reach + 1)
+    top, total = _start(sinks_ptr, query_head, used, split == 0, BM, FORM.sinks)  # pyright: ignore
+    result = tl.zeros([BM, wide], tl.float32)
     for start in range(low, plain, BN):
         top, total, result = _add_tile(
             top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
-            v_stride, scale, softcap, HEADS, DIM, WIDE, PAGE, BN, CAUSAL, WINDOW, CAPPED, REACH, False,
+            v_stride, scale, softcap, FORM, BN, False,
         )  # fmt: skip
     for start in range(plain, high, BN):
         top, total, result = _add_tile(
             top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
-            v_stride, scale, softcap, HEADS, DIM, WIDE, PAGE, BN, CAUSAL, WINDOW, CAPPED, REACH, True,
+            v_stride, scale, softcap, FORM, BN, True,
         )  # fmt: skip
     if low < high or not SPLIT:
-        place = (token_of_splits(lane, BM, GROUP) if SPLIT else at) * (HEADS * GROUP) + query_head
+        place = (token_of_splits(lane, BM, group) if SPLIT else at) * (FORM.heads * group) + query_head
         result *= value_scale
         write(
-            out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM, WIDE, SPLIT
-        )
+            out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, FORM.dim,
+            wide, SPLIT,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -238,14 +251,9 @@ def join(
 ):  # fmt: skip
     """Join the splits, MOST at most, of one token and query head of HEADS; a block has TOKENS tokens."""
     block, head = tl.program_id(0) // TOKENS, tl.program_id(1)
-    row = tl.load(rows_ptr + block)
-    if row < 0:
-        return
-    first = tl.load(tokens_ptr + block)
+    row, first, begin, new = block_of(block, rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
     token = first + tl.program_id(0) % TOKENS
-    begin = tl.load(starts_ptr + row)
-    new = tl.load(starts_ptr + row + 1) - begin
-    if token >= new:
+    if (row < 0) | (token >= new):
         return
     length = tl.load(lens_ptr + row)
     last = tl.minimum(first + TOKENS, new)

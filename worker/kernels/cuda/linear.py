@@ -1,7 +1,6 @@
 """Linear layers on CUDA: cuBLAS multiplies plain matrices, our own kernel those that a checkpoint quantized.
 
-A Triton kernel computes activations and gates behind either, and rounds them to 8 bits for products that read
-them so.
+A Triton kernel computes activations and gates behind either.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from triton.language import constexpr
 
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, alike, stacked
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products import packing
-from worker.kernels.cuda.products.fp8 import quantize_rows
-from worker.kernels.cuda.products.grouped import look_up, multiply_grouped, multiply_plain
-from worker.kernels.cuda.products.inputs import NOT_ROUNDED, InputForms, WithRounded
 from worker.kernels.cuda.products.packing import Mixed, Packed
-from worker.kernels.cuda.products.rounding_kernel import store_rounded
+from worker.kernels.cuda.products.quantized import look_up, multiply_plain, multiply_quantized
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +34,9 @@ _BLOCK = 1024
 
 @triton.jit
 def activate(
-    x_ptr, out_ptr, numbers_ptr, scales_ptr, columns, filled, x_stride, width, GROUPED: constexpr,
-    FUNCTION: constexpr, GATED: constexpr, BLOCK: constexpr,
+    x_ptr, out_ptr, x_stride, width, FUNCTION: constexpr, GATED: constexpr, BLOCK: constexpr
 ):  # fmt: skip
-    """Compute a piece [BLOCK] of a row [width]; GATED: times what lies `width` further in x.
-
-    With `numbers` it is rounded to 8 bits, too, as `store_rounded` does it.
-    """
+    """Compute a piece [BLOCK] of a row [width]; GATED: times what lies `width` further in x."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
@@ -59,42 +51,26 @@ def activate(
         y = tl.where(x > 0, x, 0.0)
     if GATED:
         y *= tl.load(x_ptr + row * x_stride + width + at, mask=there, other=0.0).to(tl.float32)
-    y = y.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + at, y, mask=there)
-    if numbers_ptr is not None:
-        y = y.to(tl.float32)
-        store_rounded(y, row, tl.program_id(1), numbers_ptr, scales_ptr, columns, filled, GROUPED, BLOCK)
+    tl.store(out_ptr + row * width + at, y.to(out_ptr.dtype.element_ty), mask=there)
 
 
-def bind(card: Card, forms: InputForms, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
-    """The operations of this module by name, for `models.ops.use`.
-
-    `pack` adds to `forms`, which say what results of activations and gates are rounded.
-    """
-
-    def packed(*parts: Matrix, **options: Any) -> Tensor:
-        weight = (pack_in_fp8 if fp8 else pack)(*parts, **options)
-        if card.rounds_inputs:
-            forms.add(weight)
-        return weight
-
-    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-        return _multiply(x, weight, bias, wide=wide, card=card)
+def operations(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`. `fp8`: whether `pack` makes e4m3."""
 
     def linear(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
     ) -> Tensor:
         """Multiply. Logits that were rounded would change the likeliest token at one position in forty."""
         if kind is None:
-            return multiply(x, weight, bias, wide=wide)
-        out = activation(multiply(x, weight, bias), kind, forms)
+            return _multiply(x, weight, bias, card, wide=wide)
+        out = activation(_multiply(x, weight, bias, card), kind)
         return out.float() if wide else out
 
     def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-        return gated(multiply(x, weight, bias), kind, forms)
+        return gated(_multiply(x, weight, bias, card), kind)
 
     return {
-        "pack": packed,
+        "pack": pack_in_fp8 if fp8 else pack,
         "linear": linear,
         "gated_linear": gated_linear,
         "embed": embed,
@@ -103,16 +79,10 @@ def bind(card: Card, forms: InputForms, *, fp8: bool = False) -> dict[str, Calla
     }
 
 
-def pack(
-    *parts: Matrix,
-    gated: bool = False,
-    wide: bool = False,
-    sections: int | None = None,
-    plain: bool = False,
-) -> Tensor:
+def pack(*parts: Matrix, wide: bool = False, **_: Any) -> Tensor:
     """Pack without sections, which would bring nothing: NCCL adds ranks up in an order of its own.
 
-    Inputs of heads are never rounded to 8 bits: they decide between near neighbours.
+    Inputs of heads, which are `wide`, are never rounded to 8 bits: they decide between near neighbours.
     """
     if wide:
         parts = tuple(replace(part, input_bits=16) if isinstance(part, Grouped) else part for part in parts)
@@ -124,16 +94,10 @@ def pack(
     return packing.pack_apart([_pack_one(part) for part in parts])
 
 
-def pack_in_fp8(
-    *parts: Matrix,
-    gated: bool = False,
-    wide: bool = False,
-    sections: int | None = None,
-    plain: bool = False,
-) -> Tensor:
-    """Make e4m3 of plain matrices, but not of heads, which decide between near neighbours."""
+def pack_in_fp8(*parts: Matrix, wide: bool = False, plain: bool = False, **_: Any) -> Tensor:
+    """Make e4m3 of plain matrices, but not of heads."""
     if not (plain or wide):
-        parts = tuple(quantize_rows(part) if isinstance(part, Tensor) else part for part in parts)
+        parts = tuple(packing.in_e4m3(part) if isinstance(part, Tensor) else part for part in parts)
     return pack(*parts)
 
 
@@ -158,44 +122,36 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return look_up(ids, weight) if type(weight) is Packed else reference.embed(ids, weight)
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool, card: Card) -> Tensor:
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, card: Card, *, wide: bool = False) -> Tensor:
     """x [T, in] times a matrix in any form."""
     if type(weight) is Packed:
-        return multiply_grouped(x, weight, bias, wide=wide, card=card)
+        return multiply_quantized(x, weight, bias, card, wide=wide)
     if type(weight) is not Mixed:
         return multiply_plain(x, weight, bias, wide=wide)
-    pieces = [_multiply(x, part, None, wide=wide, card=card) for part in weight.apart]
+    pieces = [_multiply(x, part, None, card, wide=wide) for part in weight.apart]
     out = torch.cat(pieces, dim=1)
     return out if bias is None else out + bias
 
 
-def activation(x: Tensor, kind: str, forms: InputForms | None = None) -> Tensor:
-    """Compute an activation; `forms` says whether the result is rounded, too."""
+def activation(x: Tensor, kind: str) -> Tensor:
     if kind not in FUNCTIONS or not x.is_contiguous():
         return reference.activation(x, kind)
-    return _run(x, torch.empty_like(x), kind, forms, gated=False)
+    return _run(x, torch.empty_like(x), kind, gated=False)
 
 
-def gated(gate_up: Tensor, kind: str, forms: InputForms | None = None) -> Tensor:
-    """Compute a gate; `forms` says whether the result is rounded, too."""
+def gated(gate_up: Tensor, kind: str) -> Tensor:
     if kind not in FUNCTIONS or not gate_up.is_contiguous():
         return reference.gated(gate_up, kind)
     out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    return _run(gate_up, out, kind, forms, gated=True)
+    return _run(gate_up, out, kind, gated=True)
 
 
-def _run(x: Tensor, out: Tensor, kind: str, forms: InputForms | None, *, gated: bool) -> Tensor:
+def _run(x: Tensor, out: Tensor, kind: str, *, gated: bool) -> Tensor:
     width = out.shape[-1]
-    rounded = None if forms is None else forms.room_beside(out)
-    *places, grouped = NOT_ROUNDED if rounded is None else rounded.arguments
-    block, warps = _BLOCK, 4
-    if rounded is not None and not grouped:  # a program must see the whole row, in registers
-        block = max(_BLOCK, 1 << (rounded.form.columns - 1).bit_length())
-        warps = min(16, block // _BLOCK * 4)
     launch(
         activate,
-        (out.numel() // width, -(-width // block)),
-        *(x, out, *places, x.shape[-1], width, grouped, FUNCTIONS[kind], gated, block),
-        num_warps=warps,
+        (out.numel() // width, -(-width // _BLOCK)),
+        *(x, out, x.shape[-1], width, FUNCTIONS[kind], gated, _BLOCK),
+        num_warps=4,
     )
-    return WithRounded.join(out, rounded)
+    return out

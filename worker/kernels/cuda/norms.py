@@ -1,14 +1,12 @@
 """Norms by Triton: `rms_norm`, `layer_norm`, both with the sum that comes before, and `front_rms_norm`.
 
 A program computes one row, in float32, and reads it once. Weights may be float32 beside a narrower row. As in
-the reference, a sum is rounded before it is normalised, because the next layer adds to what was rounded. If
-products read rows in 8 bits, the program rounds its row for them.
+the reference, a sum is rounded before it is normalised, because the next layer adds to what was rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +17,6 @@ from triton.language import constexpr
 
 from models.ops import latent_ops, reference
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.products.inputs import NOT_ROUNDED, InputForms, WithRounded
-from worker.kernels.cuda.products.rounding_kernel import GROUP, store_rounded
 
 _MOST_WIDTH = 1 << 16
 """The widest row that a program holds in registers."""
@@ -28,14 +24,10 @@ _MOST_WIDTH = 1 << 16
 
 @triton.jit
 def norm(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, numbers_ptr, scales_ptr, columns, filled,
-    x_stride, residual_stride, width, eps, GROUPED: constexpr, ADDS: constexpr, CENTRED: constexpr,
-    BIASED: constexpr, BLOCK: constexpr,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, x_stride, residual_stride, width, eps,
+    ADDS: constexpr, CENTRED: constexpr, BIASED: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Normalise one row [width] of x, or of x plus the residual; CENTRED: by a layer norm.
-
-    With `numbers` it is rounded to 8 bits, too, as `store_rounded` does it.
-    """
+    """Normalise one row [width] of x, or of x plus the residual; CENTRED: by a layer norm."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < width
@@ -51,11 +43,7 @@ def norm(
     x *= tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
     if BIASED:
         x += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
-    y = x.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + at, y, mask=there)
-    if numbers_ptr is not None:
-        y = y.to(tl.float32)
-        store_rounded(y, row, 0, numbers_ptr, scales_ptr, columns, filled, GROUPED, BLOCK)
+    tl.store(out_ptr + row * width + at, x.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -71,43 +59,30 @@ def norm_front(x_ptr, weight_ptr, out_ptr, x_stride, front, width, eps, BLOCK: c
     tl.store(out_ptr + row * width + at, x.to(out_ptr.dtype.element_ty), mask=there)
 
 
-def bind(forms: InputForms) -> dict[str, Callable[..., Any]]:
-    """The operations of this module by name, for `models.ops.use`; `forms` says which results are rounded."""
-    return {
-        "rms_norm": partial(rms_norm, forms),
-        "add_rms_norm": partial(add_rms_norm, forms),
-        "layer_norm": partial(layer_norm, forms),
-        "add_layer_norm": partial(add_layer_norm, forms),
-        "front_rms_norm": front_rms_norm,
-    }
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if _fit(x, weight):
+        return _run(x, None, weight, None, eps, centred=False)[0]
+    return reference.rms_norm(x, weight, eps)
 
 
-def rms_norm(forms: InputForms, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if not _fit(x, weight):
-        return reference.rms_norm(x, weight, eps)
-    return _run(forms, x, None, weight, None, eps, centred=False)[0]
-
-
-def add_rms_norm(
-    forms: InputForms, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if not (_fit(x, weight) and _alike(x, residual)):
         return reference.add_rms_norm(x, residual, weight, eps)
-    return _run(forms, x, residual, weight, None, eps, centred=False)
+    return _run(x, residual, weight, None, eps, centred=False)
 
 
-def layer_norm(forms: InputForms, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     if not _fit(x, weight, bias):
         return reference.layer_norm(x, weight, bias, eps)
-    return _run(forms, x, None, weight, bias, eps, centred=True)[0]
+    return _run(x, None, weight, bias, eps, centred=True)[0]
 
 
 def add_layer_norm(
-    forms: InputForms, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     if not (_fit(x, weight, bias) and _alike(x, residual)):
         return reference.add_layer_norm(x, residual, weight, bias, eps)
-    return _run(forms, x, residual, weight, bias, eps, centred=True)
+    return _run(x, residual, weight, bias, eps, centred=True)
 
 
 def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,7 +101,6 @@ def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _run(
-    forms: InputForms,
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
@@ -141,18 +115,16 @@ def _run(
     residual_rows = rows if residual is None else _rows(residual)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    rounded = forms.room_beside(out)
-    *places, grouped = NOT_ROUNDED if rounded is None else rounded.arguments
-    block = _block(width) if rounded is None else max(GROUP, _block(width))
+    block = _block(width)
     launch(
         norm,
         (len(rows),),
-        *(rows, residual_rows, weight, bias, out, total, *places),
+        *(rows, residual_rows, weight, bias, out, total),
         *(rows.stride(0), residual_rows.stride(0), width, eps),
-        *(grouped, residual is not None, centred, bias is not None, block),
+        *(residual is not None, centred, bias is not None, block),
         num_warps=_warps(block),
     )
-    return WithRounded.join(out, rounded), total
+    return out, total
 
 
 def _block(width: int) -> int:
@@ -179,3 +151,10 @@ def _fit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 def _alike(x: Tensor, residual: Tensor) -> bool:
     return x.dtype == residual.dtype and x.shape == residual.shape
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation
+    for operation in (rms_norm, add_rms_norm, layer_norm, add_layer_norm, front_rms_norm)
+}
+"""The operations of this module by name, for `models.ops.use`."""

@@ -19,8 +19,8 @@ from models.context import ForwardContext
 from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, CACHE_DTYPES, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cuda.attention import fits, padded
+from worker.kernels.cuda.attention_plan import Heads
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.plan import Heads
 
 
 @triton.jit
@@ -106,11 +106,6 @@ def turn(
     tl.store(out_ptr + (token * HEADS + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=dims < DIM)
 
 
-def bind() -> dict[str, Callable[..., Any]]:
-    """The operations of this module by name, for `models.ops.use`."""
-    return {"rotary_and_cache": rotary_and_cache, "rotate": rotate}
-
-
 def rotary_and_cache(
     q: Tensor,
     k: Tensor,
@@ -158,3 +153,7 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
         num_warps=1,
     )
     return out
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"rotary_and_cache": rotary_and_cache, "rotate": rotate}
+"""The operations of this module by name, for `models.ops.use`."""

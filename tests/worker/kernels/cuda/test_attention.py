@@ -15,18 +15,13 @@ from models.context import ForwardContext
 from models.ops import reference
 from models.ops.attention_inputs import CacheScales
 from worker.kernels.cuda import attention
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
 from worker.ranks.half_steps import cut_step
 
-OPERATIONS = attention.bind(Card(90, 132))
+OPERATIONS = attention.operations(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]
-FEW_PROCESSORS = attention.bind(Card(80, 1))
+FEW_PROCESSORS = attention.operations(Card(80, 1))
 """A card on which no keys are split."""
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
-    torch.manual_seed(0)
 
 
 def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:

@@ -21,9 +21,9 @@ from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.attention_inputs import CacheScales
 from models.weight_pieces import WeightsError
-from worker.kernels.cuda import table
-from worker.kernels.cuda.ahead.command import cache_dtype_on
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.compiling.command import cache_dtype_on
+from worker.kernels.cuda.operations import cuda_operations
 from worker.kv_cache import describe_small_cache
 
 E4M3 = torch.float8_e4m3fn
@@ -114,7 +114,7 @@ def test_a_cache_of_8_bits_has_the_numbers_of_its_scales(plain: Path, tmp_path: 
     )
     assert values > 2
     folder = with_scales(source, tmp_path, k_scale=number(keys, 1), v_scale=number(values, 1))
-    kernels = table.bind(Card(90, 4))
+    kernels = cuda_operations(Card(90, 4))
     assert error(computed(source, E4M3, {})[0], exact) > 0.2
     for operations in ({}, kernels):
         assert error(computed(folder, E4M3, operations)[0], exact) < 0.05

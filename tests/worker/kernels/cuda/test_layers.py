@@ -15,16 +15,11 @@ from torch import Tensor
 from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from worker.kernels import check
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.operations import cuda_operations
 
-OPERATIONS = table.bind(Card(90, 132))
+OPERATIONS = cuda_operations(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
-    torch.manual_seed(0)
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,9 @@
-"""Mixtures of experts on CUDA: one product for all experts of a layer, with plain or quantized matrices."""
+"""Mixtures of experts on CUDA: one product for all experts of a layer, with plain or quantized matrices.
+
+Pairs of a token and one of its experts are sorted by expert, multiplied, and a token's results added up.
+Shapes depend on the number of tokens alone, never on what they chose: so no result is waited for, and a graph
+can be replayed for any choice.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from models.ops import expert_ops
+from worker.kernels.cuda.capabilities import product_tiles
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.products.grouped import widened_in_order
-from worker.kernels.cuda.products.kernel import WHOLE, multiply
-from worker.kernels.cuda.products.packing import Form, Mixed, Packed
-from worker.kernels.cuda.products.pairs import add_pairs, sort_pairs
-from worker.kernels.cuda.tiles import product_tiles
+from worker.kernels.cuda.linear import gated
+from worker.kernels.cuda.products.packing import Mixed, Packed
+from worker.kernels.cuda.products.quantized import widened_in_order
+from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts, multiply
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +36,64 @@ _BLOCK = 1024
 _PLAIN_BITS = 16
 """What the kernel is told of numbers that are no codes."""
 
-Gate = Callable[[Tensor, str], Tensor]
+
+@triton.jit
+def _chosen(ids_ptr, at, count, EXPERTS: constexpr):
+    """The experts of pairs; EXPERTS for those beyond the last pair, and for experts of other ranks."""
+    ids = tl.load(ids_ptr + at, mask=at < count, other=EXPERTS)
+    return tl.where((ids < 0) | (ids > EXPERTS), EXPERTS, ids)
+
+
+@triton.jit(do_not_specialize=["count", "blocks"])
+def sort_pairs(
+    ids_ptr, pairs_ptr, experts_ptr, count, blocks, EXPERTS: constexpr, BINS: constexpr, BM: constexpr,
+    BLOCK: constexpr,
+):  # fmt: skip
+    """Write the pairs of one expert, in their order, into blocks of BM behind those of the experts before.
+
+    The last block is filled up with -1. `experts` says whose each of the `blocks` is: -1 for those left over.
+    """
+    mine = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros([BINS], tl.int32)
+    for start in range(0, count, BLOCK):
+        counts += tl.histogram(_chosen(ids_ptr, start + tl.arange(0, BLOCK), count, EXPERTS), BINS)
+    needed = tl.where(bins < EXPERTS, (counts + BM - 1) // BM, 0)
+    first = tl.sum(tl.where(bins < mine, needed, 0), 0)
+    own = tl.sum(tl.where(bins == mine, needed, 0), 0)
+    done = 0
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        is_mine = (_chosen(ids_ptr, at, count, EXPERTS) == mine).to(tl.int32)
+        place = first * BM + done + tl.cumsum(is_mine, 0) - 1
+        tl.store(pairs_ptr + place, at, mask=is_mine > 0)
+        done += tl.sum(is_mine, 0)
+    left = done + tl.arange(0, BM)
+    tl.store(pairs_ptr + first * BM + left, tl.full([BM], -1, tl.int32), mask=left < own * BM)
+    for start in range(0, own, BLOCK):
+        block = start + tl.arange(0, BLOCK)
+        tl.store(experts_ptr + first + block, tl.zeros([BLOCK], tl.int32) + mine, mask=block < own)
+    if mine == EXPERTS - 1:
+        for start in range(first + own, blocks, BLOCK):
+            block = start + tl.arange(0, BLOCK)
+            tl.store(experts_ptr + block, tl.full([BLOCK], -1, tl.int32), mask=block < blocks)
+
+
+@triton.jit
+def add_pairs(
+    results_ptr, ids_ptr, weights_ptr, out_ptr, width, CHOSEN: constexpr, EXPERTS: constexpr, BLOCK: constexpr
+):
+    """Add the results of a token's experts by weight, in the order of the experts, for a piece of its row."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in range(CHOSEN):
+        pair = token * CHOSEN + choice
+        expert = tl.load(ids_ptr + pair)
+        there = (at < width) & (expert >= 0) & (expert < EXPERTS)
+        result = tl.load(results_ptr + pair * width + at, mask=there, other=0.0).to(tl.float32)
+        total += result * tl.load(weights_ptr + pair)
+    tl.store(out_ptr + token * width + at, total.to(out_ptr.dtype.element_ty), mask=at < width)
 
 
 class ExpertTable(tuple[Tensor, ...]):
@@ -39,14 +104,9 @@ class ExpertTable(tuple[Tensor, ...]):
     width: int
     """Numbers or bytes from one row to the next."""
     expert_bytes: int
-    parts: tuple[Tensor | None, ...]
+    parts: MatrixParts
     """The parts of the first expert's matrix."""
-    form: Form
-
-
-def bind(gated: Gate) -> dict[str, Callable[..., Any]]:
-    """The operations of this module by name, for `models.ops.use`; `gated` is the operation of that name."""
-    return {"collect_experts": collect_experts, "experts": _experts(gated)}
+    form: MatrixForm
 
 
 def collect_experts(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -65,9 +125,9 @@ def collect_experts(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
         matrix.data = place.copy_(matrix.data)
     table.outputs, table.inputs, table.width = outputs, inputs, inputs
     table.expert_bytes = memory[0].nbytes
-    table.parts = (memory, None, None, None, None, None)
+    table.parts = MatrixParts(memory, None, None, None, None, None)
     tile = 32 if first.dtype == torch.float32 else 64
-    table.form = Form(0, _PLAIN_BITS, WHOLE, 1, 0, powers=False, levels=(0,) * 4, tile=tile)
+    table.form = MatrixForm(0, _PLAIN_BITS, WHOLE, 1, 0, powers=False, levels=(0,) * 4, tile=tile)
     return table
 
 
@@ -93,45 +153,42 @@ def _collect_packed(matrices: Sequence[Packed]) -> ExpertTable:
     return table
 
 
-def _experts(gated: Gate) -> Callable[..., Tensor]:
-    def experts(
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Sequence[Tensor],
-        down: Sequence[Tensor],
-        kind: str,
-        *,
-        gate_up_bias: Tensor | None = None,
-        down_bias: Tensor | None = None,
-        places: Tensor | None = None,
-        wide: bool = False,
-    ) -> Tensor:
-        if places is not None:
-            ids = places[ids.long()]  # -1 for experts of other ranks
-        biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-        if type(gate_up) is not ExpertTable or type(down) is not ExpertTable:
-            return expert_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
-        out = torch.empty(len(x), down.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
-        x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-        per_token = ids.shape[1] * (2 * gate_up.outputs * x.itemsize + 4 * down.outputs)
-        step = max(_STEP, _MOST_BYTES // per_token // _STEP * _STEP)
-        for start in range(0, len(x), step):
-            some = slice(start, start + step)
-            pairs, blocks = _sorted(ids[some], len(gate_up), x.dtype)
-            inner = _product(x[some], gate_up, pairs, blocks, ids.shape[1], gate_up_bias, x.dtype)
-            inner = gated(inner, kind)
-            results = _product(inner, down, pairs, blocks, 1, down_bias, torch.float32)
-            launch(
-                add_pairs,
-                (len(ids[some]), -(-down.outputs // _BLOCK)),
-                *(results, ids[some], weights[some], out[some], down.outputs),
-                *(ids.shape[1], len(down), _BLOCK),
-                num_warps=4,
-            )
-        return out
-
-    return experts
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Sequence[Tensor],
+    down: Sequence[Tensor],
+    kind: str,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    places: Tensor | None = None,
+    wide: bool = False,
+) -> Tensor:
+    if places is not None:
+        ids = places[ids.long()]  # -1 for experts of other ranks
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    if type(gate_up) is not ExpertTable or type(down) is not ExpertTable:
+        return expert_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
+    out = torch.empty(len(x), down.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    per_token = ids.shape[1] * (2 * gate_up.outputs * x.itemsize + 4 * down.outputs)
+    step = max(_STEP, _MOST_BYTES // per_token // _STEP * _STEP)
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
+        pairs, blocks = _sorted(ids[some], len(gate_up), x.dtype)
+        inner = _product(x[some], gate_up, pairs, blocks, ids.shape[1], gate_up_bias, x.dtype)
+        inner = gated(inner, kind)
+        results = _product(inner, down, pairs, blocks, 1, down_bias, torch.float32)
+        launch(
+            add_pairs,
+            (len(ids[some]), -(-down.outputs // _BLOCK)),
+            *(results, ids[some], weights[some], out[some], down.outputs),
+            *(ids.shape[1], len(down), _BLOCK),
+            num_warps=4,
+        )
+    return out
 
 
 def _sorted(ids: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -159,16 +216,20 @@ def _product(
     dtype: torch.dtype,
 ) -> Tensor:
     """The rows of all pairs [T * chosen, outputs], each by the matrix of its expert."""
-    count, form = len(x) * chosen, table.form
+    count = len(x) * chosen
     out = torch.empty(count, table.outputs, dtype=dtype, device=x.device)
     tiles = product_tiles(x.dtype, len(pairs) // len(experts))
     launch(
         multiply,
         (-(-table.outputs // tiles.outputs), len(experts), 1),
-        *(x, *table.parts, bias, out, pairs, experts),
+        *(x, table.parts, bias, out, pairs, experts),
         *(x.stride(0), count, table.outputs, table.inputs, table.width, table.expert_bytes, 1),
-        *(*form.constants, chosen, tiles.outputs, form.tile, tiles.rows, False),
+        *(table.form, chosen, tiles.outputs, tiles.rows, False),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     return out
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"collect_experts": collect_experts, "experts": experts}
+"""The operations of this module by name, for `models.ops.use`."""

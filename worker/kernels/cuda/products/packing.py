@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -14,55 +12,33 @@ from torch import Tensor, nn
 from models.ops.grouped_matrix import Grouped
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from models.weight_coding import LEVELS as LEVELS_OF
-from worker.kernels.cuda.products import kernel
-from worker.kernels.cuda.products.rounding_kernel import GROUP
-
-logger = logging.getLogger(__name__)
+from worker.kernels.cuda.products import quantized_kernel
+from worker.kernels.cuda.products.quantized_kernel import MatrixForm, MatrixParts
+from worker.kernels.cuda.products.rounded_kernel import GROUP, LARGEST, LEAST_SCALE
 
 _ALIGNED = 16
 """The bytes at a multiple of which each part of a matrix begins: Triton compiles anew for any other."""
 _LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 64}
 """The inputs of a tile, by bits of a code. The matrix unit takes 16 at a time, and the halves of a tile of 4
 bits are multiplied one after the other."""
-_KINDS = {WHOLE: kernel.WHOLE, E4M3: kernel.E4M3, IQ4: kernel.LEVELS, E2M1: kernel.HALVES}
+_KINDS = {
+    WHOLE: quantized_kernel.WHOLE,
+    E4M3: quantized_kernel.E4M3,
+    IQ4: quantized_kernel.LEVELS,
+    E2M1: quantized_kernel.HALVES,
+}
 _IN_BLOCKS = 4
 """The multiple to which the scales of a row of blocks are filled up."""
 _CENTRE = 128
 """The byte that stands for 0 where codes have levels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What is compiled into the kernels for a matrix."""
-
-    zero: int
-    """The byte that means 0 where there are no offsets."""
-    bits: int
-    kind: int
-    group: int
-    """The columns that share a scale."""
-    run: int
-    """The groups that share factors; 0 for none."""
-    powers: bool
-    """Whether scales are exponents of 2."""
-    levels: tuple[int, ...]
-    """The 16 levels as bytes, four in a word."""
-    tile: int
-    """The columns of a tile."""
-
-    @property
-    def constants(self) -> tuple[int | bool, ...]:
-        """The arguments of kernels from ZERO to W3."""
-        return self.zero, self.bits, self.kind, self.group, self.run, self.powers, *self.levels
-
-
 class Packed(nn.Parameter):
     """A quantized matrix [outputs, inputs]: bytes that only the operations of this folder can read."""
 
-    form: Form
-    parts: tuple[Tensor | None, ...]
-    """Views of the bytes: codes [outputs, ...], then scales, minimums, factors of both, and offsets, each
-    [groups, outputs]."""
+    form: MatrixForm
+    parts: MatrixParts
+    """Views of the bytes."""
     width: int
     """The bytes of a row of codes."""
     inputs: int
@@ -154,17 +130,26 @@ def _tile(matrix: Grouped) -> int:
     return gcd(matrix.group, most) if matrix.group else most
 
 
-def _form(matrix: Grouped, tile: int, *, powers: bool) -> Form:
+def in_e4m3(weight: Tensor) -> Grouped:
+    """Round a plain matrix [N, K] to 8 bits: the largest number of each row becomes the largest of e4m3."""
+    scales = (weight.abs().amax(1, keepdim=True).float() / LARGEST).clamp_min(LEAST_SCALE)
+    codes = (weight.float() / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return Grouped(
+        codes.view(torch.uint8), 8, 0, scales, None, weight.shape[1], weight.dtype, input_bits=8, kind=E4M3
+    )
+
+
+def _form(matrix: Grouped, tile: int, *, powers: bool) -> MatrixForm:
     columns = -(-matrix.codes.shape[1] // tile) * tile
     kind, factors = _KINDS[matrix.kind], matrix.factors
     words, zero = (0,) * 4, matrix.zero_code
     if levels := LEVELS_OF.get(matrix.kind):
-        unit = 2 if kind == kernel.HALVES else 1
+        unit = 2 if kind == quantized_kernel.HALVES else 1
         found = bytes(int(level * unit) + _CENTRE for level in levels)
         words = tuple(int.from_bytes(found[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
         zero = _CENTRE
     run = 0 if factors is None else factors.run
-    return Form(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
+    return MatrixForm(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
 
 
 def _rounds_inputs(matrix: Grouped) -> bool:
@@ -205,7 +190,7 @@ def _laid(codes: Tensor, bits: int, tile: int) -> Tensor:
     return (low | high << 4).flatten(1)
 
 
-def _views(memory: Tensor, like: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _views(memory: Tensor, like: Sequence[Tensor | None]) -> MatrixParts:
     """Tensors in a piece of memory, one behind the other, of these types and shapes."""
     found: list[Tensor | None] = []
     start = 0
@@ -215,7 +200,7 @@ def _views(memory: Tensor, like: Sequence[Tensor | None]) -> tuple[Tensor | None
             continue
         found.append(memory[start : start + part.nbytes].view(part.dtype).view(part.shape))
         start += _aligned(part.nbytes)
-    return tuple(found)
+    return MatrixParts(*found)  # pyright: ignore[reportArgumentType]  (there are always codes)
 
 
 def _aligned(nbytes: int) -> int:

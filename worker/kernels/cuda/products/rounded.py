@@ -8,30 +8,49 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import HOPPER, Card, rounded_tiles
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.products.inputs import InputForm, Rounded, rounded_rows
 from worker.kernels.cuda.products.packing import Packed
-from worker.kernels.cuda.products.rounding_kernel import GROUP, multiply_rounded, round_rows
-from worker.kernels.cuda.tiles import HOPPER, rounded_tiles
+from worker.kernels.cuda.products.rounded_kernel import GROUP, multiply_rounded, round_rows
 
 logger = logging.getLogger(__name__)
 
 _OUTPUTS = 16
 """The multiple of outputs that torch's product of rows asks for."""
+_FILLED = 16
+"""The multiple to which rows are filled up, so that scales of groups begin at a multiple of 64 bytes."""
 _BLOCK = 1024
 _TOLERANCE = 2**-7
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Rows in e4m3, filled up to a multiple of 16; nothing is written to those that are left over."""
+
+    numbers: Tensor  # [rows, columns of the matrix]
+    by_group: Tensor  # [groups, rows]: what each number is multiplied with
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a row has a scale for each 128 numbers, and not one for all."""
+        return len(self.by_group) > 1
+
+    @property
+    def scales(self) -> Tensor:
+        """What each number is multiplied with [rows, groups], group by group in memory."""
+        return self.by_group.t() if self.grouped else self.by_group.view(-1, 1)
+
+
 def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool) -> Tensor:
     """x [T, in], rounded, times a matrix [out, in] in e4m3 whose `rounds_inputs` says that it may be."""
-    given = rounded_rows(x, weight) or round_inputs(x, weight)
+    given = round_inputs(x, weight)
     if card.scaled_mm and not wide and x.dtype == torch.bfloat16:
         out = _by_torch(given, weight, card)
         if out is not None:
@@ -43,13 +62,16 @@ def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Car
 
 def round_inputs(x: Tensor, weight: Packed) -> Rounded:
     """Round x [T, in], whose rows are contiguous, for the product with a matrix."""
-    form = InputForm.of(weight)
-    rounded = Rounded.empty(form, len(x), x.device)
-    *places, grouped = rounded.arguments
+    columns, filled = weight.width, -(-len(x) // _FILLED) * _FILLED
+    rounded = Rounded(
+        torch.empty(filled, columns, dtype=torch.float8_e4m3fn, device=x.device),
+        torch.empty(len(_scales(weight)), filled, dtype=torch.float32, device=x.device),
+    )
     launch(
         round_rows,
-        (len(x), -(-form.columns // _BLOCK) if grouped else 1),
-        *(x, weight.input_scale, *places, x.stride(0), x.shape[1], grouped, _BLOCK),
+        (len(x), -(-columns // _BLOCK) if rounded.grouped else 1),
+        *(x, weight.input_scale, rounded.numbers, rounded.by_group),
+        *(columns, filled, x.stride(0), x.shape[1], rounded.grouped, _BLOCK),
         num_warps=4,
     )
     return rounded
@@ -58,7 +80,7 @@ def round_inputs(x: Tensor, weight: Packed) -> Rounded:
 def _by_torch(given: Rounded, weight: Packed, card: Card) -> Tensor | None:
     """The product [T', out] in bfloat16; None if torch knows no such form on this card."""
     matrix, of_matrix = _codes(weight).t(), _scales(weight)
-    if given.form.groups == 1:
+    if not given.grouped:
         if weight.outputs % _OUTPUTS:
             return None
         rows = ScalingType.RowWise
@@ -76,7 +98,7 @@ def _by_triton(given: Rounded, weight: Packed, bias: Tensor | None, out: Tensor,
         multiply_rounded,
         (-(-outputs // tiles.outputs), -(-rows // tiles.rows)),
         *(given.numbers, given.by_group, _codes(weight), _scales(weight), bias, out),
-        *(rows, len(given.numbers), outputs, weight.width, given.form.groups > 1),
+        *(rows, len(given.numbers), outputs, weight.width, given.grouped),
         *(tiles.rows, tiles.outputs, GROUP if weight.width % GROUP == 0 else 64),
         num_warps=tiles.warps,
         num_stages=tiles.stages,

@@ -13,8 +13,8 @@ from packed import Recipe, write_pair
 from models import ops
 from models.config import read_config
 from models.loader import LoadOptions, load_model
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products.packing import Packed
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
@@ -22,7 +22,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 
 @pytest.fixture(autouse=True)
 def _operations() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    ops.use(table.bind(Card(90, 132)))
+    ops.use(cuda_operations(Card(90, 132)))
     yield
     ops.use({})
 

@@ -14,18 +14,13 @@ from models.ops import expert_ops
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from worker.experts.moving import bytes_at, form_of
 from worker.kernels import check
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import experts as experts_module
 
-OPERATIONS = table.bind(Card(90, 4))
+OPERATIONS = cuda_operations(Card(90, 4))
 EXPERTS, SIZE, INNER = 5, 96, 44
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
-    torch.manual_seed(0)
 
 
 def grouped(outputs: int, inputs: int, bits: int = 4) -> Grouped:

@@ -17,15 +17,14 @@ from torch.nn.functional import ScalingType
 from models import ops
 from models.config import read_config
 from models.loader import LoadOptions, load_model
-from models.ops.grouped_matrix import Grouped
+from models.ops.grouped_matrix import Grouped, stacked
 from models.weight_coding import E4M3
 from worker.kernels import check
-from worker.kernels.cuda import table
-from worker.kernels.cuda.card import Card
+from worker.kernels.cuda.capabilities import MANY_ROWS, Card
 from worker.kernels.cuda.launch import collecting
+from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import packing, rounded
 from worker.kernels.cuda.products.packing import Packed
-from worker.kernels.cuda.tiles import MANY_ROWS
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ADA, HOPPER = Card(89, 4), Card(90, 4)
@@ -34,13 +33,14 @@ TOLERANCE = 2**-7
 ROWS = MANY_ROWS + 3
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:  # pyright: ignore[reportUnusedFunction]
-    torch.manual_seed(0)
-
-
 def matrix(
-    outputs: int, inputs: int, group: int, dtype: torch.dtype = BF16, *, blocks: bool = False
+    outputs: int,
+    inputs: int,
+    group: int,
+    dtype: torch.dtype = BF16,
+    *,
+    blocks: bool = False,
+    input_scale: float | None = None,
 ) -> Grouped:
     """A matrix in e4m3 whose rows, groups or blocks of 128 x 128 have scales of their own."""
     codes = torch.randn(outputs, inputs).to(torch.float8_e4m3fn).view(torch.uint8)
@@ -48,7 +48,8 @@ def matrix(
     scales = torch.rand(outputs, groups) + 0.5
     if blocks:
         scales = scales[::128].repeat_interleave(128, 0)[:outputs]
-    return Grouped(codes, 8, group, scales, None, inputs, dtype, input_bits=8, kind=E4M3)
+    bits = {"input_bits": 8, "input_scale": input_scale}
+    return Grouped(codes, 8, group, scales, None, inputs, dtype, kind=E4M3, **bits)  # pyright: ignore
 
 
 def packed(given: Grouped) -> Packed:
@@ -83,7 +84,7 @@ def multiply(
     card: Card, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
 ) -> Tensor:
     bias = None if bias is None else bias.to(DEVICE)
-    return table.bind(card)["linear"](x.to(DEVICE), weight, bias, wide=wide).cpu()
+    return cuda_operations(card)["linear"](x.to(DEVICE), weight, bias, wide=wide).cpu()
 
 
 def assert_close(out: Tensor, expected: Tensor) -> None:
@@ -150,7 +151,7 @@ def test_blocks_are_multiplied_by_torch_on_hopper(inputs: int, monkeypatch: pyte
     on_meta = packing.pack(check.moved(given, nowhere))
     assert on_meta is not None
     with collecting() as calls:
-        out = table.bind(HOPPER)["linear"](x.to(nowhere), on_meta)
+        out = cuda_operations(HOPPER)["linear"](x.to(nowhere), on_meta)
     assert (out.shape, out.dtype) == ((ROWS, 256), BF16)
     assert [call.kernel.__name__ for call in calls] == ["round_rows"]
     if DEVICE.type == "cpu":
@@ -177,7 +178,7 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
         replace(given, group=64, scales=torch.rand(128, 4)),
     ):
         assert not packed(other).rounds_inputs
-    operations, moved = table.bind(HOPPER), check.moved(given, DEVICE)
+    operations, moved = cuda_operations(HOPPER), check.moved(given, DEVICE)
     assert operations["pack"](moved).rounds_inputs
     assert not operations["pack"](moved, wide=True).rounds_inputs, "a head's inputs keep their bits"
     experts = operations["collect_experts"]([operations["pack"](moved) for _ in range(2)])
@@ -195,7 +196,7 @@ def test_checkpoints_say_whether_inputs_are_rounded(name: str, rounds: bool, tmp
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     source = tiny_checkpoint("LlamaForCausalLM", tmp_path / "source", **shape)
     folder, _ = write_floats(source, tmp_path, name)
-    ops.use(table.bind(ADA))
+    ops.use(cuda_operations(ADA))
     try:
         model = load_model(LoadOptions(read_config(folder), folder, dtype=BF16, device=DEVICE))
     finally:
@@ -221,3 +222,51 @@ def test_a_card_whose_products_are_wrong_is_found(
     monkeypatch.setattr(rounded, "scaled_mm", lambda x, y, *_: x.to(BF16) @ y.to(BF16))
     assert not rounded.torch_multiplies(ADA, DEVICE)
     assert "torch's products in 8 bits fail on this card, so our own kernel multiplies" in caplog.text
+
+
+SCALE = 0.01
+"""A scale that a checkpoint has for all inputs, with which numbers from 4.48 on become the largest one."""
+
+
+def static(inputs: int, scale: float | None = SCALE) -> Grouped:
+    return matrix(32, inputs, 0, input_scale=scale)
+
+
+@pytest.mark.parametrize("card", [ADA, Card(89, 4, scaled_mm=False)], ids=["by torch", "by Triton"])
+@pytest.mark.parametrize("inputs", [300, 1100])
+def test_inputs_of_long_steps_are_rounded_by_the_scale(inputs: int, card: Card) -> None:
+    given, x = static(inputs), torch.randn(ROWS, inputs) * 2
+    weight, plain = packed(given), given.widened(torch.float64)
+    x[3] *= 20
+    assert (x > 448 * SCALE).any()
+    x = x.to(BF16)
+    numbers = (x.float() / torch.tensor(SCALE)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert_close(multiply(card, x, weight), numbers.double() * SCALE @ plain.t())
+    few = x[: MANY_ROWS - 1]
+    assert_close(multiply(card, few, weight), few.double() @ plain.t())
+
+
+def test_parts_of_a_matrix_share_the_largest_scale() -> None:
+    """Nothing is cut off that would not be in a part by itself; without a scale of each there is none."""
+    parts = [static(64, 0.5), static(64, 2.0), static(64, 1.0)]
+    for given, scale in ((parts, 2), ([*parts, static(64, None)], None)):
+        joined = stacked(given)
+        assert isinstance(joined, Grouped)
+        assert joined.input_scale == scale
+
+
+def test_scales_are_used_where_rows_have_one_scale() -> None:
+    given = replace(static(256), group=128, scales=torch.rand(32, 2))
+    for other in (given, replace(static(256), input_bits=16)):
+        assert packed(other).input_scale is None
+
+
+def test_the_log_counts_scales_of_the_checkpoint() -> None:
+    line = rounded.describe_rounding(
+        [packed(each) for each in (static(64), static(64, None), static(64))], 128
+    )
+    assert line is not None
+    assert line.startswith(
+        "inputs of 3 matrices in e4m3 are rounded to 8 bits in steps of 128 tokens and more"
+    )
+    assert ", 2 of them by scales of the checkpoint; in" in line

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.kernels.cuda.steps.capture import CudaCapture
+from worker.kernels.cuda.steps.graph_capture import CudaCapture
 
 
 class Stream:

@@ -12,13 +12,11 @@ from typing import Any
 
 import graph_rank
 import pytest
-from bits_traffic import answers
 from interpreted_device import ON_A_CARD
 from ranks import Layout, Ranks, RanksOfTests, make
-from sizes import engine_config
+from replayed import generated
 from tiny import tiny_checkpoint
 
-from engine_core.engine import Engine
 from engine_core.protocol import Add
 from worker.protocol import Sampling
 
@@ -52,33 +50,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks, Pat
     ranks.stop()
 
 
-def generated(
-    folder: Path, executor: object = None, layout: Layout = Layout(), steps_ahead: int = 1
-) -> dict[int, list[int]]:
-    """The tokens of all requests: three fit, and their blocks do not."""
-    config = engine_config(
-        folder,
-        steps_ahead=steps_ahead,
-        tensor_parallel_size=layout.tensor,
-        pipeline_parallel_size=layout.stages,
-        max_num_seqs=3,
-        max_num_batched_tokens=MOST_TOKENS,
-        block_size=4,
-        max_model_len=20,
-        num_gpu_blocks_override=7,
-        cpu_threads=1,
-        enable_prefix_caching=True,
-        device="cpu",
-    )
-    engine = Engine.start(config, lambda _: None, executor)
-    try:
-        while engine.prepare(wait=True):
-            pass
-        return {id: result.tokens for id, result in answers(engine, REQUESTS).items()}
-    finally:
-        engine.stop()
-
-
 @pytest.fixture
 def run(folder: Path, ranks: tuple[Ranks, Path]) -> Run:
     """A function that runs all requests on two ranks; returns tokens, and the ranks' reports."""
@@ -89,7 +60,15 @@ def run(folder: Path, ranks: tuple[Ranks, Path]) -> Run:
     ) -> tuple[dict[int, list[int]], list[dict[str, Any]]]:
         (own / "plan.json").write_text(json.dumps({"most_tokens": MOST_TOKENS, **fails}))
         made: list[RanksOfTests] = []
-        tokens = generated(folder, make(processes, layout, made), layout, steps_ahead)
+        tokens, _ = generated(
+            folder,
+            REQUESTS,
+            make(processes, layout, made),
+            steps_ahead=steps_ahead,
+            tensor_parallel_size=layout.tensor,
+            pipeline_parallel_size=layout.stages,
+            max_num_batched_tokens=MOST_TOKENS,
+        )
         return tokens, [json.loads((own / f"{rank}.json").read_text()) for rank in range(2)]
 
     return run
@@ -97,7 +76,7 @@ def run(folder: Path, ranks: tuple[Ranks, Path]) -> Run:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[int, list[int]]:
-    return generated(folder)
+    return generated(folder, REQUESTS, max_num_batched_tokens=MOST_TOKENS)[0]
 
 
 @pytest.mark.turns

@@ -1,0 +1,145 @@
+"""No kernel compiles while requests run: all that steps of a model need is listed before they begin.
+
+The interpreter runs kernels in the process of these tests, so steps are taken in one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import gguf_pairs
+import pytest
+import torch
+from interpreted import DEVICE  # before any kernel is imported
+from packed import Recipe, change_config, write_pair
+from packed_floats import write_floats
+from tiny import tiny_checkpoint
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from uninterpreted import run_uninterpreted
+
+from models.gguf.folder import make_folder
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.compiling import model_variants
+from worker.kernels.cuda.draw_kernel import open_draw
+from worker.kernels.cuda.launch import Call, taking
+from worker.kernels.cuda.operations import open_kernels
+
+LONG = {"max_position_embeddings": 16384, "num_hidden_layers": 1}
+WIDE = {**LONG, "hidden_size": 64, "intermediate_size": 96}
+SECONDS = 150
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+def of(architecture: str, **shape: object) -> Callable[[Path], Path]:
+    return lambda folder: tiny_checkpoint(architecture, folder / "plain", **{**LONG, **shape})
+
+
+def quantized(recipe: Recipe) -> Callable[[Path], Path]:
+    return lambda folder: write_pair(folder, recipe, **WIDE).packed
+
+
+def in_fp8(name: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        shape = {"hidden_size": 96, "intermediate_size": 192, "head_dim": 16}
+        source = tiny_checkpoint("Qwen3ForCausalLM", folder / "source", **LONG, **shape)
+        return write_floats(source, folder, name)[0]
+
+    return write
+
+
+def in_gguf(architecture: str, **shape: object) -> Callable[[Path], Path]:
+    """A file whose embeddings, and so the LM head, are quantized, too."""
+
+    def write(folder: Path) -> Path:
+        shape_of_all = {"hidden_size": 256, "intermediate_size": 256, "max_position_embeddings": 16384}
+        pair = gguf_pairs.write_pair(folder, architecture, gguf_pairs.Recipe("Q8_0"), **shape_of_all, **shape)
+        (folder / "cache").mkdir()
+        return make_folder(pair.file, folder / "cache")
+
+    return write
+
+
+def classifier(folder: Path) -> Path:
+    """A classifier whose class is derived from the generating one, which it has no head of."""
+    made = tiny_checkpoint("Qwen3ForCausalLM", folder / "plain", **LONG)
+    change_config(made, architectures=["Qwen3ForSequenceClassification"])
+    return made
+
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "plain": of("LlamaForCausalLM"),
+    "windows, caps": of("Gemma2ForCausalLM"),
+    "without rotation": lambda folder: tiny_checkpoint("GPT2LMHeadModel", folder / "p", n_positions=16384),
+    "latents": of("YoutuForCausalLM"),
+    "experts": of("Qwen3MoeForCausalLM", decoder_sparse_step=1),
+    "gptq, head": quantized(Recipe(method="gptq", group=32, head=True)),
+    "fp8, rows": in_fp8("FBGEMM's rows"),
+    "gguf": in_gguf("Qwen3ForCausalLM"),
+    "encoder": of("BertModel"),
+    "classifier": classifier,
+    "layers of two kinds": of("Gemma3ForCausalLM", num_hidden_layers=4),
+    "transformers' code": of("CohereForCausalLM"),
+    "shared experts, latents": of("DeepseekV3ForCausalLM", first_k_dense_replace=0),
+    "awq, head": quantized(Recipe(method="awq", group=32, symmetric=False, head=True)),
+    "act-order": quantized(Recipe(method="gptq", group=32, symmetric=False, act_order=True)),
+    "two forms": quantized(Recipe(method="pack-quantized", group=32, other={"q_proj": 8}, plain=("k_proj",))),
+    "fp8, blocks": in_fp8("DeepSeek's blocks"),
+    "experts in gguf": in_gguf("Qwen3MoeForCausalLM", moe_intermediate_size=256),
+}
+
+
+def missing_of(folders: dict[str, Path], capability: int, cache: str = "bfloat16") -> dict[str, list[str]]:
+    """The variants of each model that its steps need and that are not listed."""
+    program = Path(__file__).parents[4] / "support" / "ahead_steps.py"
+    run = run_uninterpreted(program, capability, cache, *folders.values(), timeout=SECONDS)
+    models: list[list[str]] = []
+    for line in run.stdout.splitlines():
+        if line.startswith(" "):
+            models[-1].append(line.strip())
+        else:
+            assert int(line) > 3, "steps need kernels"
+            models.append([])
+    return dict(zip(folders, models, strict=True))
+
+
+def written(models: dict[str, Callable[[Path], Path]], folder: Path) -> dict[str, Path]:
+    for number in range(len(models)):
+        (folder / str(number)).mkdir()
+    return {name: write(folder / str(number)) for number, (name, write) in enumerate(models.items())}
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize(
+    ("capability", "cache"), [(90, "bfloat16"), (89, "float8_e4m3fn"), (80, "float8_e5m2"), (100, "bfloat16")]
+)
+def test_what_steps_need_is_listed_before_they_begin(capability: int, cache: str, tmp_path: Path) -> None:
+    latents = cache == "bfloat16"  # whose caches have none of 8 bits
+    models = {name: write for name, write in MODELS.items() if latents or "latents" not in name}
+    missing = missing_of(written(models, tmp_path), capability, cache)
+    assert missing == {name: [] for name in models}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of numbers that nobody reads
+def test_what_proves_kernels_when_a_card_is_opened_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_variants, "one_of_each", list)  # names need kernels that are compiled
+
+    def words(call: Call) -> tuple[object, ...]:
+        leaves = tree_leaves(call.arguments)
+        given = (each.dtype if isinstance(each, Tensor) else each for each in leaves)
+        return call.kernel.fn.__name__, *given, *call.options.items()
+
+    started: set[tuple[object, ...]] = set()
+
+    def start(call: Call) -> None:
+        started.add(words(call))
+        call.start()
+
+    with torch.inference_mode(), taking(start):
+        open_kernels(Card(90, 132), DEVICE, 40)
+        open_draw(DEVICE)
+    assert len(started) > 50
+    assert started == {words(call) for call in model_variants.opening_calls(90, 40)}

@@ -1,0 +1,181 @@
+"""Steps that are replayed as graphs, here by a stand-in that makes recorded calls again, interpreted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interpreted_device import ON_A_CARD, Interpreted
+from recorded_graphs import RecordedGraphs, launches
+from replayed import generated
+from sizes import worker_config
+from tiny import tiny_checkpoint
+
+from engine_core.protocol import Add
+from models.config import read_config
+from models.context import context
+from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM
+from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS, graph_bytes, sizes_up_to
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+from worker.steps.output import NOT_FINITE
+from worker.tables.recorded_forms import Form
+
+GREEDY = Sampling(max_tokens=9, temperature=0)
+SHARED = [5, 6, 7, 8, 9, 10, 11, 12]
+REQUESTS = [
+    Add(0, [*SHARED, 40], Sampling(max_tokens=7, temperature=0)),
+    Add(1, [41, 42], Sampling(max_tokens=6, temperature=0.8, top_p=0.9, seed=7)),
+    Add(2, [*SHARED, 43, 44], Sampling(max_tokens=6, temperature=1.2, top_k=20, min_p=0.01, seed=8)),
+    Add(3, [*SHARED, 45], Sampling(max_tokens=5, temperature=0.9, seed=9, logprobs=2, logit_bias={3: 4.0})),
+    Add(4, [*SHARED, 40], Sampling(max_tokens=4, temperature=0.7, seed=1)),
+]
+
+pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[int, list[int]]:
+    tokens, _ = generated(folder, REQUESTS)
+    assert [len(tokens[add.id]) for add in REQUESTS] == [7, 6, 6, 5, 4]
+    return tokens
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_tokens_are_those_of_the_cpu(
+    folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
+) -> None:
+    tokens, preemptions = generated(folder, REQUESTS, steps_ahead=steps_ahead)
+    assert tokens == expected
+    assert preemptions > 0
+    # Of 3, 2 and 1 rows and of 3 tokens with the draw, up to the logits, and up to the hidden states.
+    assert len(device.graphs.captured) == 3 + 1 + 3 + 1
+    replayed = device.graphs.replayed
+    assert min(replayed) < 3 < max(replayed), "steps of both kinds were replayed"
+    assert len(replayed) > 5
+
+
+def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> None:
+    """The tokens are those of a worker that makes no graphs."""
+    folder = tiny_checkpoint("YoutuForCausalLM", tmp_path, num_hidden_layers=1)
+    replayed, _ = generated(folder, REQUESTS)
+    assert len(device.graphs.replayed) > 5
+    captured = launches(device.graphs.captured[0])
+    assert captured.count("attend_latent") == 1
+    device.graphs.captured.clear()
+    device.most_tokens = 0
+    assert generated(folder, REQUESTS)[0] == replayed
+    assert device.graphs.captured == []
+
+
+def opened(folder: Path, max_num_seqs: int = 3) -> Runner:
+    config = worker_config(
+        folder=str(folder),
+        model=read_config(folder),
+        max_num_seqs=max_num_seqs,
+        block_size=4,
+        max_model_len=20,
+        num_gpu_blocks_override=9,
+    )
+    return Runner(config, lambda phase, part: None)
+
+
+def found(runner: Runner) -> list[Form]:
+    """The forms that a runner has recorded, when all is prepared."""
+    while runner.prepare():
+        pass
+    forms = runner._compute.forms  # pyright: ignore[reportPrivateUsage]
+    assert forms is not None
+    known = [forms.find(rows, whole=whole) for whole in (True, False) for rows in (1, 2, 3)]
+    return [form for form in known if form is not None]
+
+
+def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attend = DecoderAttention.forward
+
+    def forward(self: DecoderAttention, *inputs: torch.Tensor) -> torch.Tensor:
+        assert max(context().kv_lens_host) > 0
+        return attend(self, *inputs)
+
+    monkeypatch.setattr(DecoderAttention, "forward", forward)
+    with caplog.at_level(logging.WARNING):
+        runner = opened(folder)
+        assert not runner.facts.has_idle_work
+        assert found(runner) == []
+    assert caplog.messages == [
+        f"steps of {kind} are not replayed as CUDA graphs: it reads kv_lens_host"
+        for kind in ("single tokens", "prompts and texts")
+    ]
+    runner.close()
+
+
+def test_a_graph_that_does_not_fit_is_left_out(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = RecordedGraphs.__call__
+    short = iter([True])  # at the first, the largest
+
+    def limited(self: RecordedGraphs, work: Callable[[], Any]) -> Any:
+        if next(short, False):
+            raise torch.OutOfMemoryError
+        return capture(self, work)
+
+    monkeypatch.setattr(RecordedGraphs, "__call__", limited)
+    with caplog.at_level(logging.WARNING):
+        runner = opened(folder)
+    assert runner.facts.has_idle_work
+    assert found(runner) == [Form(1, True), Form(2, True), Form(1, False), Form(2, False), Form(3, False)]
+    assert caplog.messages == ["no memory for a CUDA graph of 3 rows: such steps run as they are"]
+    runner.close()
+
+
+def test_sizes_end_with_the_largest_step() -> None:
+    assert sizes_up_to(256, ROWS) == sizes_up_to(300, ROWS) == list(ROWS)
+    assert sizes_up_to(20, ROWS) == [1, 2, 4, 8, 16, 20]
+    assert sizes_up_to(512, TOKENS) == list(TOKENS)
+    assert sizes_up_to(20, TOKENS) == [16, 20]
+    assert sizes_up_to(0, ROWS) == sizes_up_to(0, TOKENS) == []
+
+
+def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> None:
+    driver = 4 << 20
+    logits, layers = (256 + 64) * 90, (256 + 2 * 512) * 10
+    assert graph_bytes(256, 512, per_row=90, per_token=10) == logits + layers + (2 * 15 + 2 * 6) * driver
+    assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(256, 512, per_row=90, per_token=10)
+    assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
+
+
+def test_a_row_that_is_not_finite_fails_alone_in_a_graph_of_more_rows(
+    folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows in a graph of four, whose last row is nobody's."""
+    device.most_tokens = 4
+    healthy = DecoderForCausalLM.logits
+
+    def broken(self: DecoderForCausalLM, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits; of four rows the third is not finite, and the last takes the first token."""
+        logits = healthy(self, hidden)
+        if len(logits) == 4:
+            logits[2].fill_(torch.nan)
+            logits[3, :1].fill_(1e9)
+        return logits
+
+    monkeypatch.setattr(DecoderForCausalLM, "logits", broken)
+    runner = opened(folder, max_num_seqs=4)
+    new = [NewSeq(slot, [5, 6, 7], 3, GREEDY) for slot in range(3)]
+    runner.launch(StepInput(1, new, [SeqStep(slot, 0, 3, [slot], True) for slot in range(3)]))
+    answer = runner.launch(StepInput(2, [], [SeqStep(slot, 3, 1, [], True, 1) for slot in range(3)])).result()
+    assert device.graphs.replayed
+    assert answer.failed == {2: NOT_FINITE}
+    runner.close()

@@ -1,0 +1,135 @@
+"""What kernels must know of the card that they run on, by its compute capability: limits, and sizes of tiles.
+
+Sizes are chosen here once, by card, number type and width of heads, and never tried at run time: the largest
+that Triton 3.7 compiles for each capability without spilling registers in loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+"""Shared memory of a block of threads, by compute capability."""
+
+PROCESSORS = (14, 192)
+"""The multiprocessors of the smallest and of the largest card, with some to spare."""
+
+LEAST_E4M3 = 89
+"""The first capability whose matrix unit multiplies numbers of 8 bits in e4m3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    capability: int
+    """The compute capability as one number: 90 for 9.0."""
+    processors: int
+    """The number of multiprocessors."""
+    scaled_mm: bool = True
+    """Whether torch's own products of numbers of 8 bits are right on this card."""
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the matrix unit multiplies numbers in e4m3."""
+        return self.capability >= LEAST_E4M3
+
+    @classmethod
+    def of(cls, target: torch.device) -> Card:
+        found = torch.cuda.get_device_properties(target)
+        return cls(10 * found.major + found.minor, found.multi_processor_count)
+
+
+HOPPER, BLACKWELL = 90, 100
+"""Capabilities whose matrix units read from shared memory, of which they have 227 KiB."""
+
+SHORT_ROWS = 16
+"""The least rows of a tile in which the matrix unit works: a block of decoding tokens has so many."""
+
+
+LEAST_KEYS = 256
+"""The keys of a split, at least: fewer are read sooner than results are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    queries: int
+    """Rows of a block of queries: tokens times the query heads that share a key head."""
+    keys: int
+    warps: int
+    stages: int
+
+
+def _is_blackwell(capability: int) -> bool:
+    """Whether it is 10.0 or one of its kin, such as 10.3, whose kernels need as much room."""
+    return capability // 10 == BLACKWELL // 10
+
+
+def _has_large(capability: int) -> bool:
+    return capability == HOPPER or _is_blackwell(capability)
+
+
+def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *, short: bool) -> Tiles:
+    """The tiles for heads of `dim` numbers, `group` of which share a key head.
+
+    `short`: the block of queries holds decoding tokens or a few more, whose keys are split.
+    """
+    least = 1 << (group - 1).bit_length()  # one token's heads fit
+    if short:
+        tiles = _short(capability, dtype, dim)
+    elif dtype == torch.float32:
+        tiles = Tiles(32, 32, 4, 1 if dim > 128 else 2)
+    elif _has_large(capability):
+        tiles = _large(capability, dim)
+    else:
+        tiles = Tiles(128, 32, 8, 3) if dim <= 128 else Tiles(64, 32, 8, 2)
+    return Tiles(max(tiles.queries, least), tiles.keys, tiles.warps, tiles.stages)
+
+
+def _short(capability: int, dtype: torch.dtype, dim: int) -> Tiles:
+    if dtype == torch.float32:
+        return Tiles(SHORT_ROWS, 32, 4, 1 if dim > 128 else 2)
+    if dim > 128:
+        return Tiles(SHORT_ROWS, 32, 4, 2)
+    return Tiles(SHORT_ROWS, 64, 8 if capability == HOPPER and dim <= 64 else 4, 3)
+
+
+def _large(capability: int, dim: int) -> Tiles:
+    if dim > 128:
+        return Tiles(64, 32, 8, 2)
+    return Tiles(128, 64, 8, 2 if _is_blackwell(capability) and dim <= 64 else 3)
+
+
+def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
+    """The tiles for latent attention on every card: whole latents of queries fill the registers."""
+    if dtype == torch.float32:
+        return Tiles(SHORT_ROWS, 16, 8, 1)
+    return Tiles(SHORT_ROWS, 32, 4, 2) if short else Tiles(2 * SHORT_ROWS, 32, 8, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """The sizes of a tile of a product, whose inputs the form of the matrix decides."""
+
+    outputs: int
+    rows: int
+    warps: int
+    stages: int
+
+
+def rounded_tiles(capability: int) -> ProductTiles:
+    """The tiles for products of many rows with both sides in e4m3."""
+    return ProductTiles(64 if _is_blackwell(capability) else 128, 128, 8, 3)
+
+
+FEW_ROWS = 16
+"""Rows up to which a product takes its narrowest tile."""
+MANY_ROWS = 128
+"""Rows from which on a matrix is widened once, or inputs are rounded: a product takes longer than either."""
+
+
+def product_tiles(dtype: torch.dtype, rows: int) -> ProductTiles:
+    """The tiles for products of so many rows with a matrix that our own kernel reads."""
+    if dtype == torch.float32:
+        return ProductTiles(32, 16, 4, 2)
+    return ProductTiles(64, 16 if rows <= FEW_ROWS else 64, 4, 4 if rows <= FEW_ROWS else 3)

@@ -1,0 +1,342 @@
+"""Compiles all variants of kernels that a model needs on a card, without that card or any other.
+
+Which variants these are is not written down: the model, built from its config alone, takes steps of each kind
+on tensors without memory, and the kernels that it would start are compiled with the arguments that they would
+get. They lie in Triton's cache afterwards, under the names by which a server looks for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx.experimental import _config as meta_rules
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from models import ops
+from models.config import ModelConfig
+from models.context import ForwardContext, use_context
+from models.conversion.conversion_choice import Conversion, resolve_conversion
+from models.loader import LoadOptions, load_model
+from models.model import ServedModel
+from models.ops.pooling_ops import Segments
+from models.parallel.experts import ExpertPlace, Transport
+from models.parallel.parallel import Parallel, Replicas
+from worker.host.machine import usable_cores
+from worker.kernels import check
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
+from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
+from worker.kernels.cuda.launch import Call, collecting
+from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.cuda.steps.layout_kernels import (
+    SampleTensors,
+    StepTensors,
+    lay_out_any_rows,
+    lay_out_sampling,
+    lay_out_single_tokens,
+)
+from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.tables.recorded_forms import SlotStates
+from worker.tables.slots import Slots
+from worker.tables.staging import columns_of
+
+logger = logging.getLogger(__name__)
+
+NOWHERE = torch.device("meta")
+_ALIGNED = 16
+"""Triton compiles variants of their own for pointers and numbers that this does not divide."""
+_PROCESSORS = 132
+_MOST_THREADS = 16
+_STEPS = (
+    ([1], [64]),
+    ([1], [8192]),  # so many keys are split
+    ([1, 40], [20, 40]),  # more rows than the narrowest tile of a product has, and fewer than are widened for
+    ([1, 1500], [20, 1500]),
+)
+"""New tokens and all tokens of each row, for steps that need every variant of attention."""
+_SAMPLED = (1, 40, 256)
+"""Rows of logits, for every variant of a product with a quantized LM head."""
+
+
+class _OtherRanks:
+    """Ranks that are not there: what this one would send them comes back in the shape of the answer.
+
+    It is an exchange with them, too, which has ended.
+    """
+
+    exact = False
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self._size, dim=-1)
+
+    def exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> _OtherRanks:
+        return self
+
+    def wait(self) -> None:
+        return None
+
+
+class _NoDevice:
+    """Triton's view of a card that is not there: all that it asks for in order to compile."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # the key of Triton's caches of kernels
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def model_calls(
+    config: ModelConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    capability: int,
+    block_size: int = 64,
+    cache_dtype: torch.dtype | None = None,
+    kernels: Mapping[str, Callable[..., Any]] | None = None,
+    parallel: Parallel = Parallel(),
+    conversion: Conversion | None = None,
+) -> list[Call]:
+    """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
+
+    `kernels`: the operations that are bound already, and stay so; None: those of any card with this
+    capability. `parallel`: the rank whose pieces are computed; no other one takes part. `conversion`: what
+    the model is served as; None: what a server would choose.
+    """
+    parallel = _alone(parallel)
+    conversion = conversion or resolve_conversion(config, folder)
+    with torch.inference_mode(), _all_are_chosen(), collecting() as calls:
+        ops.use(cuda_operations(Card(capability, _PROCESSORS)) if kernels is None else kernels)
+        try:
+            options = LoadOptions(
+                config,
+                folder,
+                dtype=dtype,
+                device=NOWHERE,
+                load_format="dummy",
+                parallel=parallel,
+                conversion=conversion,
+            )
+            _take_steps(load_model(options), options, block_size, cache_dtype or dtype)
+        finally:
+            ops.use({} if kernels is None else kernels)
+    return one_of_each(calls)
+
+
+def calls_of_ranks(
+    make_calls: Callable[..., list[Call]],
+    ranks: int,
+    stages: int = 1,
+    *,
+    whole_experts: bool = False,
+    replicas: int = 1,
+    transport: Transport = "allgather_reducescatter",
+) -> list[Call]:
+    """The calls that so many ranks of each stage make, one for each variant.
+
+    `make_calls` is `model_calls` with all arguments but `parallel`. `whole_experts`: whether ranks share
+    experts, instead of the width of each. `replicas`: how many share them, with so many ranks each.
+    """
+    sharing = ranks * replicas if whole_experts else 1
+    places = [
+        Parallel(
+            rank,
+            ranks,
+            stage=stage,
+            stages=stages,
+            experts=ExpertPlace(replica * ranks + rank, sharing, transport=transport)
+            if sharing > 1
+            else None,
+            replicas=Replicas(replica, replicas, _OtherRanks(replicas)) if replicas > 1 else None,
+        )
+        for stage in range(stages)
+        for replica in range(replicas)
+        for rank in range(ranks)
+    ]
+    return one_of_each(call for place in places for call in make_calls(parallel=place))
+
+
+def opening_calls(capability: int, dim: int) -> list[Call]:
+    """The calls that prove kernels when a card is opened for a model whose heads are `dim` wide."""
+    with torch.inference_mode(), collecting() as calls:
+        check.compute_all(cuda_operations(Card(capability, _PROCESSORS)), NOWHERE, dim)
+        draw(GroupedLogits(_nowhere(PROVED, torch.float32), BY_TORCH), filters(NOWHERE))
+    return one_of_each(calls)
+
+
+def one_of_each(calls: Iterable[Call]) -> list[Call]:
+    """One call for each variant."""
+    return list({describe(call): call for call in calls}.values())
+
+
+def compile_ahead(calls: Sequence[Call], capability: int, threads: int = 1) -> Iterator[Compiled]:
+    """Compile these calls' variants for a compute capability such as 90, in their order.
+
+    Nothing can be computed on a device in this process afterwards.
+    """
+    driver.set_active(_NoDevice(capability))  # pyright: ignore[reportArgumentType]
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(_compile, calls)
+
+
+@contextmanager
+def compiling(
+    make_calls: Callable[[], Sequence[Call]], target: torch.device | None, turn: tuple[int, int] = (0, 1)
+) -> Iterator[None]:
+    """Compile calls' variants in threads, for the card of this process, and wait for them at the end.
+
+    A variant that fails to compile, or whose call is not made here, is compiled when it is first started.
+    `turn`: the number of this process on its machine, and how many there are. Each begins with another part
+    of the list and goes through all of it, and finds in Triton's cache what others have compiled meanwhile.
+    """
+    number, count = turn
+    threads = max(1, min(_MOST_THREADS, (usable_cores() - 1) // count))
+    begin = None if target is None else partial(torch.cuda.set_device, target)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="compile", initializer=begin)
+    made: list[Future[Any]] = []
+    try:
+        try:
+            calls = make_calls()
+            first = len(calls) * number // count
+            made = [pool.submit(call.prepare) for call in [*calls[first:], *calls[:first]]]
+        except Exception as error:
+            logger.warning("kernels are not compiled ahead, but when first started: %s", error)
+        yield
+        errors = [error for one in made if (error := one.exception()) is not None]
+        if errors:
+            logger.warning("%d of %d kernels did not compile ahead: %s", len(errors), len(made), errors[0])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def describe(call: Call) -> str:
+    """The name of a call's variant: its kernel, and the arguments that differ between variants."""
+    words = [_word(*pair) for pair in zip(call.kernel.params, call.arguments, strict=True)]
+    return f"{call.kernel.fn.__name__}({', '.join(words)}) {call.options}"
+
+
+def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dtype: torch.dtype) -> None:
+    """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
+    config, parallel = given.config, given.parallel
+    for layer in model.attention_layers():
+        layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
+    for new, total in _STEPS:
+        stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), given.dtype)
+        step = _step(new, total if model.causal else new, block_size, parallel)
+        with use_context(step):
+            model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
+    _lay_out_tokens(block_size, paged=model.causal)
+    if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
+        for rows in _SAMPLED:
+            model.logits(_nowhere((rows, config.output_size), given.dtype))
+        _choose_tokens(config.vocab_size, block_size)
+    if parallel.last:
+        _pool(config.output_size, given.dtype)
+
+
+def _all_are_chosen() -> AbstractContextManager[Any]:
+    """Let "meta" tensors be asked which elements are not zero, as what sends tokens to experts does: all."""
+    return meta_rules.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _alone(parallel: Parallel) -> Parallel:
+    """The same rank without the others, which take no part.
+
+    Where a token goes to the ranks of its experts alone, these multiply rows of one expert each, wherever
+    they came from: so there are no other replicas to ask.
+    """
+    place, replicas = parallel.experts, parallel.replicas
+    if replicas is not None:
+        replicas = replace(replicas, group=_OtherRanks(replicas.size))
+    if place is not None and place.transport == "all_to_all":
+        replicas = None
+    return replace(parallel, group=_OtherRanks(parallel.size), replicas=replicas)
+
+
+def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel) -> ForwardContext:
+    """A step of so many new tokens of each row, in each of the replicas."""
+    rows, tokens = len(new), sum(new)
+    blocks = -(-max(total) // block_size)
+    return ForwardContext(
+        positions=_nowhere((tokens,), torch.int64),
+        query_starts=_nowhere((rows + 1,), torch.int32),
+        kv_lens=_nowhere((rows,), torch.int32),
+        block_table=_nowhere((rows, blocks), torch.int32),
+        slot_mapping=_nowhere((tokens,), torch.int64),
+        block_size=block_size,
+        query_lens_host=new,
+        kv_lens_host=total,
+        replica_tokens=[tokens] * (1 if parallel.replicas is None else parallel.replicas.size),
+    )
+
+
+def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
+    """Lay out a step of any rows, as a graph does."""
+    slots = Slots(NOWHERE, 4, 8 * block_size, block_size, paged=paged)
+    held, starts, ends, rows = columns_of(_nowhere((64,), torch.int32), (4, 5, 4, 16))
+    lay_out_any_rows(held, starts, ends, rows, slots, StepTensors.make(NOWHERE, 16, 4, slots.most_blocks))
+
+
+def _choose_tokens(vocab_size: int, block_size: int) -> None:
+    """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens."""
+    slots = Slots(NOWHERE, 4, 8 * block_size, block_size)
+    step, lens = StepTensors.make(NOWHERE, 4, 4, slots.most_blocks), _nowhere((4,), torch.int32)
+    states = SlotStates(slots).table
+    lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, step, lens)
+    lay_out_sampling(_nowhere((4,), torch.int32), states, slots, SampleTensors.make(NOWHERE, 4))
+    draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
+
+
+def _pool(width: int, dtype: torch.dtype) -> None:
+    """Merge the rows of a text, as they are and as a projection of every token leaves them."""
+    segments = Segments([(0, 0, 64)], _nowhere((1, 3), torch.int32))
+    for kind in dict.fromkeys((dtype, torch.float32)):
+        ops.pool(_nowhere((64, width), kind), segments, "MEAN", lambda rows, skip: rows)
+
+
+def _nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=NOWHERE)
+
+
+def _word(parameter: Any, argument: Any) -> str:
+    """What a variant is compiled for: a constant, a type, or whether 16 divides a number or it is 1.
+
+    A tensor that begins at another address than a multiple of 16 is "between" them.
+    """
+    if isinstance(argument, Tensor):
+        return str(argument.dtype).removeprefix("torch.") + " between" * (argument.data_ptr() % _ALIGNED > 0)
+    if parameter.is_constexpr or argument is None:
+        return str(argument)
+    if isinstance(argument, tuple):
+        return str([_word(parameter, each) for each in cast("tuple[Any, ...]", argument)])
+    if isinstance(argument, float) or parameter.do_not_specialize:
+        return type(argument).__name__
+    if argument == 1:
+        return "1"
+    return ("int16" if argument % _ALIGNED == 0 else "int") + " wide" * (abs(argument) >= 1 << 31)
+
+
+def _compile(call: Call) -> Compiled:
+    return inspect(describe(call), call.prepare())

@@ -1,0 +1,238 @@
+"""Products with quantized matrices in Triton: one kernel for all forms, and one that widens rows.
+
+A program computes a tile [BN, BM] of the product: so many outputs of so many rows. The matrix is the left
+side of it, so a few rows fill up the narrow side of the matrix unit. It takes the inputs in tiles, none of
+which spans two groups: numbers of a tile are whole or short, so they are exact in 16 bits, and the sum over a
+tile is scaled once, in float32.
+
+Codes of 4 bits lie two in a byte: that of a column in the first half of a tile, and above it that of the
+column as far into the second half. A code becomes a byte b, then the float32 with the bits of 2^23 + b, from
+which 2^23 and the byte that means 0 are taken away: no instruction that converts whole numbers is needed.
+"""
+
+# Triton hands a NamedTuple to a kernel as it is.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+WHOLE, E4M3, LEVELS, HALVES = 0, 1, 2, 3
+"""The kinds of codes: whole numbers, numbers of 8 bits, 16 levels, and 16 levels in units of a half."""
+_E4M3: constexpr = constexpr(E4M3)
+_LEVELS: constexpr = constexpr(LEVELS)
+_HALVES: constexpr = constexpr(HALVES)
+
+
+class MatrixForm(NamedTuple):
+    """What a variant is compiled for: how a matrix is stored."""
+
+    zero: int  # the byte that means 0 where there are no offsets
+    bits: int  # of a code; 16 for numbers that are not codes
+    kind: int
+    group: int  # columns that share a scale
+    run: int  # groups that share factors; 0 for none
+    powers: bool  # whether scales are exponents of 2
+    levels: tuple[int, ...]  # the 16 levels as bytes, four in a word
+    tile: int  # columns of a tile
+
+
+class MatrixParts(NamedTuple):
+    """The tensors of a matrix: codes [outputs, ...], and what each group has [groups, outputs]."""
+
+    codes: Tensor
+    scales: Tensor | None
+    minimums: Tensor | None
+    factors: Tensor | None  # of the scales of a run of groups
+    low_factors: Tensor | None  # of its minimums
+    offsets: Tensor | None
+
+
+@triton.jit
+def _numbers(code, zero, FORM: constexpr):
+    """What codes [BN, K] int32 mean, without their scales, in float32; `zero` [BN, 1] means 0."""
+    if FORM.kind == _E4M3:
+        bits = ((code & 127) << 20) | ((code & 128) << 24)
+        number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: exponents are counted anew
+        return tl.where((code & 127) == 127, float("nan"), number)
+    if FORM.kind >= _LEVELS:
+        high = tl.where((code & 4) != 0, FORM.levels[3], FORM.levels[2])
+        low = tl.where((code & 4) != 0, FORM.levels[1], FORM.levels[0])
+        word = tl.where((code & 8) != 0, high, low)
+        code = (word >> ((code & 3) * 8)) & 255
+    if FORM.kind == _HALVES:
+        return (code | 0x4A800000).to(tl.float32, bitcast=True) - (4194304.0 + zero * 0.5)
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
+
+
+@triton.jit
+def _load(part, skipped, place, there):
+    """Numbers of a part of the matrix that lies so many bytes behind the first one."""
+    at = part + skipped // (part.dtype.element_ty.primitive_bitwidth // 8) + place
+    return tl.load(at, mask=there, other=0)
+
+
+@triton.jit
+def _of_group(parts, skipped, group, n, there, outputs, FORM: constexpr):
+    """The scale, the minimum and the code of zero [BN] of one group, in float32."""
+    place = group * outputs + n
+    scale = _load(parts.scales, skipped, place, there)
+    if FORM.powers:
+        scale = tl.maximum(scale.to(tl.int32) << 23, 0x00400000).to(tl.float32, bitcast=True)
+    else:
+        scale = scale.to(tl.float32)
+    minimum = tl.zeros_like(scale)
+    if parts.minimums is not None:
+        minimum = _load(parts.minimums, skipped, place, there).to(tl.float32)
+    if FORM.run > 0:
+        run = group // FORM.run * outputs + n
+        scale *= _load(parts.factors, skipped, run, there).to(tl.float32)
+        if parts.minimums is not None:
+            minimum *= _load(parts.low_factors, skipped, run, there).to(tl.float32)
+    zero = tl.zeros_like(scale) + FORM.zero
+    if parts.offsets is not None:
+        zero = _load(parts.offsets, skipped, place, there).to(tl.float32)
+    return scale, minimum, zero[:, None]
+
+
+@triton.jit
+def _inputs(x_ptr, row, held, first, inputs, x_stride, K: constexpr):
+    """The inputs [K, BM] that begin with the column `first`, zero beyond the last."""
+    k = first + tl.arange(0, K)
+    mask = (k < inputs)[:, None] & held[None, :]
+    return tl.load(x_ptr + row[None, :] * x_stride + k[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _add_tile(
+    total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs,
+    FORM: constexpr,
+):  # fmt: skip
+    """Add the products of one tile of inputs, from `first` on, to the totals [BN, BM] of outputs and rows."""
+    tile: constexpr = FORM.tile
+    if FORM.bits == 16:
+        k = first + tl.arange(0, tile)
+        numbers = tl.load(matrix + k[None, :], mask=there[:, None] & (k < inputs)[None, :], other=0.0)
+        x = _inputs(x_ptr, row, held, first, inputs, x_stride, tile)
+        total = tl.dot(numbers, x, total, input_precision="ieee")
+    else:
+        scale, minimum, zero = _of_group(  # pyright: ignore
+            parts, skipped, first // FORM.group, n, there, outputs, FORM
+        )
+        if FORM.bits == 8:
+            at = matrix + (first + tl.arange(0, tile))[None, :]
+            code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
+            x = _inputs(x_ptr, row, held, first, inputs, x_stride, tile)
+            product = tl.dot(_numbers(code, zero, FORM).to(x.dtype), x, input_precision="ieee")
+            added = tl.sum(x.to(tl.float32), 0)
+        else:
+            half: constexpr = FORM.tile // 2
+            at = matrix + (first // 2 + tl.arange(0, half))[None, :]
+            code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
+            x = _inputs(x_ptr, row, held, first, inputs, x_stride, half)
+            y = _inputs(x_ptr, row, held, first + half, inputs, x_stride, half)
+            low = _numbers(code & 15, zero, FORM).to(x.dtype)
+            high = _numbers(code >> 4, zero, FORM).to(x.dtype)
+            product = tl.dot(high, y, tl.dot(low, x, input_precision="ieee"), input_precision="ieee")
+            added = tl.sum(x.to(tl.float32), 0) + tl.sum(y.to(tl.float32), 0)
+        total += product * scale[:, None]
+        if parts.minimums is not None:
+            total += minimum[:, None] * added[None, :]
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def multiply(
+    x_ptr, parts, bias_ptr, out_ptr, pairs_ptr, experts_ptr, x_stride, rows, outputs, inputs, width,
+    expert_bytes, splits, FORM: constexpr, CHOSEN: constexpr, BN: constexpr, BM: constexpr, SPLIT: constexpr,
+):  # fmt: skip
+    """Compute a tile of `rows` x `outputs`; SPLIT: of some of the inputs, for `join_splits`.
+
+    With `pairs`, a block of rows is one of pairs of a token and one of its CHOSEN experts, -1 for none: each
+    reads the row of its token, or with CHOSEN 1 its own, and `experts` says whose matrix a block takes: its
+    parts lie `expert_bytes` behind those of the one before.
+    """
+    n, lane = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    there, held = n < outputs, lane < rows
+    skipped = 0
+    if pairs_ptr is not None:
+        expert = tl.load(experts_ptr + tl.program_id(1)).to(tl.int64)
+        if expert < 0:
+            return
+        lane = tl.load(pairs_ptr + lane)
+        held = lane >= 0
+        skipped = expert * expert_bytes
+        if bias_ptr is not None:
+            bias_ptr += expert * outputs
+    lane = tl.where(held, lane, 0).to(tl.int64)
+    row = lane // CHOSEN
+    tiles = tl.cdiv(inputs, FORM.tile)
+    each = tl.cdiv(tiles, splits)
+    start = tl.program_id(2) * each
+    size: constexpr = parts.codes.dtype.element_ty.primitive_bitwidth // 8
+    matrix = parts.codes + skipped // size + n.to(tl.int64)[:, None] * width
+    total = tl.zeros([BN, BM], tl.float32)
+    for tile in range(start, tl.minimum(start + each, tiles)):
+        total = _add_tile(
+            total, matrix, n, there, tile * FORM.tile, x_ptr, row, held, inputs, x_stride, parts, skipped,
+            outputs, FORM,
+        )  # fmt: skip
+    if SPLIT:
+        lane += tl.program_id(2).to(tl.int64) * rows
+    elif bias_ptr is not None:
+        total += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)[:, None]
+    at = out_ptr + lane[None, :] * outputs + n[:, None]
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=there[:, None] & held[None, :])
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def join_splits(partial_ptr, bias_ptr, out_ptr, rows, outputs, splits, BLOCK: constexpr):
+    """Add the splits [splits, rows, outputs] of a piece [BLOCK] of a row, in their order, and the bias."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = n < outputs
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(splits):
+        total += tl.load(partial_ptr + (row + split * rows) * outputs + n, mask=there, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * outputs + n, total.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _store_widened(out, code, k, held, inputs, scale, minimum, zero, FORM: constexpr):
+    """Store the numbers that codes mean in the columns `k` of rows [BN] that begin at `out`."""
+    plain = _numbers(code, zero, FORM) * scale[:, None] + minimum[:, None]
+    there = held[:, None] & (k < inputs)[None, :]
+    tl.store(out + k[None, :], plain.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["first", "rows"])
+def widen_rows(
+    ids_ptr, parts, out_ptr, first, rows, outputs, inputs, width, FORM: constexpr, BN: constexpr
+):  # fmt: skip
+    """Widen a tile of BN rows: those that `ids` names, or those from the row `first` on."""
+    lane = tl.program_id(0) * BN + tl.arange(0, BN)
+    held = lane < rows
+    n = first + lane
+    if ids_ptr is not None:
+        n = tl.load(ids_ptr + lane, mask=held, other=0)
+    start = tl.program_id(1) * FORM.tile
+    scale, minimum, zero = _of_group(parts, 0, start // FORM.group, n, held, outputs, FORM)  # pyright: ignore
+    matrix = parts.codes + n.to(tl.int64)[:, None] * width
+    out = out_ptr + lane.to(tl.int64)[:, None] * inputs
+    if FORM.bits == 8:
+        k = start + tl.arange(0, FORM.tile)
+        code = tl.load(matrix + k[None, :], mask=held[:, None], other=0).to(tl.int32)
+        _store_widened(out, code, k, held, inputs, scale, minimum, zero, FORM)
+    else:
+        half: constexpr = FORM.tile // 2
+        k = tl.arange(0, half)
+        code = tl.load(matrix + (start // 2 + k)[None, :], mask=held[:, None], other=0).to(tl.int32)
+        _store_widened(out, code & 15, start + k, held, inputs, scale, minimum, zero, FORM)
+        _store_widened(out, code >> 4, start + half + k, held, inputs, scale, minimum, zero, FORM)

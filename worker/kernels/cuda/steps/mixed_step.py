@@ -1,0 +1,151 @@
+"""Steps of any rows where graphs read them: one of a few sizes holds every smaller step.
+
+The host sends rows and the plan of attention, both filled up; the positions and places of tokens, whose
+blocks the device alone knows, are laid out in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+from torch import Tensor
+
+from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, Room, plan_room, plan_step
+from worker.kernels.cuda.capabilities import Card, Tiles
+from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows
+from worker.steps.compute import UnreadStep, Unrecordable
+from worker.tables.positions import Columns, StepTokens
+from worker.tables.slots import Slots
+from worker.tables.staging import Column, Packet, columns_of
+
+MOST_ROWS = 256
+MOST_SAMPLES = 64
+"""The most rows whose tokens a graph chooses. Their logits hardly take longer than those of one row, for
+which the whole matrix is read, too."""
+_FEWER_SPLITS = 4
+"""How many times fewer splits a graph may have than a step by itself: keys of long sequences take as many
+times longer, which soon costs more than launches do."""
+
+
+class MixedStep:
+    """The place on the device of steps with up to so many tokens."""
+
+    def __init__(
+        self,
+        tokens: int,
+        samples: int,
+        card: Card,
+        slots: Slots,
+        kinds: Sequence[PlanKey],
+        buffer: Tensor,
+        largest: StepTensors,
+    ) -> None:
+        """`samples`: the most rows whose tokens a graph chooses; `kinds` of heads that the model has.
+
+        `largest`: the tensors of the largest step, of which smaller ones take the beginning.
+        """
+        self._card, self._slots, self._buffer = card, slots, buffer
+        rows = min(tokens, len(largest.block_table))
+        self.rows, self.samples = rows, min(samples, rows, MOST_SAMPLES)
+        self._rooms: dict[PlanKey, list[tuple[Room, Tiles]]] = {
+            key: plan_room(card, key, tokens, rows, slots.max_len) for key in kinds
+        }
+        sizes = [room.size for room, _ in chain(*self._rooms.values())]
+        self._fixed = [rows, rows + 1, rows, tokens, self.samples, self.samples]
+        self._fixed += [] if slots.paged else [tokens]
+        self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
+        if 2 * sum(self._lengths) > len(buffer):
+            raise Unrecordable("its plans of attention have no room in a form")
+        columns = columns_of(buffer, self._lengths)
+        self._held, self._starts, self._ends, self._row_of = columns[:4]
+        self.last, self.sampling = columns[4:6]
+        """The last tokens of the rows that sample, and their slots."""
+        self._types = None if slots.paged else columns[6]
+        self._blocks = columns[len(self._fixed) :]
+        self._tensors = largest.first(tokens, rows)
+        self._context = self._open_context()
+
+    def clear(self) -> None:
+        """Bring a step without rows to the device."""
+        self._buffer.fill_(-1)
+        self._held.fill_(self._slots.dummy)
+        self._starts.zero_()
+        self._ends.zero_()
+        self.last.zero_()
+        self.sampling.fill_(self._slots.dummy)
+        if self._types is not None:
+            self._types.zero_()
+
+    def lay_out(self) -> StepTokens:
+        """Lay out the tokens of the step that is there."""
+        lay_out_any_rows(self._held, self._starts, self._ends, self._row_of, self._slots, self._tensors)
+        if self._types is not None:
+            self._context.token_types = self._types.long()
+        return self._tensors.ids, self._context
+
+    def stage(
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
+    ) -> Callable[[], StepTokens] | None:
+        """Begin a packet with a step that this place has room for; None if its keys should be split more.
+
+        `sampling`: the rows whose tokens a graph chooses. What is returned is that of a `LayOut`.
+        """
+        count, rows = columns.query_starts[-1], len(columns.slots)
+        planned = self._plan_step(columns)
+        if planned is None:
+            return None
+        filled: list[tuple[Sequence[int] | np.ndarray, int]] = [
+            (columns.slots, self._slots.dummy),
+            (columns.query_starts, count),
+            (columns.ends, 0),
+            (np.repeat(np.arange(rows), columns.counts), -1),
+            ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
+            ([columns.slots[row] for row in sampling], self._slots.dummy),
+            *([] if self._slots.paged else [(token_types or [], 0)]),
+            *((blocks, -1) for blocks in planned),
+        ]
+        packet.begin_form(
+            self._buffer,
+            [Column(*each, length) for each, length in zip(filled, self._lengths, strict=True)],
+        )
+        return lambda: (self._tensors.ids[:count], self._context)
+
+    def _open_context(self) -> UnreadStep:
+        """The context that layers read, with launches of attention whose blocks come with each step."""
+        places, tensors = iter(self._blocks), self._tensors
+        plan: Plan = {
+            key: [
+                Launch(next(places), next(places), room.splits, tiles, padded=True) for room, tiles in rooms
+            ]
+            for key, rooms in self._rooms.items()
+        }
+        return UnreadStep(
+            positions=tensors.positions,
+            query_starts=self._starts,
+            kv_lens=self._ends,
+            block_table=tensors.block_table,
+            slot_mapping=tensors.slot_mapping,
+            block_size=self._slots.block_size,
+            query_lens_host=[],
+            kv_lens_host=[],
+            plan=plan,
+        )
+
+    def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
+        """The rows and the tokens of the blocks of each launch; None if keys should be split more."""
+        planned: list[np.ndarray] = []
+        none = np.empty(0, np.int32)
+        for key, rooms in self._rooms.items():
+            step = plan_step(self._card, key, columns.counts, columns.ends)
+            own = [blocks for blocks, _ in step]
+            for room, _ in rooms:
+                blocks = next((each for each in own if each.short == room.short), None)
+                if blocks is None:
+                    planned += [none, none]
+                    continue
+                if blocks.splits > _FEWER_SPLITS * room.splits:
+                    return None
+                planned += [blocks.rows, blocks.tokens]
+        return planned

@@ -1,0 +1,357 @@
+"""Steps as CUDA graphs: those of single tokens by rows, small ones of prompts and texts by tokens.
+
+A step is replayed from its form to its tokens. If some row masks, penalises or reports logits, a step of
+single tokens is replayed up to its logits, and any other up to its hidden states, as it is if nothing samples
+or many rows do. What follows is computed as in any other step, and larger steps are from their beginning.
+
+Ranks that share layers replay their exchanges with a step. They have the same graphs (`recorder.py`), and
+choose one by what a step asks for, so that all replay the same. Of several stages each replays what lies
+between receiving the stream and sending it on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.steps.attention_plans import PlannedLayout
+from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
+from worker.kernels.cuda.steps.layout_kernels import (
+    SampleTensors,
+    StepTensors,
+    lay_out_sampling,
+    lay_out_single_tokens,
+)
+from worker.kernels.cuda.steps.mixed_step import MOST_ROWS, MOST_SAMPLES, MixedStep
+from worker.ranks.process_groups import Groups
+from worker.sampling.grouped_logits import GroupedLogits
+from worker.sampling.sampler import SampledTokens
+from worker.sampling.top_k_top_p import Draws
+from worker.steps.batch import Batch
+from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
+from worker.tables.positions import Columns, LayOut
+from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotStates, StagedForm
+from worker.tables.staging import Packet
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+"""The sizes of graphs of single tokens."""
+TOKENS = (16, 32, 64, 128, 256, 512)
+"""The sizes of graphs of other steps."""
+_URGENT, _URGENT_TOKENS = 8, 64
+"""The largest graphs that are made before the first request, of single tokens and of others."""
+_FORM_WORDS = 1 << 16
+"""Room for a form, and for what sampling needs behind it."""
+_GRAPH_BYTES = 4 << 20
+"""What the driver takes for a graph, roughly."""
+
+Work = Callable[[], tuple[Tensor, Tensor]]
+"""The type of the work of a step, which returns the first two tensors of a `_Graph`."""
+DrawInto = Callable[[GroupedLogits, Draws, Tensor], None]
+"""The type of a function that draws tokens for the rows that have a temperature, into [N] int32."""
+
+
+def sizes_up_to(most: int, sizes: Sequence[int]) -> list[int]:
+    """The sizes of the graphs for steps of up to `most` rows or tokens."""
+    return [size for size in sizes if size <= most] + [most] * (0 < most < sizes[-1] and most not in sizes)
+
+
+def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
+    """An upper bound of the bytes of all graphs: what the largest take, and the driver's own.
+
+    `rows`, `tokens`: those of the largest graphs of single tokens, and of others, whose hidden states stay.
+    `per_row`: the bytes of logits. `per_token`: those of layers.
+    """
+    rows = min(rows, ROWS[-1])
+    kinds = 2 if rows else 1
+    made = 2 * len(sizes_up_to(rows, ROWS)) + kinds * len(sizes_up_to(tokens, TOKENS))
+    logits = (rows + min(rows, MOST_SAMPLES)) * per_row
+    return logits + (rows + 2 * tokens) * per_token + made * _GRAPH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    hidden: Tensor  # [T, H]
+    result: Tensor  # [2, R] as `SampledTokens.packed`, the logits [R, V], or the hidden states again
+    replay: Callable[[], None]
+
+    def tokens_of(self, rows: int) -> SampledTokens:
+        """The tokens of the rows of a step that sample, behind which are those of nobody."""
+        return SampledTokens(self.result[:, :rows], [])
+
+
+class Graphs:
+    """Replays graphs where there are some. The plain way computes all other steps."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        card: Card,
+        recorder: Recorder,
+        draw: DrawInto | None,
+        *,
+        most: int,
+    ) -> None:
+        """`most`: the tokens of the largest graph.
+
+        `draw`: None if the kernel draws wrong on a card: whole steps take the likeliest tokens only, then.
+        """
+        slots = compute.slots
+        rows = min(most, slots.count, ROWS[-1]) if compute.generates else 0
+        target = slots.tokens.device
+        self._card, self._layout = card, PlannedLayout(card)
+        self.lay_out: LayOut = self._layout
+        compute.lay_out = self._layout
+        self.forms: Forms | None = self
+        self.states = SlotStates(slots)
+        self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
+        self._compute, self._recorder, self._draw = compute, recorder, draw
+        self.chooses, self.draws = compute.ends_model, draw is not None
+        most_rows = max(rows, min(slots.count, MOST_ROWS))
+        self._tensors = StepTensors.make(target, max(rows, most), most_rows, slots.most_blocks)
+        """What every graph lays out anew."""
+        self._lens = torch.zeros(rows, dtype=torch.int32, device=target)
+        self._samples = SampleTensors.make(target, rows)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=target)
+        self._logits = torch.empty(rows if self.chooses else 0, compute.vocab_size, device=target)
+        self._stream = compute.stage.open_stream(max(rows, most)) if compute.stage else None
+        """The place of what the stage before sends, if there is one."""
+        if self._stream is not None:
+            self._stream.zero_()  # a step may leave over what no stage has sent yet
+        self._sizes, self._token_sizes = sizes_up_to(rows, ROWS), sizes_up_to(most, TOKENS)
+        self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
+        self._graphs: dict[Form | MixedForm, _Graph] = {}
+        self._steps: dict[int, MixedStep] = {}
+        """The places of mixed steps, by their tokens."""
+
+    def find(self, rows: int, *, whole: bool) -> Form | None:
+        """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
+        for size in self._sizes:
+            form = Form(size, whole)
+            if rows <= size <= 2 * rows and form in self._graphs:
+                return form
+        return None
+
+    def stage_mixed(
+        self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
+    ) -> StagedForm | None:
+        """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
+        count = columns.query_starts[-1]
+        for size in self._token_sizes:
+            if not count <= size <= max(self._token_sizes[0], 2 * count):
+                continue
+            form = self._find_mixed(size, len(columns.slots), len(sampling))
+            if form is not None:
+                finish = self._steps[size].stage(columns, token_types, sampling if form.whole else (), packet)
+                return StagedForm(form, finish) if finish is not None else None
+        return None
+
+    def _find_mixed(self, size: int, rows: int, samples: int) -> MixedForm | None:
+        """The form of so many tokens that has room for these rows, and ends as far on as it can."""
+        step, whole, plain = self._steps.get(size), MixedForm(size, whole=True), MixedForm(size, whole=False)
+        if step is None or rows > step.rows:
+            return None
+        if whole in self._graphs and 0 < samples <= step.samples:
+            return whole
+        return plain if plain in self._graphs else None
+
+    def __call__(self, batch: Batch, write_bounds: WriteBounds) -> Outcome:
+        form = batch.form
+        if form is None:
+            return self._compute(batch, write_bounds)
+        graph, sampled, compute = self._graphs[form], batch.sampled, self._compute
+        if isinstance(form, MixedForm):
+            batch.lay_out()
+        hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
+        if not compute.ends_model:
+            return Outcome(hidden.clone(), None, [])  # it is sent while other steps are replayed
+        if isinstance(form, MixedForm):
+            if sampled is None or not form.whole:
+                return compute.finish(batch, hidden, write_bounds)
+            tables = compute.report_prompts(batch, hidden)
+            return Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
+        if form.whole or sampled is None:
+            tokens = graph.tokens_of(len(hidden))
+        else:
+            tokens = compute.choose(graph.result[: len(sampled.rows)], sampled, write_bounds)
+        return Outcome(hidden, tokens, [])
+
+    def _replay(self, graph: _Graph, count: int) -> Tensor:
+        """Replay a step of `count` tokens; returns their hidden states, which the next replay overwrites."""
+        stream = self._stream_of(count)
+        if self._compute.stage and stream is not None:
+            self._compute.stage.receive_stream(stream)
+        graph.replay()
+        return graph.hidden[:count]
+
+    def _stream_of(self, count: int) -> Tensor | None:
+        return None if self._stream is None else self._stream[:count]
+
+    def prepare(self) -> bool:
+        """Make the next graph. One that does not fit in memory is left out; other errors end its kind."""
+        if not self._left:
+            return False
+        form = self._left.pop(0)
+        made = self._recorder.record(
+            lambda: self._open_mixed(form) if isinstance(form, MixedForm) else self._open(form)
+        )
+        if isinstance(made, Missing):
+            self._leave_out(form, made)
+        else:
+            # A stage before the last records the same twice, to be in step with the others.
+            made_as = form if self.chooses else replace(form, whole=False)
+            self._graphs[made_as] = _Graph(*made.result, made.replay)
+        return bool(self._left)
+
+    def close(self) -> None:
+        """Give all graphs back: NCCL closes no group that graphs refer to."""
+        self._graphs.clear()
+
+    def _leave_out(self, form: Form | MixedForm, missing: Missing) -> None:
+        if not missing.short_of_memory:
+            self._left = [other for other in self._left if type(other) is not type(form)]
+        if missing.reason is None:
+            return
+        if missing.short_of_memory:
+            logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
+        else:
+            kind = "prompts and texts" if isinstance(form, MixedForm) else "single tokens"
+            logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, missing.reason)
+
+    def _open_mixed(self, form: MixedForm) -> Work:
+        compute, step = self._compute, self._place_of(form.tokens)
+        samples = self._samples.first(step.samples)
+        draws = samples.draws()
+        step.clear()
+
+        def work() -> tuple[Tensor, Tensor]:
+            ids, context = step.lay_out()
+            hidden = compute.compute_hidden(ids, context, stream=self._stream_of(len(ids)))
+            if not (form.whole and self.chooses):
+                return hidden, hidden
+            lay_out_sampling(step.sampling, self.states.table, compute.slots, samples)
+            logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
+            return hidden, self._choose(logits, samples, draws)
+
+        return work
+
+    def _place_of(self, tokens: int) -> MixedStep:
+        """The place of mixed steps of up to so many tokens, which is the same however far a graph goes."""
+        if tokens not in self._steps:
+            self._steps[tokens] = MixedStep(
+                tokens,
+                self._sizes[-1] if self._sizes else 0,
+                self._card,
+                self._compute.slots,
+                self._layout.kinds,
+                self.buffer,
+                self._tensors,
+            )
+        return self._steps[tokens]
+
+    def _open(self, form: Form) -> Work:
+        compute, count = self._compute, form.rows
+        slots, states = compute.slots, self.states.table
+        step, lens, samples = (
+            self._tensors.first(count, count),
+            self._lens[:count],
+            self._samples.first(count),
+        )
+        context, draws = self._context_of(step, lens), samples.draws()
+        self.buffer.fill_(-1)
+        self.buffer[:count].fill_(slots.dummy)
+
+        def work() -> tuple[Tensor, Tensor]:
+            lay_out_single_tokens(self.buffer, states, slots, step, lens)
+            hidden = compute.compute_hidden(step.ids, context, stream=self._stream_of(count))
+            if not self.chooses:
+                return hidden, hidden
+            logits = compute.model.logits(hidden).contiguous()
+            if not form.whole:
+                return hidden, self._keep(logits)
+            lay_out_sampling(self.buffer[:count], states, slots, samples)
+            return hidden, self._choose(logits, samples, draws)
+
+        return work
+
+    def _context_of(self, step: StepTensors, lens: Tensor) -> UnreadStep:
+        """The context of a step of single tokens, whose plan of attention is the same for any lengths."""
+        slots, count = self._compute.slots, len(lens)
+        return UnreadStep(
+            positions=step.positions,
+            query_starts=self._starts[: count + 1],
+            kv_lens=lens,
+            block_table=step.block_table,
+            slot_mapping=step.slot_mapping,
+            block_size=slots.block_size,
+            query_lens_host=[],
+            kv_lens_host=[],
+            plan=self._layout.plan_for([1] * count, [slots.max_len] * count, step.ids.device),
+        )
+
+    def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
+        """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""
+        grouped = GroupedLogits(logits, self._compute.scan)
+        packed = grouped.best
+        if self._draw is not None:
+            self._draw(grouped, draws, packed[0])
+        self._compute.slots.tokens.view(-1)[samples.flat] = packed[0]
+        return packed
+
+    def _keep(self, logits: Tensor) -> Tensor:
+        """Bring logits [R, V] to the memory that all graphs have for them: it is read before another runs."""
+        return self._logits[: len(logits)].copy_(logits)
+
+
+def open_graphs(
+    compute: Compute,
+    card: Card,
+    open_capture: Callable[[], Capture],
+    draw: DrawInto | None,
+    groups: Groups,
+    *,
+    most: int,
+) -> Computing:
+    """What replays steps as graphs, if they can be; else `compute`, which sends plans of attention along.
+
+    What ranks choose by must be the same on all of them, so their cards must be alike, and draw right.
+    `most` and `draw` are those of `Graphs`; 0: no step is replayed.
+    """
+    replays = most > 0 and groups.replicas is None
+    if replays and not groups.agree(card.capability << 16 | card.processors):
+        logger.warning("steps are not replayed as CUDA graphs, because the cards of the ranks differ")
+        replays = False
+    if not replays:
+        compute.lay_out = PlannedLayout(card)
+        return compute
+    draws = groups.minimum(int(draw is not None))
+    return Graphs(compute, card, Recorder(open_capture(), groups), draw if draws else None, most=most)
+
+
+def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[list[Form | MixedForm], int]:
+    """All forms in the order in which they are recorded, and the number of those before the first request.
+
+    The largest of each kind comes first: smaller ones find room in what it leaves in their common pool. Where
+    there are steps that sample, those without wait.
+    """
+    samples = bool(sizes)
+    few, many = (
+        [Form(size, whole=True) for size in sizes[::-1] if (size <= _URGENT) is f] for f in (True, False)
+    )
+    small, large = (
+        [MixedForm(size, samples) for size in token_sizes[::-1] if (size <= _URGENT_TOKENS) is f]
+        for f in (True, False)
+    )
+    to_logits = [Form(size, whole=False) for size in sizes[::-1]]
+    to_hidden = [MixedForm(size, whole=False) for size in token_sizes[::-1] if samples]
+    return [*few, *small, *large, *many, *to_logits, *to_hidden], len(few) + len(small)
+
+
+def _size(form: Form | MixedForm) -> str:
+    return f"{form.tokens} tokens" if isinstance(form, MixedForm) else f"{form.rows} rows"
