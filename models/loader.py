@@ -23,11 +23,11 @@ from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
 from models.gguf.folder import gguf_parts
-from models.gguf.source import open_gguf
+from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
 from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
-from models.parallel.shares import most_ranks_of
+from models.parallel.rank_shares import most_ranks_of
 from models.pooling.config import PoolingConfig
 from models.quantization.config import read_quantization
 from models.registry import resolve

@@ -9,7 +9,7 @@ from engine_core.config import EngineConfig, ProcessConfig, cluster_key_needed
 from engine_core.expert_options import balancing_of, transport_of
 from models.config import ConfigError, ModelConfig
 from models.parallel.experts import Placement, check_experts, count_experts
-from models.parallel.shares import check_cut
+from models.parallel.rank_shares import check_cut
 from worker.config import Place
 
 _log = logging.getLogger(__name__)

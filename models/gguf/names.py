@@ -72,7 +72,7 @@ _PARTS = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
-    # Latent attention. Older files have one matrix of keys and values, newer ones two, joined by `source.py`.
+    # Latent attention. Older files have one matrix of keys and values, newer ones two (see `tensors.py`).
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",

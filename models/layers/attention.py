@@ -13,7 +13,7 @@ from models.checkpoint.weights import Weights
 from models.context import context
 from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from models.quantization.readers.pieces import read_one_scale
 
 _OF_KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale")

@@ -13,7 +13,7 @@ from models.layers.attention import CachedAttention, QueryGrowth
 from models.layers.linear import Linear, Pairs, RowLinear, cut_of, frozen
 from models.layers.norm import FrontRMSNorm, RMSNorm
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_plain_matrix
 
 _EPS = 1e-6

@@ -14,7 +14,7 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix, halves, stacked
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
 from models.weight_pieces import Cut
 

@@ -9,7 +9,7 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.layers.linear import frozen
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from models.weight_pieces import Cut
 
 

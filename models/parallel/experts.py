@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.config import ConfigError, ModelConfig
-from models.parallel.shares import HEADS, kv_heads_of, share_of
+from models.parallel.rank_shares import HEADS, kv_heads_of, share_of
 
 Placement = Literal["linear", "round_robin"]
 """Whether a rank holds neighbouring experts, or every n-th one of n ranks."""

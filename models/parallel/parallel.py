@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from models.parallel.experts import ExpertPlace
-from models.parallel.shares import HEADS, Span, kv_heads_of, layers_of, sections_of, share_of
+from models.parallel.rank_shares import HEADS, Span, kv_heads_of, layers_of, sections_of, share_of
 
 PADDING = 64
 """A rank's share of the vocabulary's rows is a multiple of this, for the kernels' sake."""

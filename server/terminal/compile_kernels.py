@@ -13,7 +13,7 @@ from typing import get_args
 from models.checkpoint.hub import HubError, resolve
 from models.config import read_config
 from models.parallel.experts import Transport, check_experts
-from models.parallel.shares import check_cut
+from models.parallel.rank_shares import check_cut
 from server.options.option_table import OptionError
 from server.terminal.console import parser_of
 

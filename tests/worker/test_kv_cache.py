@@ -13,7 +13,7 @@ from sizes import MODEL, worker_config
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.experts import Transport
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from worker.config import Place
 from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu

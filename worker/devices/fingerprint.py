@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from models.fingerprint import digest_weights
-from models.parallel.shares import most_ranks_of
+from models.parallel.rank_shares import most_ranks_of
 from models.quantization.config import read_quantization
 from worker.config import WorkerConfig
 from worker.devices.base import Device

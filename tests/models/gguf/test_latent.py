@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
-from models.gguf.source import open_gguf
+from models.gguf.tensors import open_gguf
 from models.plain_files import FileError
 from models.weight_pieces import Cut, WeightsError
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from models.checkpoint.weights import Reading, Weights
 from models.gguf.config import raw_config
 from models.gguf.file import read_gguf
-from models.gguf.source import open_gguf
+from models.gguf.tensors import open_gguf
 from models.layers.experts import Experts
 from models.ops.grouped_matrix import Grouped, widen
 from models.quantization.matrices import read_matrix

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from models.checkpoint.files import open_source
 from models.checkpoint.weights import Reading, Weights
 from models.gguf.file import read_gguf
-from models.gguf.source import open_gguf
+from models.gguf.tensors import open_gguf
 from models.ops.grouped_matrix import widen
 from models.quantization.matrices import FORMATS, read_matrix
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES, Gguf, GgufFields

@@ -24,7 +24,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rotary, plain_rope, read_rope
 from models.parallel.parallel import Parallel
-from models.parallel.shares import Span, most_ranks_of
+from models.parallel.rank_shares import Span, most_ranks_of
 
 CPU = torch.device("cpu")
 

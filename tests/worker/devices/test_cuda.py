@@ -9,7 +9,7 @@ import torch
 
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
-from models.parallel.shares import Span
+from models.parallel.rank_shares import Span
 from worker.config import Place
 from worker.devices.base import plain_attention_bytes
 from worker.devices.cuda import Cuda
