@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -300,3 +301,21 @@ def is_quantized(module: str, recipe: Recipe) -> bool:
 def change_config(folder: Path, **fields: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+Change = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor] | None]
+"""The type of a function that makes stored tensors of a plain one, and the plain one that they mean."""
+
+
+def write_both(source: Path, folder: Path, config: Mapping[str, object], change: Change) -> tuple[Path, Path]:
+    """Write a plain checkpoint as `change` stores its tensors, and the plain one that this means."""
+    packed, plain = (shutil.copytree(source, folder / each) for each in ("packed", "plain"))
+    stored: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        made, meant[name] = change(name, tensor) or ({name: tensor}, tensor)
+        stored |= {name: each.contiguous() for name, each in made.items()}
+    save_file(stored, packed / "model.safetensors", {"format": "pt"})
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    change_config(packed, quantization_config=config)
+    return packed, plain

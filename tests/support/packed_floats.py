@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from packed import change_config
-from safetensors.torch import load_file, save_file
+from packed import write_both
 from torch import Tensor
 
 SIDE = 48
@@ -63,21 +61,17 @@ FLOAT_CASES: dict[str, tuple[dict[str, object], Scales, str, Callable[[Tensor], 
 
 def write_floats(source: Path, folder: Path, name: str) -> tuple[Path, Path]:
     """Write a plain checkpoint in fp8, and the plain one that this means."""
-    config, scales_of, named, stored = FLOAT_CASES[name]
-    packed, plain = (shutil.copytree(source, folder / each) for each in ("packed", "plain"))
-    tensors = load_file(source / "model.safetensors")
-    small = dict(tensors)
-    for key, tensor in tensors.items():
+    config, scales_of, named, kept = FLOAT_CASES[name]
+
+    def change(key: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if not key.endswith(("_proj.weight", "_proj_with_mqa.weight")):
-            continue
+            return None
         scales = scales_of(tensor)
-        small[key] = (tensor / scales).to(torch.float8_e4m3fn)
-        small[f"{key.removesuffix('weight')}{named}"] = stored(scales).contiguous().clone()
-        tensors[key] = small[key].float() * scales
-    save_file(small, packed / "model.safetensors", {"format": "pt"})
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    change_config(packed, quantization_config=config)
-    return packed, plain
+        small = (tensor / scales).to(torch.float8_e4m3fn)
+        stored = {key: small, f"{key.removesuffix('weight')}{named}": kept(scales).clone()}
+        return stored, small.float() * scales
+
+    return write_both(source, folder, config, change)
 
 
 MX_GROUP = 32
@@ -99,25 +93,20 @@ def write_mxfp4(source: Path, folder: Path) -> tuple[Path, Path]:
 
     The largest number of a group is at most 6 times a power of two, as the format's document has it.
     """
-    packed, plain = (shutil.copytree(source, folder / each) for each in ("packed", "plain"))
-    tensors = load_file(source / "model.safetensors")
-    small = dict(tensors)
     sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    for key, tensor in tensors.items():
+
+    def change(key: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if not key.endswith("_proj.weight"):
-            continue
+            return None
         groups = tensor.float().unflatten(1, (-1, MX_GROUP))
         powers = groups.abs().amax(-1).clamp_min(2.0**-100).log2().floor() - 2
         steps = groups / 2 ** powers.unsqueeze(-1)
         codes = (steps.abs().unsqueeze(-1) - sizes).abs().argmin(-1)
         meant = sizes[codes] * steps.sign() * 2 ** powers.unsqueeze(-1)
         codes = (codes + 8 * (steps < 0)).flatten(1).to(torch.uint8)
-        del small[key]
+        packed, scales = codes[:, ::2] | codes[:, 1::2] << 4, (powers + 127).to(torch.uint8)
         module = key.removesuffix("weight")
-        small[f"{module}weight_packed"] = codes[:, ::2] | codes[:, 1::2] << 4
-        small[f"{module}weight_scale"] = (powers + 127).to(torch.uint8)
-        tensors[key] = meant.flatten(1).to(tensor.dtype)
-    save_file(small, packed / "model.safetensors", {"format": "pt"})
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    change_config(packed, quantization_config=MX)
-    return packed, plain
+        stored = {f"{module}weight_packed": packed, f"{module}weight_scale": scales}
+        return stored, meant.flatten(1).to(tensor.dtype)
+
+    return write_both(source, folder, MX, change)

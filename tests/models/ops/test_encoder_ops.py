@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from paged import make_step
 from torch import Tensor
 
 from models import ops
@@ -22,17 +23,8 @@ def seed() -> None:
 
 
 def make_context(lengths: list[int]) -> ForwardContext:
-    counts = torch.tensor(lengths, dtype=torch.int32)
-    return ForwardContext(
-        positions=torch.cat([torch.arange(length) for length in lengths]),
-        query_starts=torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
-        kv_lens=counts,
-        block_table=torch.empty(len(lengths), 0, dtype=torch.int32),
-        slot_mapping=torch.empty(0, dtype=torch.int64),
-        block_size=1,
-        query_lens_host=lengths,
-        kv_lens_host=lengths,
-    )
+    """A step of whole texts, which has a cache that nobody uses."""
+    return make_step(lengths, lengths, block_size=1)
 
 
 @pytest.fixture

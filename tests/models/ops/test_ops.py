@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from paged import make_cache, make_step
 from torch import Tensor
 
 from models import ops
@@ -29,17 +30,12 @@ class TestAttention:
 
     @pytest.fixture
     def step(self) -> ForwardContext:
-        return make_context(self.NEW, self.TOTAL)
+        return make_step(self.NEW, self.TOTAL, BLOCK)
 
     @pytest.fixture
     def kv(self, step: ForwardContext) -> Tensor:
         """A cache that is filled up to the end of each sequence, and NaN beyond."""
-        kv = torch.full((2, 20, KV_HEADS, BLOCK, DIM), torch.nan)
-        for row, total in enumerate(self.TOTAL):
-            for position in range(total):
-                block = int(step.block_table[row, position // BLOCK])
-                kv[:, block, :, position % BLOCK] = torch.randn(2, KV_HEADS, DIM)
-        return kv
+        return make_cache(step, KV_HEADS, DIM, torch.float32)
 
     @pytest.mark.parametrize("softcap", [None, 0.7])
     @pytest.mark.parametrize("window", [None, 1, 3, 5, 100])
@@ -91,7 +87,7 @@ class TestAttention:
 
 class TestRotaryAndCache:
     def test_writes_the_slots_of_the_step_and_no_others(self) -> None:
-        step = make_context([3, 2], [3, 9])
+        step = make_step([3, 2], [3, 9], BLOCK)
         q, k, v = torch.randn(5, HEADS, DIM), torch.randn(5, KV_HEADS, DIM), torch.randn(5, KV_HEADS, DIM)
         kv = torch.full((2, 20, KV_HEADS, BLOCK, DIM), torch.nan)
         assert torch.equal(ops.rotary_and_cache(q, k, v, kv, step), q)
@@ -100,7 +96,7 @@ class TestRotaryAndCache:
         assert int((~flat.isnan()).sum()) == k.numel() + v.numel()
 
     def test_norms_come_before_rotation_and_values_stay(self) -> None:
-        step = make_context([4], [4])
+        step = make_step([4], [4], BLOCK)
         q, k, v = torch.randn(4, HEADS, DIM), torch.randn(4, KV_HEADS, DIM), torch.randn(4, KV_HEADS, DIM)
         kv = torch.zeros(2, 20, KV_HEADS, BLOCK, DIM)
         cos_sin, q_norm, k_norm = torch.randn(4, DIM), torch.randn(DIM), torch.randn(DIM)
@@ -195,20 +191,3 @@ class TestTable:
         with pytest.raises(ValueError, match="no such operation: rms_nrom, use; there are activation"):
             ops.use({"rms_nrom": reference.rms_norm, "use": reference.linear})
         assert ops.rms_norm is reference.rms_norm
-
-
-def make_context(new: list[int], total: list[int]) -> ForwardContext:
-    """A step whose sequences have blocks in no order, none of them shared."""
-    blocks = torch.randperm(20)[: 4 * len(new)].view(len(new), 4).int()
-    positions = [torch.arange(t - n, t) for n, t in zip(new, total, strict=True)]
-    slots = [table[p // BLOCK].long() * BLOCK + p % BLOCK for table, p in zip(blocks, positions, strict=True)]
-    return ForwardContext(
-        positions=torch.cat(positions),
-        query_starts=torch.tensor([0, *new]).cumsum(0, dtype=torch.int32),
-        kv_lens=torch.tensor(total, dtype=torch.int32),
-        block_table=blocks,
-        slot_mapping=torch.cat(slots),
-        block_size=BLOCK,
-        query_lens_host=new,
-        kv_lens_host=total,
-    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from drive import assert_logits, load_ranks
-from packed import change_config
+from packed import write_both
 from packed_floats import FLOAT_CASES, write_floats
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
+from torch import Tensor
 
 from models.weight_pieces import WeightsError
 
@@ -35,28 +35,23 @@ def write_stacks(folder: Path) -> tuple[Path, Path]:
 
     The second is the plain checkpoint that the first means.
     """
-    plain = tiny_checkpoint("Mistral4ForCausalLM", folder / "plain")
-    packed = shutil.copytree(plain, folder / "packed")
-    tensors = load_file(plain / "model.safetensors")
-    small = dict(tensors)
-    for name, tensor in list(tensors.items()):
+
+    def change(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             scales = tensor.abs().amax((1, 2), keepdim=True) / 440
         elif name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
             scales = tensor.abs().max() / 440
         else:
-            continue
+            return None
         scales = scales.bfloat16()
-        small[name] = (tensor / scales.float()).to(torch.float8_e4m3fn)
-        small[f"{name}_scale_inv"] = scales
+        small = (tensor / scales.float()).to(torch.float8_e4m3fn)
         inputs = f"{name}_" if name.endswith("proj") else name.removesuffix("weight")
-        small[f"{inputs}activation_scale"] = 2 * scales.flatten()
-        tensors[name] = small[name].float() * scales.float()
-    save_file(small, packed / "model.safetensors", {"format": "pt"})
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+        of_inputs = {f"{inputs}activation_scale": 2 * scales.flatten()}
+        return {name: small, f"{name}_scale_inv": scales, **of_inputs}, small.float() * scales.float()
+
+    source = tiny_checkpoint("Mistral4ForCausalLM", folder / "of")
     fields = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
-    change_config(packed, quantization_config=fields | {"modules_to_not_convert": ["lm_head"]})
-    return packed, plain
+    return write_both(source, folder, fields | {"modules_to_not_convert": ["lm_head"]}, change)
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from drive import Driver, assert_logits, load_ranks
-from packed import change_config
+from packed import write_both
 from packed_floats import write_mxfp4
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
@@ -32,24 +32,17 @@ SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def write_pair(folder: Path) -> tuple[Path, Path]:
     """Write a tiny gpt-oss whose experts are drawn as codes, and the plain one that they mean."""
+    made = random.Random(1)
+
+    def change(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            return None
+        blocks, scales, meant = drawn(tensor.shape, made)
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}, meant
+
     shape = {"hidden_size": 64, "intermediate_size": 64}
-    plain = tiny_checkpoint("GptOssForCausalLM", folder / "plain", **shape)
-    packed = folder / "packed"
-    packed.mkdir()
-    for file in plain.iterdir():
-        (packed / file.name).write_bytes(file.read_bytes())
-    tensors, made = load_file(plain / "model.safetensors"), random.Random(1)
-    stored = dict(tensors)
-    for name, tensor in list(tensors.items()):
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            del stored[name]
-            blocks, scales, meant = drawn(tensor.shape, made)
-            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-            tensors[name] = meant
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    save_file(stored, packed / "model.safetensors", {"format": "pt"})
-    change_config(packed, quantization_config={"quant_method": "mxfp4"})
-    return packed, plain
+    source = tiny_checkpoint("GptOssForCausalLM", folder / "of", **shape)
+    return write_both(source, folder, {"quant_method": "mxfp4"}, change)
 
 
 def drawn(shape: torch.Size, made: random.Random) -> tuple[Tensor, Tensor, Tensor]:

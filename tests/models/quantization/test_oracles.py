@@ -16,7 +16,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 from drive import assert_logits
-from packed import change_config
+from packed import change_config, write_both
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
@@ -92,21 +92,16 @@ def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
     """Have the library compress a checkpoint, and decompress what it made."""
     format, scheme = scheme_of(name)
     compressor = BaseCompressor.get_value_from_registry(format)
-    packed, plain = (shutil.copytree(llama, folder / each) for each in ("packed", "plain"))
-    tensors = load_file(llama / "model.safetensors")
-    small: dict[str, Tensor] = {}
-    for key, tensor in list(tensors.items()):
+
+    def change(key: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if not key.endswith("_proj.weight"):
-            small[key] = tensor
-            continue
+            return None
         made = compressor.compress(measured(tensor, scheme.weights), scheme)
-        small |= {f"{key.removesuffix('weight')}{part}": value.contiguous() for part, value in made.items()}
-        tensors[key] = compressor.decompress(made, scheme)["weight"].contiguous()
-    save_file(small, packed / "model.safetensors", {"format": "pt"})
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+        stored = {f"{key.removesuffix('weight')}{part}": value for part, value in made.items()}
+        return stored, compressor.decompress(made, scheme)["weight"].contiguous()
+
     config = QuantizationConfig(config_groups={"group_0": scheme}, format=format, ignore=["lm_head"])
-    change_config(packed, quantization_config=json.loads(config.model_dump_json()))
-    return packed, plain
+    return write_both(llama, folder, json.loads(config.model_dump_json()), change)
 
 
 @pytest.mark.parametrize("name", CASES)
