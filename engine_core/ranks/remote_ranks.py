@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 class NodeHello(msgspec.Struct, frozen=True):
+    """A node's first message."""
+
     node: int
     protocol: str
     host: str

@@ -93,8 +93,7 @@ def test_no_class_of_work_starves() -> None:
     clock.add(stream(1, max_tokens=1000))
     clock.step()
     ids = itertools.count(1000)
-    for each in texts(range(100, 110), priority=1):  # background
-        clock.add(each)
+    clock.add_all(texts(range(100, 110), priority=1))  # background
     done: dict[WorkClass, int] = dict.fromkeys(WorkClass, 0)
     live = {WorkClass.FIRST_TOKEN: 0, WorkClass.POOLING: 0}
     for _ in range(400):
@@ -108,11 +107,7 @@ def test_no_class_of_work_starves() -> None:
         assert clock.planned is not None
         for seq, row in zip(clock.planned.seqs, clock.planned.step.seqs, strict=True):
             done[seq.work_class] += row.count
-    first, pooled, background = (
-        done[WorkClass.FIRST_TOKEN],
-        done[WorkClass.POOLING],
-        done[WorkClass.BACKGROUND],
-    )
+    first, pooled, background = (done[each] for each in WorkClass)
     assert 1.6 < first / pooled < 2.4
     assert background == 10 * TEXT
 

@@ -9,7 +9,6 @@ from scheduler_bench import Bench, add, config
 
 from engine_core.protocol import Failed, Pooled, Timing, Tokens
 from engine_core.scheduling.scheduler import Scheduler
-from worker.protocol import StepOutput
 
 
 def test_a_prompt_is_read_in_chunks_after_the_tokens_of_others() -> None:
@@ -160,20 +159,6 @@ def test_stop_wins_over_length_and_waits_for_min_tokens() -> None:
     assert [bench.last(id).finish for id in (1, 2, 3)] == ["stop", "stop", "length"]
 
 
-def test_abort_in_every_state_gives_row_and_blocks_back_at_once() -> None:
-    bench = Bench(config(), facts(max_num_seqs=2), depth=2)
-    bench.add_all(add(id, [id, 7, 9], max_tokens=50) for id in (1, 2, 3))
-    bench.step()
-    bench.step()
-    bench.abort((0, 1), (0, 3), (0, 99))
-    bench.abort((0, 1))
-    bench.serve(add(4, [8, 8, 8], max_tokens=5))
-    for id in (1, 3):
-        assert [output.finish for output in bench.outputs[0, id] if isinstance(output, Tokens)] == ["abort"]
-    assert bench.text(4) == reference([8, 8, 8], 5)
-    assert bench.text(2) == reference([2, 7, 9], 50)
-
-
 def test_a_failed_row_ends_alone() -> None:
     bench = Bench(config(), facts())
     bench.add(add(1, [1, 2], max_tokens=3))
@@ -186,19 +171,6 @@ def test_a_failed_row_ends_alone() -> None:
     bench.run()
     assert bench.outputs[0, 1] == [Failed(id=1, code=500, message="non-finite")]
     assert bench.text(2) == reference([3, 4], 3)
-
-
-def test_what_a_failed_step_and_the_next_one_bring_is_dropped() -> None:
-    bench = Bench(config(), facts(max_num_seqs=2))
-    bench.add_all(add(id, [id], max_tokens=3) for id in (1, 2, 3))
-    first, second = bench.scheduler.schedule(0), bench.scheduler.schedule(0)
-    assert first is not None and second is not None
-    bench.worker.launch(first.step)
-    assert bench.scheduler.results.land_failed(first, 0, short_of_memory=False, behind=False) == {}
-    landed: StepOutput = bench.worker.launch(second.step).result()
-    assert bench.scheduler.results.land(second, landed, 0) == {}
-    bench.run()
-    assert [bench.text(id) for id in (1, 2, 3)] == [reference([id], 3) for id in (1, 2, 3)]
 
 
 def test_a_full_queue_refuses_with_503_but_free_rows_are_no_queue() -> None:
