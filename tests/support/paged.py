@@ -7,6 +7,15 @@ from torch import Tensor
 
 from models.context import ForwardContext
 
+STEPS = [
+    ([1], [1]),
+    ([1], [700]),  # threads share its chunks
+    ([70], [70]),
+    ([130], [500]),
+    ([1, 2, 33, 64, 1], [20, 2, 90, 64, 300]),  # all kinds in one step
+]
+"""New tokens and all tokens of the rows of steps."""
+
 
 def make_step(new: list[int], total: list[int], block_size: int) -> ForwardContext:
     """A step in which row b computes the last `new[b]` of its `total[b]` tokens. No blocks are shared."""

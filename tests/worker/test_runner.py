@@ -86,25 +86,14 @@ class Engine:
             if each.done:
                 continue
             if not each.entered:
-                tokens = each.prompt + each.output
-                new.append(
-                    NewSeq(slot=each.slot, tokens=tokens, prompt_len=len(each.prompt), params=each.params)
-                )
+                new.append(NewSeq(each.slot, each.prompt + each.output, len(each.prompt), each.params))
                 each.entered = True
             count = min(self.chunk, each.known - each.computed)
             end = each.computed + count
             gained = -(-end // BLOCK) - each.blocks
             samples = end == each.known
-            seqs.append(
-                SeqStep(
-                    slot=each.slot,
-                    start=each.computed,
-                    count=count,
-                    blocks=[self.free.pop() for _ in range(gained)],
-                    samples=samples,
-                    output_index=each.planned,
-                )
-            )
+            blocks = [self.free.pop() for _ in range(gained)]
+            seqs.append(SeqStep(each.slot, each.computed, count, blocks, samples, each.planned))
             each.blocks += gained
             each.computed = end
             each.planned += samples
@@ -374,11 +363,7 @@ def test_the_longest_sequence_fills_its_row(folder: Path) -> None:
 
 def test_the_seed_decides_dummy_weights(folder: Path) -> None:
     params = Sampling(max_tokens=1, temperature=0, logprobs=3)
-    step = StepInput(
-        number=1,
-        new=[NewSeq(slot=0, tokens=PROMPTS[0], prompt_len=7, params=params)],
-        seqs=[SeqStep(slot=0, start=0, count=7, blocks=[0, 1], samples=True)],
-    )
+    step = StepInput(1, [NewSeq(0, PROMPTS[0], 7, params)], [SeqStep(0, 0, 7, [0, 1], samples=True)])
     first, again, other = (
         open_small(folder, load_format="dummy", seed=seed).launch(step).result().logprobs
         for seed in (1, 1, 2)

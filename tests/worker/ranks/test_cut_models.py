@@ -106,13 +106,8 @@ def open_engine(ranks: Ranks) -> Iterator[Open]:
 
     def start(folder: Path, layout: Layout = Layout(), **given: object) -> tuple[Engine, RanksOfTests | None]:
         sizes = {"block_size": 4, "num_gpu_blocks_override": 128, "max_model_len": 64, "cpu_threads": 1}
-        fields = {
-            "tensor_parallel_size": layout.tensor,
-            "pipeline_parallel_size": layout.stages,
-            **sizes,
-            **given,
-        }
-        config = engine_config(folder, **fields)
+        cut = {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.stages}
+        config = engine_config(folder, **{**cut, **sizes, **given})
         made: list[RanksOfTests] = []
         executor = make(ranks, layout, made) if layout.size > 1 else None
         nonlocal engine

@@ -14,7 +14,7 @@ from models.parallel.parallel import Exchange
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.ranks.pipeline_stage import Stage
 from worker.ranks.process_groups import Links
-from worker.sampling.sampler import SampleTargets, SamplingPlan
+from worker.sampling.sampler import GREEDY, SampleTargets
 
 IN_FLIGHT = 3
 WIDTH = 4
@@ -72,21 +72,13 @@ def stages() -> Iterator[tuple[Stage, Stage, FakeGroup]]:
 
 def step(*rows: int, new: tuple[int, ...] = ()) -> StepInput:
     params = Sampling(max_tokens=9)
-    return StepInput(
-        number=1,
-        new=[NewSeq(slot=row, tokens=[0], prompt_len=1, params=params) for row in new],
-        seqs=[SeqStep(slot=row, start=0, count=1, blocks=[], samples=True) for row in rows],
-    )
+    seqs = [SeqStep(row, 0, 1, [], samples=True) for row in rows]
+    return StepInput(1, [NewSeq(row, [0], 1, params) for row in new], seqs)
 
 
 def sampled(*rows: int, position: int = 1) -> SampleTargets:
-    return SampleTargets(
-        last=torch.arange(len(rows)),
-        flat=torch.tensor([row * WIDTH + position for row in rows]),
-        rows=list(range(len(rows))),
-        plan=SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[]),
-        bound={},
-    )
+    flat = torch.tensor([row * WIDTH + position for row in rows])
+    return SampleTargets(torch.arange(len(rows)), flat, list(range(len(rows))), GREEDY, {})
 
 
 def table() -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_levels import use_threads
-from paged import assert_near, make_cache, make_step, rows_of
+from paged import STEPS, assert_near, make_cache, make_step, rows_of
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -18,14 +18,6 @@ from worker.kernels.cpu.operations import Table
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1, 8), (2, 1, 16), (3, 3, 64), (2, 2, 128), (8, 1, 40), (4, 2, 80), (1, 2, 256), (5, 1, 96)]
 """Query heads for each key head, key heads, dimensions."""
-STEPS = [
-    ([1], [1]),
-    ([1], [700]),  # threads share its chunks
-    ([70], [70]),
-    ([130], [500]),
-    ([1, 2, 33, 64, 1], [20, 2, 90, 64, 300]),  # all kinds in one step
-]
-"""New tokens and all tokens of each row."""
 
 
 pytestmark = pytest.mark.usefixtures("threads")

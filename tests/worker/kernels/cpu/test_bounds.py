@@ -17,6 +17,7 @@ from kernel_levels import NAMES, linear_table, table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
+from models.context import ForwardContext
 from models.ops.attention_inputs import HeadPrep
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantization import SCHEMES
@@ -63,6 +64,17 @@ def table(level: str) -> Table:
     return table_of(level)
 
 
+ROWS = [([1], [700]), ([1, 2, 33, 1], [20, 2, 90, 300])]
+"""New tokens and all tokens of the rows of a step."""
+
+
+def guarded_step(new: list[int], total: list[int]) -> ForwardContext:
+    step = make_step(new, total, block_size=7)
+    for name in ("query_starts", "kv_lens", "block_table", "slot_mapping"):
+        setattr(step, name, at_the_end(getattr(step, name)))
+    return step
+
+
 def values(*size: int, dtype: torch.dtype) -> Tensor:
     return at_the_end(torch.randn(size).to(dtype))
 
@@ -97,16 +109,13 @@ def test_norms_and_activations(table: Table, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("group", "kv_heads", "dim"), [(2, 1, 8), (3, 3, 64), (8, 1, 40), (64, 1, 24), (2, 1, 248)]
-)
-@pytest.mark.parametrize(("new", "total"), [([1], [700]), ([1, 2, 33, 1], [20, 2, 90, 300])])
+@pytest.mark.parametrize("shape", [(2, 1, 8), (3, 3, 64), (8, 1, 40), (64, 1, 24), (2, 1, 248)])
+@pytest.mark.parametrize("rows", ROWS)
 def test_attention(
-    table: Table, dtype: torch.dtype, group: int, kv_heads: int, dim: int, new: list[int], total: list[int]
+    table: Table, dtype: torch.dtype, shape: tuple[int, int, int], rows: tuple[list[int], list[int]]
 ) -> None:
-    step, tokens = make_step(new, total, block_size=7), sum(new)
-    for name in ("query_starts", "kv_lens", "block_table", "slot_mapping"):
-        setattr(step, name, at_the_end(getattr(step, name)))
+    """Shapes: query heads for each key head, key heads, dimensions."""
+    (group, kv_heads, dim), step, tokens = shape, guarded_step(*rows), sum(rows[0])
     q = values(tokens, group * kv_heads, dim, dtype=dtype)
     k, v = (values(tokens, kv_heads, dim, dtype=dtype) for _ in range(2))
     cache, turned = at_the_end(make_cache(step, kv_heads, dim, dtype)), values(tokens, 6, dtype=torch.float32)
@@ -123,24 +132,13 @@ def test_attention(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("heads", "rank", "rope", "nope", "value"), [(5, 16, 2, 3, 7), (70, 80, 10, 8, 40), (16, 112, 64, 33, 16)]
-)
-@pytest.mark.parametrize(("new", "total"), [([1], [700]), ([1, 2, 33, 1], [20, 2, 90, 300])])
+@pytest.mark.parametrize("shape", [(5, 16, 2, 3, 7), (70, 80, 10, 8, 40), (16, 112, 64, 33, 16)])
+@pytest.mark.parametrize("rows", ROWS)
 def test_latent_attention(
-    table: Table,
-    dtype: torch.dtype,
-    heads: int,
-    rank: int,
-    rope: int,
-    nope: int,
-    value: int,
-    new: list[int],
-    total: list[int],
+    table: Table, dtype: torch.dtype, shape: tuple[int, ...], rows: tuple[list[int], list[int]]
 ) -> None:
-    step, tokens = make_step(new, total, block_size=7), sum(new)
-    for name in ("query_starts", "kv_lens", "block_table", "slot_mapping"):
-        setattr(step, name, at_the_end(getattr(step, name)))
+    """Shapes: heads, the rank, and the numbers of a head that are rotated, not rotated, and of its value."""
+    (heads, rank, rope, nope, value), step, tokens = shape, guarded_step(*rows), sum(rows[0])
     up = table["pack_latent"](values(heads * (nope + value), rank, dtype=dtype), heads, nope, rank)
     for matrix in (up.of_keys, up.of_values):
         matrix.data = at_the_end(matrix.data)

@@ -43,15 +43,8 @@ class Layer:
         sections: int | None = None,
         **options: Any,
     ) -> Tensor:
-        into, out_of = self.biases
-        return table["experts"](
-            *given,
-            *self.packed(table, sections),
-            kind,
-            gate_up_bias=into,
-            down_bias=out_of,
-            **options,
-        )
+        options |= {"gate_up_bias": self.biases[0], "down_bias": self.biases[1]}
+        return table["experts"](*given, *self.packed(table, sections), kind, **options)
 
     def exact(self, given: tuple[Tensor, ...], kind: str) -> Tensor:
         """The result in float64, of inputs between gate and down that are rounded as the model's are."""
@@ -180,11 +173,8 @@ ROUTINGS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_choices_are_as_specified(level: str, dtype: torch.dtype, routing: Routing) -> None:
-    x, weight, bias = (
-        torch.randn(400, 67).to(dtype),
-        torch.randn(12, 67).to(dtype) / 8,
-        torch.randn(12).to(dtype),
-    )
+    x, weight, bias = (torch.randn(size).to(dtype) for size in ((400, 67), (12, 67), (12,)))
+    weight /= 8
     weight[5], bias[5] = weight[2], bias[2]  # a tie
     table = table_of(level)
     packed = table["pack"](weight, plain=True)

@@ -51,16 +51,8 @@ def test_the_kernels_compute_what_is_specified(
     """Inputs of 16 bits are as good as exact ones; those of 8 bits are rounded as plain torch rounds them."""
     for dtype in DTYPES:
         for input_bits in (8, 16):
-            matrix = drawn(
-                70,
-                333,
-                bits=bits,
-                group=group,
-                zeros=zeros,
-                ordered=ordered,
-                dtype=dtype,
-                input_bits=input_bits,
-            )
+            given = {"bits": bits, "group": group, "zeros": zeros, "ordered": ordered}
+            matrix = drawn(70, 333, dtype=dtype, input_bits=input_bits, **given)
             bias, packed, specified = torch.randn(70).to(dtype), table["pack"](matrix), PLAIN["pack"](matrix)
             assert isinstance(packed, Packed)
             for rows in ROWS:

@@ -11,7 +11,7 @@ import torch
 from equal_bits import assert_same_bits
 from kernel_levels import table_of, use_threads
 from latent_sizes import Sizes
-from paged import make_step, rows_of
+from paged import STEPS, make_step, rows_of
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -30,14 +30,6 @@ SHAPES = (
     Sizes(70, 80, 64, 8, 8),  # more heads than a tile has rows
     Sizes(1, 16, 2, 40, 33),
 )
-STEPS = (
-    ([1], [1]),
-    ([1], [700]),  # threads share its chunks
-    ([70], [70]),
-    ([19], [520]),
-    ([1, 2, 33, 64, 1], [20, 2, 90, 64, 300]),  # all kinds in one step
-)
-"""New tokens and all tokens of each row."""
 
 
 class Layer:
