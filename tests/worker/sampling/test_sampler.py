@@ -172,21 +172,6 @@ def test_draws_equal_the_oracle(many: list[Sampling], seed: int, may_sync: bool)
             assert token == expected
 
 
-def test_greedy_and_random_rows_with_every_option_share_a_step() -> None:
-    """Each row comes out as it does alone."""
-    rng = np.random.default_rng(5)
-    options = (
-        Sampling(max_tokens=9, temperature=0),
-        Sampling(max_tokens=9, seed=1, top_k=5, repetition_penalty=1.4),
-        Sampling(max_tokens=9, temperature=0, presence_penalty=2.0, logit_bias={4: 8.0}),
-        Sampling(max_tokens=9, seed=2, allowed_token_ids=(1, 2, 3, 4), frequency_penalty=-1.0),
-        Sampling(max_tokens=9, seed=3, top_p=0.7, bad_words=((7,), (1, 2))),
-        Sampling(max_tokens=9, seed=4),
-    )
-    rows = [random_row(rng, each) for each in options]
-    assert sample(rows).tokens.tolist() == [int(sample([row]).tokens[0]) for row in rows]
-
-
 def test_long_texts_are_penalised_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.sampling.penalties.MOST_TOKENS", 40)  # two rows of up to 20 tokens
     rng = np.random.default_rng(2)
