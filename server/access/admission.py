@@ -96,7 +96,7 @@ class Work:
 class Admission:
     """A request that was let in, until `release`. It has a place for each of its sequences."""
 
-    _all: Admissions
+    _admissions: Admissions
     caller: Caller
     owner: Owner
     count: int = 0
@@ -119,13 +119,13 @@ class Admission:
 
     async def standing(self) -> Standing | None:
         """How far the first of its sequences has come that an engine has; None if no engine says so."""
-        return await self._all.engines.standing(min(self.streams)) if self.streams else None
+        return await self._admissions.engines.standing(min(self.streams)) if self.streams else None
 
     def check_tokens(self, tokens: int) -> None:
         """Refuses the request if its prompts, which have so many tokens in all, would be too much to wait."""
-        waiting = self._all.waiting_tokens
-        if waiting and waiting + tokens > self._all.max_tokens:
-            self._all.refuse(Overloaded(_MUCH_TO_READ, retry_after=self._all.seconds_to_wait()))
+        waiting = self._admissions.waiting_tokens
+        if waiting and waiting + tokens > self._admissions.max_tokens:
+            self._admissions.refuse(Overloaded(_MUCH_TO_READ, retry_after=self._admissions.seconds_to_wait()))
 
     def read(self, tokens: int) -> None:
         """Count the tokens of the prompts against the quotas of the caller's key."""
@@ -134,18 +134,18 @@ class Admission:
 
     def begin_work(self, prompt: int, most: int = 0, *, may_stop: bool = False) -> Work:
         """Count work that is sent to the engine: an answer of `most` tokens, which `may_stop` before."""
-        return Work(self, prompt, self._all.expected_answer(most) if may_stop else most)
+        return Work(self, prompt, self._admissions.expected_answer(most) if may_stop else most)
 
     def count_work(self, prompt: int, answer: float) -> None:
         """Change what waits for the engine by so many tokens."""
-        self._all.waiting_tokens += prompt
+        self._admissions.waiting_tokens += prompt
         self.owner.prompts += prompt
         self.owner.answers += answer
 
     def take_id(self, id: str) -> str:
         """Give the request this id, or one that begins with it if another request has it; returns it."""
         free = id
-        while free in self._all.by_id:
+        while free in self._admissions.by_id:
             free = f"{id}-{secrets.token_hex(4)}"
         self.set_id(free)
         return free
@@ -153,12 +153,12 @@ class Admission:
     def set_id(self, id: str) -> None:
         """Give the request this id, whoever has it."""
         self.id = id
-        self._all.by_id.setdefault(id, []).append(self)
+        self._admissions.by_id.setdefault(id, []).append(self)
 
     def shrink(self, count: int) -> None:
         """Give back all places but so many. Without any the request is forgotten."""
         if count < self.count:
-            self._all.leave(self, self.count - count)
+            self._admissions.leave(self, self.count - count)
             self.count = count
 
     def release(self) -> None:

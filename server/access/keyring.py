@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from server.access.admission import Admissions
 from server.access.client_identity import Caller, caller_at
-from server.access.keys.followed_key_file import FollowedFile
+from server.access.keys.followed_key_file import FollowedKeyFile
 from server.access.keys.key_file import Key
 from server.access.quotas import Account
 from server.errors import ApiError
@@ -45,9 +45,9 @@ class Access:
         self._operators = {self._index(digest): OPERATOR for digest in plain}
         self._callers = self._operators
         self._accounts: dict[str, Account] = {}
-        self._file: FollowedFile | None = None
+        self._file: FollowedKeyFile | None = None
         if options.api_key_file is not None:
-            self._file = FollowedFile(Path(options.api_key_file), self.use)
+            self._file = FollowedKeyFile(Path(options.api_key_file), self.use)
             self._file.take(self._file.read())
 
     def _index(self, digest: bytes) -> bytes:

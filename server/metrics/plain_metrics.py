@@ -1,8 +1,8 @@
 """Counters and histograms of a process that is alone: plain numbers until somebody asks for the page.
 
 They have the methods of `prometheus_client`'s own, which lock and check at each call and take four times as
-long (docs/decisions/0009). Several processes share their numbers through those (`metrics.py`). All counting
-is done in the one event loop.
+long (docs/decisions/0009). Several processes share their numbers through those (`server_metrics.py`). All
+counting is done in the one event loop.
 """
 
 from __future__ import annotations

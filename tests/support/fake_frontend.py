@@ -329,6 +329,13 @@ class FakeFrontend:
             )
 
 
+def that_embeds_too(**fields: Any) -> FakeFrontend:
+    """A frontend whose model generates, and embeds each text as [1.0]. `fields` are its own."""
+    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]), **fields)
+    frontend.serve("generate", "embed")
+    return frontend
+
+
 class FakeGrammars:
     """Checks grammars in this process, by what the real one sends and receives."""
 

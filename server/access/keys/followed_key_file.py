@@ -22,7 +22,7 @@ State = tuple[int, int, int]
 _log = logging.getLogger(__name__)
 
 
-class FollowedFile:
+class FollowedKeyFile:
     """Tells all keys of a file whenever it has changed. While it is broken, those told last are valid."""
 
     def __init__(

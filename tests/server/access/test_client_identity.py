@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_api import make_app, make_client
-from fake_frontend import FakeFrontend, vectors
+from fake_frontend import FakeFrontend, that_embeds_too
 
 from server.access.client_identity import ANYONE, Caller
 from server.errors import TooManyRequests
@@ -20,8 +20,7 @@ async def owner_of(
     host: str | None, call: tuple[str, dict[str, Any]] = COMPLETION, fair_between: str = "addresses"
 ) -> str:
     """The owner that the engine is told for a request from this address; None is a Unix socket."""
-    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
-    frontend.serve("generate", "embed")
+    frontend = that_embeds_too()
     app = make_app(frontend, access=AccessOptions(fair_between=fair_between))
 
     async def from_there(scope: Any, receive: Any, send: Any) -> None:
@@ -67,8 +66,7 @@ async def test_addresses_count_for_nothing_if_they_are_not_trusted() -> None:
 
 
 async def test_an_address_that_fills_the_server_shuts_out_no_other() -> None:
-    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0])).with_places(2, queue=2)
-    frontend.serve("generate", "embed")
+    frontend = that_embeds_too().with_places(2, queue=2)
     app = make_app(frontend)
     crowd = [frontend.admissions.admit(Caller("10.0.0.1"), 1) for _ in range(4)]
     for host, status in (("10.0.0.1", 503), ("10.0.0.2", 200)):

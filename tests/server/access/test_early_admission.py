@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from fake_api import make_app
 from fake_connection import FakeClient, FakeServer, settled
-from fake_frontend import FakeFrontend, vectors
+from fake_frontend import that_embeds_too
 
 from server.access.client_identity import ANYONE, Caller
 from server.app import early_admission
@@ -23,8 +23,7 @@ class Served:
     """A frontend with places for four sequences, behind connections that ask it at each head."""
 
     def __init__(self, **access: Any) -> None:
-        self.frontend = FakeFrontend(answer_of=lambda item: vectors([1.0])).with_places(2, queue=2)
-        self.frontend.serve("generate", "embed")
+        self.frontend = that_embeds_too().with_places(2, queue=2)
         self.app_calls = 0
         app = make_app(self.frontend, access=AccessOptions(**access))
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_api import make_app, make_client
-from fake_frontend import FakeFrontend, vectors
+from fake_frontend import FakeFrontend, that_embeds_too
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import DEADLINE, Failed
@@ -26,8 +26,7 @@ CALLS: dict[str, Any] = {
 
 
 def api(**access: float) -> tuple[FakeFrontend, httpx.AsyncClient]:
-    frontend = FakeFrontend(answer_of=lambda item: vectors([1.0]))
-    frontend.serve("generate", "embed")
+    frontend = that_embeds_too()
     return frontend, make_client(make_app(frontend, access=AccessOptions(**access)))  # type: ignore[arg-type]
 
 

@@ -40,15 +40,15 @@ async def make(listener: socket.socket) -> AsyncIterator[Make]:
         return made[-1]
 
     yield build
-    for door in made:
-        await door.finish(2)
+    for found in made:
+        await found.finish(2)
 
 
 @pytest.fixture
-async def open_door(make: Make) -> Standby:
-    door = make()
-    door.open("engine_given_up")
-    return door
+async def open_standby(make: Make) -> Standby:
+    found = make()
+    found.open("engine_given_up")
+    return found
 
 
 async def connect(
@@ -76,7 +76,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], dict]:
 
 
 async def test_the_process_lives_and_all_else_has_to_wait(
-    listener: socket.socket, open_door: Standby
+    listener: socket.socket, open_standby: Standby
 ) -> None:
     status, headers, body = parsed(await ask(listener, b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"))
     assert (status, body, headers["Connection"]) == (200, {"state": "live"}, "close")
@@ -88,12 +88,12 @@ async def test_the_process_lives_and_all_else_has_to_wait(
         assert error["code"] == 503 and error["type"] == "engine_given_up" and "log" in error["message"]
 
 
-async def test_each_api_is_refused_in_its_own_shape(listener: socket.socket, open_door: Standby) -> None:
+async def test_each_api_is_refused_in_its_own_shape(listener: socket.socket, open_standby: Standby) -> None:
     _, _, body = parsed(await ask(listener, b"POST /v1/messages?beta=true HTTP/1.1\r\n\r\n"))
     assert (body["type"], body["error"]["type"]) == ("error", "overloaded_error")
 
 
-async def test_a_head_request_has_no_body(listener: socket.socket, open_door: Standby) -> None:
+async def test_a_head_request_has_no_body(listener: socket.socket, open_standby: Standby) -> None:
     answer = await ask(listener, b"HEAD /live HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
 
@@ -104,13 +104,13 @@ async def test_a_path_may_have_the_prefix_of_a_proxy(listener: socket.socket, ma
     assert status == 200
 
 
-async def test_an_endless_head_is_read_up_to_a_limit(listener: socket.socket, open_door: Standby) -> None:
+async def test_an_endless_head_is_read_up_to_a_limit(listener: socket.socket, open_standby: Standby) -> None:
     status, _, _ = parsed(await ask(listener, b"GET /x HTTP/1.1\r\nA: " + b"a" * standby.MAX_HEAD))
     assert status == 503
 
 
 async def test_half_a_head_is_answered_after_a_while(
-    listener: socket.socket, open_door: Standby, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, open_standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "HEAD_SECONDS", 0.02)
     status, _, _ = parsed(await ask(listener, b"GET /li"))
@@ -118,7 +118,7 @@ async def test_half_a_head_is_answered_after_a_while(
 
 
 async def test_a_large_body_does_not_cost_the_client_its_answer(
-    listener: socket.socket, open_door: Standby
+    listener: socket.socket, open_standby: Standby
 ) -> None:
     """If the connection were closed while the body is on its way, it would be reset."""
     reader, writer = await connect(listener)
@@ -132,7 +132,7 @@ async def test_a_large_body_does_not_cost_the_client_its_answer(
 
 
 async def test_too_many_are_answered_before_they_ask(
-    listener: socket.socket, open_door: Standby, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, open_standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "MAX_VISITORS", 1)
     _, first = await connect(listener)
@@ -141,7 +141,7 @@ async def test_too_many_are_answered_before_they_ask(
     first.close()
 
 
-async def test_a_closed_door_leaves_connections_to_others(listener: socket.socket, make: Make) -> None:
+async def test_a_closed_one_leaves_connections_to_others(listener: socket.socket, make: Make) -> None:
     with listener.dup() as shared:
         shared.setblocking(False)
         mine, theirs = make(), make(at=shared)
@@ -157,11 +157,11 @@ async def test_a_closed_door_leaves_connections_to_others(listener: socket.socke
 
 
 async def test_the_last_ones_are_answered_even_if_they_say_nothing(
-    listener: socket.socket, open_door: Standby
+    listener: socket.socket, open_standby: Standby
 ) -> None:
     address = listener.getsockname()
     reader, writer = await connect(listener)
-    await open_door.finish(0.05)
+    await open_standby.finish(0.05)
     assert parsed(await reader.read())[0] == 503
     writer.close()
     with pytest.raises(ConnectionRefusedError):
@@ -192,7 +192,7 @@ async def test_without_a_usable_certificate_it_stays_away(
 ) -> None:
     bad = tmp_path / "certificate"
     bad.write_text("nothing")
-    door = make("--ssl-keyfile", str(bad), "--ssl-certfile", str(bad))
-    door.open("draining")
-    assert not door.is_open
+    found = make("--ssl-keyfile", str(bad), "--ssl-certfile", str(bad))
+    found.open("draining")
+    assert not found.is_open
     assert "the certificate cannot be used" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 from fake_connection import FakeClock
 
 from server.access.keys import followed_key_file
-from server.access.keys.followed_key_file import QUIET_SECONDS, FollowedFile
+from server.access.keys.followed_key_file import QUIET_SECONDS, FollowedKeyFile
 from server.access.keys.key_file import Key
 
 LONG = 60.0
@@ -25,7 +25,7 @@ class Followed:
     def __init__(self, path: Path) -> None:
         self.path, self.clock = path, FakeClock()
         self.valid: list[str] = []
-        self.file = FollowedFile(path, self.use, self.clock.time)
+        self.file = FollowedKeyFile(path, self.use, self.clock.time)
         self.written = 0
 
     def use(self, keys: Sequence[Key]) -> None:
