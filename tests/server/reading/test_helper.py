@@ -73,7 +73,7 @@ def talk(template: str) -> bytes:
     return msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], "chat_template": template})
 
 
-async def refusal(helper: Helper, raw: bytes, name: str = "chat") -> ApiError:
+async def refusal(helper: Helper, raw: bytes = b'{"prompt": "a"}', name: str = "chat") -> ApiError:
     with pytest.raises(ApiError) as refused:
         await helper.read(BY_NAME[name], raw, FACTS)
     return refused.value
@@ -242,9 +242,7 @@ async def test_long_bodies_wait_for_each_other_only(make: Callable[..., Any]) ->
 async def test_a_process_that_cannot_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = TokenizerFiles(str(folder / "none"), str(folder))
     helper = Helper(lambda: source, TRUSTED)
-    with pytest.raises(ApiError) as refused:
-        await tokenized(helper)
-    assert refused.value.status == 503
+    assert (await refusal(helper, name="tokenize")).status == 503
     await helper.close()
     assert "did not start" in caplog.text
 
@@ -254,10 +252,9 @@ async def test_no_process_can_be_made(make: Callable[..., Any], monkeypatch: pyt
         raise OSError("no more processes")
 
     async with make() as helper:
-        with monkeypatch.context() as broke, pytest.raises(ApiError) as refused:
+        with monkeypatch.context() as broke:
             broke.setattr(child, "start", broken)
-            await tokenized(helper)
-        assert refused.value.status == 503
+            assert (await refusal(helper, name="tokenize")).status == 503
         await tokenized(helper)
 
 

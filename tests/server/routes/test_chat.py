@@ -271,19 +271,13 @@ async def test_refused(client: httpx.AsyncClient, body: dict[str, Any], message:
 
 @pytest.mark.parametrize("count", [-2, 21])
 async def test_wrong_top_logprobs_are_named_so(client: httpx.AsyncClient, count: int) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    error = await refusal(
-        client, "/v1/chat/completions", messages=messages, logprobs=True, top_logprobs=count
-    )
-    assert error["param"] == "top_logprobs"
+    assert (await refusal_of(client, logprobs=True, top_logprobs=count))["param"] == "top_logprobs"
 
 
 async def test_unknown_fields_pass_if_the_operator_says_so(frontend: FakeFrontend) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "zzzz": 1}
-    await refusal(make_client(make_app(frontend)), "/v1/chat/completions", **body)
-    app = make_app(frontend, ignore_unknown_fields=True)
-    await post(make_client(app), "/v1/chat/completions", **body)
-    long = [{"role": "user", "content": "hi"}] * 400  # the helper reads it
+    await refusal_of(make_client(make_app(frontend)), zzzz=1)
+    client = make_client(make_app(frontend, ignore_unknown_fields=True))
+    await talk(client, zzzz=1)
     frontend.facts = msgspec.structs.replace(frontend.facts, max_model_len=100_000)
-    await post(make_client(app), "/v1/chat/completions", messages=long, zzzz=1)
+    await talk(client, *[USER] * 400, zzzz=1)  # the helper reads it
     assert frontend.read_elsewhere

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import make_app, make_client
+from fake_api import make_app, make_client, same_for_all
 from fake_frontend import FakeFrontend, FakeHelper
 
 from engine_core.protocol import CacheMiss
@@ -82,15 +82,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 def served(frontend: FakeFrontend) -> None:
     tasks = ("generate", "embed", "token_embed", "classify")
     frontend.serve(*tasks, score_type="bi-encoder", limits=Limits(inputs=10))
-
-
-def same_for_all(response: httpx.Response) -> object:
-    """The parts of an answer that two answers to one request share."""
-    text = response.text
-    for line in text.removeprefix("data: ").split("\n\ndata: "):
-        if line.startswith("{") and "id" in (found := json.loads(line)):
-            text = text.replace(found["id"], "ID").replace(str(found.get("created")), "TIME")
-    return response.status_code, response.headers["content-type"], text
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

@@ -34,15 +34,15 @@ def asked(frontend: FakeFrontend) -> AskedCalls:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/responses", {**RESPONSE, "tool_choice": "required"}),
-        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "any"}}),
+        ("/v1/responses", {**RESPONSE, "tool_choice": "required", "parallel_tool_calls": False}),
+        ("/v1/messages", {**MESSAGE, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
     ],
 )
-async def test_a_call_may_be_required(
+async def test_one_call_may_be_required(
     frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     await post(client, path, **body)
-    assert [tool.name for tool in asked(frontend).tools] == [*NAMES]
+    assert [tool.name for tool in asked(frontend).tools] == [*NAMES] and not asked(frontend).several
     assert frontend.asked[-1][2].get("grammar") is not None
 
 
@@ -63,15 +63,6 @@ async def test_a_tool_may_be_named(
     answer = await post(client, path, **body)
     assert [tool.name for tool in asked(frontend).tools] == ["get_weather"]
     assert answer.get("stop_reason", "tool_use") == "tool_use"
-
-
-async def test_one_call_at_a_time(frontend: FakeFrontend, client: httpx.AsyncClient) -> None:
-    await post(
-        client, "/v1/messages", **MESSAGE, tool_choice={"type": "any", "disable_parallel_tool_use": True}
-    )
-    await post(client, "/v1/responses", **RESPONSE, tool_choice="required", parallel_tool_calls=False)
-    several = [one.several for one in frontend.checked if isinstance(one, AskedCalls)]
-    assert several == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import httpx
 import pytest
+from fake_api import same_for_all
 from fake_frontend import FakeFrontend
 
 from server.http import endpoint
@@ -35,12 +35,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {**TALK, "max_tokens": 0}),
     ("/v1/messages/count_tokens", {**TALK, "tools": [TOOL]}),
 ]
-
-
-def same_for_all(response: httpx.Response) -> object:
-    """The parts of an answer that two answers to one request share."""
-    text = re.sub(r'(_[0-9a-f]{24,32}")|("(created|completed)_at":\d+)', "", response.text)
-    return response.status_code, response.headers["content-type"], response.headers.get("warning"), text
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
