@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import anthropic
 import openai
 import pytest
 from live import LiveServer, serving
@@ -17,4 +18,10 @@ def demo() -> Iterator[LiveServer]:
 @pytest.fixture
 def client(demo: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(demo: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as client:
         yield client

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from live import LiveServer
 
 QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
-
-
-@pytest.fixture
-def claude(demo: LiveServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> None:

@@ -56,9 +56,7 @@ def test_a_documented_command_is_answered(demo: LiveServer, page: str, command: 
 
 @pytest.mark.parametrize("name", ["getting-started.md", "howto-rag.md"])
 def test_the_programs_of_a_page_say_what_the_demo_model_knows(demo: LiveServer, name: str) -> None:
-    programs = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL
-    )
+    programs = PROGRAM.findall((ROOT / "docs" / name).read_text())
     assert programs
     for program in programs:
         command = [sys.executable, "-c", OWN.sub(f"127.0.0.1:{demo.port}", program)]

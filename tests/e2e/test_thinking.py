@@ -8,7 +8,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from live import LiveServer
 
 SUM: Any = [{"role": "user", "content": "What is 3 plus 4?"}]
 THOUGHT, ANSWER = "3 + 4 = 7.", "3 plus 4 is 7."
@@ -92,21 +91,14 @@ def test_a_tool_is_called_and_its_result_is_told(client: openai.OpenAI, thinks: 
     assert after.content == "It is 21 degrees and sunny in Paris."
 
 
-def test_responses_and_messages_have_it_too(client: openai.OpenAI, demo: LiveServer) -> None:
+def test_responses_and_messages_have_it_too(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     effort: Any = {"effort": "low"}
     answer = client.responses.create(model="demo", input=SUM, temperature=0, reasoning=effort)
     assert [item.type for item in answer.output] == ["reasoning", "message"]
     assert answer.output_text == ANSWER
-    with anthropic.Anthropic(base_url=demo.url, api_key="unused", max_retries=0) as other:
-        message = other.messages.create(
-            model="demo",
-            max_tokens=80,
-            messages=SUM,
-            extra_body={"temperature": 0},
-            thinking={"type": "enabled", "budget_tokens": 60},
-        )
+    thinking: Any = {"type": "enabled", "budget_tokens": 60}
+    body: Any = {"max_tokens": 80, "thinking": thinking, "extra_body": {"temperature": 0}}
+    message = claude.messages.create(model="demo", messages=SUM, **body)
     assert [block.type for block in message.content] == ["thinking", "text"]
-    assert [getattr(block, "thinking", "") or getattr(block, "text", "") for block in message.content] == [
-        THOUGHT,
-        ANSWER,
-    ]
+    said = [getattr(block, "thinking", "") or getattr(block, "text", "") for block in message.content]
+    assert said == [THOUGHT, ANSWER]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 import uvloop
+from certificates import make_certificate
 from fake_connection import EchoApp
 from live import PATIENCE, wait_until
 
@@ -41,18 +40,6 @@ def hurried(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, name, 0.3)
 
 
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key, with its certificate beside it."""
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("makes its certificate with openssl")
-    path = tmp_path_factory.mktemp("tls") / "key"
-    kind = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    files = ["-subj", "/CN=localhost", "-keyout", path, "-out", path.with_suffix(".crt")]
-    subprocess.run([openssl, *kind, *files], check=True, capture_output=True)
-    return path
-
-
 @pytest.fixture(params=["tcp", "unix", "tls"])
 def connect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,8 +56,8 @@ def connect(
     options: dict[str, Any] = {}
     tls = ssl.create_default_context()
     if request.param == "tls":
-        key = request.getfixturevalue("key")
-        options = {"ssl_keyfile": str(key), "ssl_certfile": str(key.with_suffix(".crt"))}
+        key, certificate = make_certificate(tmp_path)
+        options = {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
 
     def connected() -> socket.socket:
