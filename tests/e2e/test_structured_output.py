@@ -40,6 +40,10 @@ def server(random_model: Path, request: pytest.FixtureRequest) -> Iterator[LiveS
         yield live
 
 
+whatever_ranks = pytest.mark.parametrize("server", [1], ids=["one rank"], indirect=True)
+"""Tests of what the server and one engine decide, before any rank computes."""
+
+
 def body_of(schema: Schema, **more: Any) -> dict[str, Any]:
     named = {"name": "answer", "schema": schema}
     form = {"type": "json_schema", "json_schema": named}
@@ -133,6 +137,7 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
+@whatever_ranks
 def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
     first = {"prompt": "a", "structured_outputs": {"regex": "a"}}
     assert server.post("/v1/completions", first).status_code == 200
@@ -146,6 +151,7 @@ def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
     assert server.post("/v1/completions", first).json()["choices"][0]["text"] == "a"
 
 
+@whatever_ranks
 def test_the_sdk_parses_an_answer(server: LiveServer) -> None:
     class Answer(pydantic.BaseModel):
         ok: bool
@@ -166,6 +172,7 @@ def test_the_sdk_parses_an_answer(server: LiveServer) -> None:
         )
 
 
+@whatever_ranks
 def test_what_is_not_enforced_stands_in_a_header(server: LiveServer) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
     answer = server.post("/v1/chat/completions", body_of(schema))

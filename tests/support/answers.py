@@ -1,12 +1,14 @@
-"""Reads answers with an `AnswerReader` in random pieces, and collects the parts."""
+"""Reads answers in random pieces, collects their parts, and fakes what tells how they are read."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.answers.answer_reader import AnswerReader
+from server.text.chat_template import ChatTemplate
 
 TOOLS = {
     "get_weather": {
@@ -20,6 +22,15 @@ TOOLS = {
     },
     "stop": {"type": "object", "properties": {}},
 }
+
+
+@dataclass(eq=False)
+class FakeTokenizer:
+    """What is asked of a tokenizer to find how answers are read."""
+
+    chat: ChatTemplate = field(default_factory=lambda: ChatTemplate({"default": "{{ messages }}"}, {}))
+    added_tokens: dict[str, int] = field(default_factory=dict)
+    response_template: dict[str, Any] | None = None
 
 
 @dataclass

@@ -10,6 +10,7 @@ from engine_core.grammar.matcher import ThinkingMatcher
 from engine_core.protocol import Thinking
 
 MARKER = (1, 2, 3)
+AGAIN = Thinking(3, (7,), open=True, opens=((4,),))
 
 
 def walk(budget: ThinkingMatcher, tokens: list[int]) -> list[int | None]:
@@ -25,20 +26,31 @@ def walk(budget: ThinkingMatcher, tokens: list[int]) -> list[int | None]:
     return found
 
 
-def test_the_marker_comes_token_by_token_when_the_budget_is_spent() -> None:
-    budget = ThinkingMatcher(Thinking(2, MARKER, open=True), 0, None)
-    assert walk(budget, [9, 9, 1, 2, 3, 9]) == [None, None, 1, 2, 3, None, None]
+@pytest.mark.parametrize(
+    ("thinking", "tokens", "allowed"),
+    [
+        # The marker comes token by token when the budget is spent, and at once if there is none.
+        (Thinking(2, MARKER, open=True), [9, 9, 1, 2, 3, 9], [None, None, 1, 2, 3, None, None]),
+        (Thinking(0, (7,), open=True), [7, 9], [7, None, None]),
+        # What was written of the marker is not written again.
+        (Thinking(2, MARKER, open=True), [9, 1, 2, 3], [None, None, 2, 3, None]),
+        (Thinking(3, (1, 1, 2), open=True), [1, 1, 1, 2], [None, None, None, 2, None]),
+        # Something else may end the thinking, which is bound no more.
+        (Thinking(3, MARKER, open=True, ends=((8, 8), (5,))), [9, 8, 8, 9, 9], [None] * 6),
+        # Only tokens behind the opening are counted.
+        (Thinking(2, (7,), opens=((4, 5),)), [9, 9, 9, 4, 5, 9, 9, 7, 9], [None] * 7 + [7, None, None]),
+        # Thinking that opens again is closed when all is spent.
+        (
+            Thinking(3, (7,), open=True, opens=((4,),)),
+            [9, 7, 9, 4, 9, 7, 4, 7],
+            [None] * 5 + [7, None, 7, None],
+        ),
+    ],
+)
+def test_what_may_come_next(thinking: Thinking, tokens: list[int], allowed: list[int | None]) -> None:
+    budget = ThinkingMatcher(thinking, 0, None)
+    assert walk(budget, tokens) == allowed
     assert not budget.complete
-
-
-def test_without_a_budget_it_comes_at_once() -> None:
-    assert walk(ThinkingMatcher(Thinking(0, (7,), open=True), 0, None), [7, 9]) == [7, None, None]
-
-
-def test_what_was_written_of_the_marker_is_not_written_again() -> None:
-    assert walk(ThinkingMatcher(Thinking(2, MARKER, open=True), 0, None), [9, 1, 2, 3])[2:] == [2, 3, None]
-    repeats = (1, 1, 2)
-    assert walk(ThinkingMatcher(Thinking(3, repeats, open=True), 0, None), [1, 1, 1, 2])[3:] == [2, None]
 
 
 def test_thinking_that_has_ended_is_bound_no_more() -> None:
@@ -46,18 +58,6 @@ def test_thinking_that_has_ended_is_bound_no_more() -> None:
     assert closed.binds
     assert walk(closed, [1, 2, 3, 9, 9, 9, 9, 9]) == [None] * 9
     assert not closed.binds, "nothing opens it again"
-    ended = ThinkingMatcher(Thinking(3, MARKER, open=True, ends=((8, 8), (5,))), 0, None)
-    assert walk(ended, [9, 8, 8, 9, 9]) == [None] * 6
-
-
-def test_only_tokens_behind_the_opening_are_counted() -> None:
-    budget = ThinkingMatcher(Thinking(2, (7,), opens=((4, 5),)), 0, None)
-    assert walk(budget, [9, 9, 9, 4, 5, 9, 9, 7, 9]) == [None] * 7 + [7, None, None]
-
-
-def test_thinking_that_opens_again_is_closed_when_all_is_spent() -> None:
-    budget = ThinkingMatcher(Thinking(3, (7,), open=True, opens=((4,),)), 0, None)
-    assert walk(budget, [9, 7, 9, 4, 9, 7, 4, 7]) == [None] * 5 + [7, None, 7, None]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
-from answers import TOOLS, read
+from answers import TOOLS, FakeTokenizer, read
 
 from server.answers.answer_format import AnswerFormat
 from server.answers.answer_reader import AnswerReader
@@ -56,16 +55,9 @@ def template(call: str, *, before: str = "") -> str:
     )
 
 
-@dataclass(eq=False)
-class Vocabulary:
-    chat: ChatTemplate
-    added_tokens: dict[str, int] = field(default_factory=dict)
-    response_template: dict[str, object] | None = None
-
-
 def found(source: str | None, tokens: Sequence[str] = ()) -> AnswerFormat:
     chat = ChatTemplate({} if source is None else {"default": source}, {})
-    return find_format(Vocabulary(chat, {token: 10 + i for i, token in enumerate(tokens)}), "auto", "auto")
+    return find_format(FakeTokenizer(chat, {token: 10 + i for i, token in enumerate(tokens)}), "auto", "auto")
 
 
 @pytest.mark.parametrize("name", list(CALLS))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import TOOLS, read
+from answers import TOOLS, FakeTokenizer, read
 
 from models.checkpoint.hub import DEMO
 from server.answers.answer_reader import AnswerReader
@@ -48,13 +47,6 @@ ARGUMENTS = {"city": "Rome", "days": 3}
 CALL = json.dumps(ARGUMENTS)
 
 
-@dataclass(eq=False)
-class Vocabulary:
-    response_template: dict[str, Any] | None
-    chat: ChatTemplate = field(default_factory=lambda: ChatTemplate({"default": "{{ messages }}"}, {}))
-    added_tokens: dict[str, int] = field(default_factory=dict)
-
-
 def template(calls: object, **more: object) -> dict[str, Any]:
     anchor = {"defaults": {"role": "assistant"}, "start_anchor": "<|im_start|>assistant\n"}
     return {**anchor, "fields": {"tool_calls": calls, "content": {"close": "<|im_end|>"}, **more}}
@@ -84,7 +76,7 @@ def test_what_a_family_in_our_tables_writes_is_that_family(calls: dict[str, Any]
     ],
 )
 def test_markers_that_no_family_of_ours_has(calls: dict[str, Any], text: str) -> None:
-    found = find_format(Vocabulary(template(calls)))
+    found = find_format(FakeTokenizer(response_template=template(calls)))
     assert found.dialect is not None and found.dialect.name == NAME
     answer = read(AnswerReader(found.dialect, None, tools=TOOLS), f"So: {text}{text}")
     assert answer.text == "So:" or answer.text == "So: "
@@ -94,7 +86,7 @@ def test_markers_that_no_family_of_ours_has(calls: dict[str, Any], text: str) ->
 @pytest.mark.parametrize("calls", [OWN, OWN_NAMED])
 def test_its_calls_can_be_required(calls: dict[str, Any]) -> None:
     markers = {"open": "[[why]]", "close": "[[so]]"}
-    found = find_format(Vocabulary(template(calls, reasoning_content=markers)))
+    found = find_format(FakeTokenizer(response_template=template(calls, reasoning_content=markers)))
     tools = [AskedTool("stop", {"type": "object", "properties": {}}, bound=True)]
     asked = ask_for_calls(found, tools, required=True, several=False, is_thinking=False)
     text = build_call_grammar(asked).text
@@ -137,7 +129,7 @@ def test_markers_of_reasoning(markers: dict[str, Any], name: str | None, key: st
 def test_what_is_more_than_we_know_is_left_to_the_chat_template(described: dict[str, Any]) -> None:
     assert described_calls(described) is None
     chat = ChatTemplate({"default": "<tool_call>"}, {})
-    found = find_format(Vocabulary(described, chat))
+    found = find_format(FakeTokenizer(chat, response_template=described))
     assert found.dialect is not None and found.described is None
 
 
