@@ -16,6 +16,9 @@ SPACE = " \t\r\n"
 MOST_SPACE = 512
 """The most space between parts of markup, and at the end of text that may be followed by markup."""
 
+MAX_VALUE = 64 << 10
+"""The most characters of a value that has to be complete before it can be passed on."""
+
 _STRING_OR_BRACKET = re.compile(r'["{}\[\]]')
 _QUOTE_OR_ESCAPE = re.compile(r'["\\]')
 
@@ -33,9 +36,9 @@ class Literals:
         self._beginnings = {each[:length] for each in self._all for length in range(1, len(each))}
         self.longest = max(map(len, self._all), default=0)
 
-    def first_in(self, text: str, start: int = 0) -> re.Match[str] | None:
+    def first_in(self, text: str) -> re.Match[str] | None:
         """The first literal in the text; of those that begin at one place, the longest."""
-        return self._first.search(text, start) if self._first else None
+        return self._first.search(text) if self._first else None
 
     def undecided(self, text: str) -> int:
         """The length of the longest end of the text with which a literal may begin."""
@@ -176,9 +179,6 @@ class JsonSpan:
                         return at
         return None
 
-
-MAX_VALUE = 64 << 10
-"""The most characters of a value that has to be complete before it can be passed on."""
 
 _STRING_ENDS = Literals(['"'])
 

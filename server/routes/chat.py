@@ -165,7 +165,7 @@ class _MessageDeltas:
         custom_tools: Collection[str],
     ) -> None:
         self._custom = custom_tools
-        self._free_text: CustomToolInput | None = None
+        self._custom_input: CustomToolInput | None = None
         """The input of the custom tool whose call is being read."""
         self._calls = 0
         self._new_id = new_call_id(dialect)
@@ -197,8 +197,8 @@ class _MessageDeltas:
             case CallBegun(index, name, id):
                 calls.append(self._begin(index, name, id or self._new_id()))
             case Arguments(index, text):
-                if self._free_text is not None:
-                    self._add_input(index, self._free_text.push(text), calls)
+                if self._custom_input is not None:
+                    self._add_input(index, self._custom_input.push(text), calls)
                     return
                 if not calls or calls[-1].index != index:
                     calls.append(ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
@@ -211,15 +211,15 @@ class _MessageDeltas:
     def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
         self._calls = index + 1
         if name in self._custom:
-            self._free_text = CustomToolInput()
+            self._custom_input = CustomToolInput()
             return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
         return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
 
     def _end_custom(self, index: int, calls: list[ToolCallDelta]) -> None:
         """Pass the rest of a custom tool's input on, which has ended or broken off."""
-        if self._free_text is not None:
-            self._add_input(index, self._free_text.end(), calls)
-            self._free_text = None
+        if self._custom_input is not None:
+            self._add_input(index, self._custom_input.end(), calls)
+            self._custom_input = None
 
     def _add_input(self, index: int, text: str, calls: list[ToolCallDelta]) -> None:
         if calls and calls[-1].index == index and not isinstance(calls[-1].custom, UnsetType):

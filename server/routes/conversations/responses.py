@@ -271,7 +271,7 @@ class _Call(OpenItem[OutputItem]):
     kind = "call"
 
     def __init__(self, writer: ResponseWriter, item: OutputItem, free_text: CustomToolInput | None) -> None:
-        self._writer, self._item, self._free_text = writer, item, free_text
+        self._writer, self._item, self._custom_input = writer, item, free_text
         if free_text is None:
             item.arguments = ""
         else:
@@ -282,13 +282,13 @@ class _Call(OpenItem[OutputItem]):
         self._writer.emit("response.output_item.added", item=self._item)
 
     def push(self, text: str) -> None:
-        self._tell(text if self._free_text is None else self._free_text.push(text))
+        self._tell(text if self._custom_input is None else self._custom_input.push(text))
 
     def end(self, status: str) -> OutputItem:
-        if self._free_text is not None:
-            self._tell(self._free_text.end())
+        if self._custom_input is not None:
+            self._tell(self._custom_input.end())
         text = "".join(self._pieces)
-        if self._free_text is None:
+        if self._custom_input is None:
             item = replace(self._item, status=status, arguments=text)
             self._emit("response.function_call_arguments.done", name=item.name, arguments=text)
         else:
@@ -300,7 +300,7 @@ class _Call(OpenItem[OutputItem]):
     def _tell(self, text: str) -> None:
         if text:
             self._pieces.append(text)
-            what = "function_call_arguments" if self._free_text is None else "custom_tool_call_input"
+            what = "function_call_arguments" if self._custom_input is None else "custom_tool_call_input"
             self._emit(f"response.{what}.delta", delta=text)
 
     def _emit(self, event: str, **fields: Any) -> None:
