@@ -244,22 +244,15 @@ def _check_dimensions(asked: int, task: Task, facts: Facts) -> None:
         return
     name, allowed = facts.model_names[0], facts.pooling.matryoshka_dimensions
     if not facts.pooling.matryoshka:
-        raise invalid(
-            "dimensions",
+        message = (
             f"Model {name!r} does not support Matryoshka embeddings; dimensions must be unset (received "
             f"dimensions={asked}). If it was trained for them, start the server with --hf-overrides "
-            """'{"is_matryoshka": true}'.""",
-            asked,
+            """'{"is_matryoshka": true}'."""
         )
-    if allowed and asked not in allowed:
-        raise invalid(
-            "dimensions",
-            f"Model {name!r} only supports Matryoshka dimensions {list(allowed)}, got {asked}.",
-            asked,
-        )
-    if not 1 <= asked <= width:
-        raise invalid(
-            "dimensions",
-            f"Model {name!r} only supports dimensions in range [1, {width}], got {asked}.",
-            asked,
-        )
+    elif allowed and asked not in allowed:
+        message = f"Model {name!r} only supports Matryoshka dimensions {list(allowed)}, got {asked}."
+    elif not 1 <= asked <= width:
+        message = f"Model {name!r} only supports dimensions in range [1, {width}], got {asked}."
+    else:
+        return
+    raise invalid("dimensions", message, asked)
