@@ -247,7 +247,7 @@ class Engine:
         self._draining = True
 
     def reset_prefix_cache(self) -> None:
-        self._scheduler.cache.pool.withdraw_all()
+        self._scheduler.cache.reset_prefixes()
 
     def step(self, *, wait: bool = True) -> OutputsByClient:
         """Plan a step if another one may be in flight, else finish the oldest; returns all new outputs.

@@ -52,6 +52,7 @@ MissReason = Literal[
     "computing",
     "preempted",
     "not_computed",
+    "state_not_kept",
     "prompt_logprobs",
     "disabled",
     "no_cache",
@@ -63,6 +64,7 @@ token was, "short_prompt" if there is none, "last_token" if the whole prompt is 
 be computed, "rest_of_block" if the rest of what matched does not fill a block. Then come prompts of which
 nothing is remembered under their salt ("first_time"), that begin otherwise or differ at a token, or go on
 behind what is known ("new_tokens"); blocks that were published and are evicted or reset; blocks of requests
-that compute them now, are preempted, or ended before they had computed them; and cases in which the cache is
-not used: logprobs of the prompt, prefix caching that is disabled, and models without a cache.
+that compute them now, are preempted, or ended before they had computed them; blocks that are there, but not
+the state that layers of a hybrid keep behind them; and cases in which the cache is not used: logprobs of the
+prompt, prefix caching that is disabled, and models without a cache.
 """

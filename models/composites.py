@@ -50,6 +50,12 @@ COMPOSITES: Mapping[str, Composite] = {
         },
         beside=_VISION_TOWER,
     ),
+    "Qwen3_5ForConditionalGeneration": Composite(
+        texts={"qwen3_5_text": "Qwen3_5ForCausalLM"}, beside=("model.visual",)
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Composite(
+        texts={"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, beside=("model.visual",)
+    ),
     "Qwen3VLForConditionalGeneration": Composite(
         texts={"qwen3_vl_text": "Qwen3ForCausalLM"}, beside=("model.visual",)
     ),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from models.state_rows import StateRow
+
+
+@dataclass(slots=True)
+class StateRows:
+    """Where states are read and written, for kernels and on the host."""
+
+    table: Tensor  # [2 + 2 * MOST_KEPT, B] int32, as `state_columns` has it
+    host: Sequence[StateRow]
 
 
 @dataclass(slots=True)
@@ -25,6 +35,7 @@ class ForwardContext:
     # The same counts on the host: the scheduler knows them without asking the device.
     query_lens_host: list[int]  # [B]
     kv_lens_host: list[int]  # [B]
+    states: StateRows | None = None  # None: no layer has states
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
     replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts

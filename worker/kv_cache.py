@@ -76,9 +76,10 @@ def size_cache(
     asked = config.options
     per_sequence = -(-limits.max_model_len // limits.block_size)
     nbytes, flag = _asked_bytes(asked, block_bytes, budget)
-    blocks = nbytes // block_bytes
+    most = asked.num_gpu_blocks_override or limits.max_num_seqs * per_sequence
+    blocks = nbytes // block_bytes if block_bytes else most  # a stage may have no layer that caches anything
     if asked.num_gpu_blocks_override is None:
-        blocks = min(blocks, limits.max_num_seqs * per_sequence)
+        blocks = min(blocks, most)
     blocks = _halved(minimum(blocks), halvings, per_sequence, block_bytes)
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
@@ -127,6 +128,8 @@ def bind_cache(
 
     Returns the contiguous parts: of a plain layer the keys of all blocks, then its values.
     """
+    if not layers:
+        return []
     blocks = size.num_blocks + 1
     memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
     parts: list[Tensor] = []

@@ -166,6 +166,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[
         int | None, Doc(MEMORY, "Blocks of the KV cache, in place of what fits.", least=1)
     ] = None
+    state_snapshots: Annotated[
+        int | None,
+        Doc(
+            MEMORY,
+            "States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are "
+            "not cached; default: what a quarter of the memory for caches holds.",
+            least=0,
+        ),
+    ] = None
 
     max_num_seqs: Annotated[
         int | None, Doc(SCHEDULER, "Most sequences in a step; default: from the device.", least=1)

@@ -99,6 +99,10 @@ class SeqStep(msgspec.Struct, frozen=True, gc=False):
     """Whether these are the last positions of a sequence that is pooled."""
     bound: bool = False
     """Whether the tokens that may be sampled are told by the `StepBounds` of this step."""
+    source: int = -1
+    """The remembered state from which it goes on; -1: that of its slot, if the model has states."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """Pairs (count, place), MOST_KEPT at most: the state after so many of them is remembered there."""
 
 
 class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -209,6 +213,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The tasks that read all hidden states of a sequence, not its last one only."""
     causal: bool = True
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
+    remembered_states: int | None = None
+    """The number of states that can be remembered for prompts that begin alike; None: no layer has states."""
     fingerprint: str = ""
     """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
     has_idle_work: bool = False

@@ -29,6 +29,7 @@ from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from worker.config import WorkerConfig
+from worker.devices.base import CacheBudget
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.experts.balancer import Balancer
@@ -58,6 +59,15 @@ from worker.protocol import StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import Groups, join_groups
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
+from worker.state_memory import (
+    NO_LIMIT,
+    StateMemory,
+    place_bytes,
+    places_for,
+    slots_for,
+    state_layers,
+    without_states,
+)
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.compute import Compute, Outcome
 from worker.steps.output import StepHandle, fetch_output
@@ -100,10 +110,11 @@ class Runner:
         if not self._model.causal:
             limits = fit_whole_sequences(limits, config)
         tasks = offered_tasks(config, self._model.pooler)
+        self._states, self._remembered, limits = self._make_states(limits, tasks)
         self._cache = self._make_cache(limits, tasks)
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
-        self._slots = Slots(target, *sizes, paged=self._model.causal)
+        self._slots = Slots(target, *sizes, paged=self._model.causal, has_states=self._states is not None)
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
@@ -254,6 +265,37 @@ class Runner:
         dtypes = self._dtype, self._cache_dtype
         return self._device.while_loading(config, dtypes, block_size, _parallel(config, self._groups))
 
+    def _make_states(
+        self, limits: WorkerLimits, tasks: tuple[str, ...]
+    ) -> tuple[StateMemory | None, int | None, WorkerLimits]:
+        """The memory of states, if layers of this stage have some, and as many slots as there is room for.
+
+        The number of states that can be remembered is the same on all ranks; it is None if no rank has any.
+        """
+        layers, device, options = state_layers(self._model.modules()), self._device, self._config.options
+        remembered = slots = NO_LIMIT
+        if layers:
+            if device.target.type != "cpu":
+                raise ValueError(f"{self._config.model.architecture} runs on CPUs only so far")
+            budget, nbytes = self._budget(limits, tasks), place_bytes(layers)
+            slots = slots_for(limits, options.max_num_seqs, nbytes, budget)
+            remembered = places_for(
+                options.state_snapshots, nbytes, without_states(budget, (slots + 1) * nbytes)
+            )
+        remembered = self._groups.minimum(remembered)
+        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, self._groups.minimum(slots)))
+        if not layers:
+            return None, None if remembered == NO_LIMIT else remembered, limits
+        sizes = limits.max_num_seqs, remembered, place_bytes(layers) / (1 << 20)
+        logger.info("states of %d sequences, and of %d prefixes that are remembered: %.2f MiB each", *sizes)
+        return StateMemory(layers, limits.max_num_seqs + 1 + remembered, device.allocate), remembered, limits
+
+    def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
+        """The memory for caches, of which states take theirs first."""
+        layers = self._model.attention_layers()
+        step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks)
+        return self._device.cache_budget(self._config.options.gpu_memory_utilization, step)
+
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
             return no_cache(limits.max_model_len)
@@ -261,13 +303,15 @@ class Runner:
         layers, place = self._model.attention_layers(), config.place
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
-        step = bytes_beside_cache(config, limits, device, layers, dtype, tasks)
+        budget = self._budget(limits, tasks)
+        if self._states is not None:
+            budget = without_states(budget, self._states.nbytes)
         size = size_cache(
             config,
             limits,
             block_bytes(layers, limits.block_size, self._cache_dtype)
             + HiddenStore.block_bytes(limits.block_size, width, dtype),
-            device.cache_budget(config.options.gpu_memory_utilization, step),
+            budget,
             self._groups.minimum,
             times_killed(config.run_folder, place.name),
         )
@@ -277,7 +321,7 @@ class Runner:
         hidden = None
         if stores_hidden:
             hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
-        return Cache(size, hidden, device.page_toucher(parts, size.num_blocks))
+        return Cache(size, hidden, device.page_toucher(parts, size.num_blocks) if parts else None)
 
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
         model, size = self._model, self._cache.size
@@ -293,6 +337,7 @@ class Runner:
             kv_bytes=size.num_blocks * size.block_bytes,
             tasks=tasks,
             causal=model.causal,
+            remembered_states=self._remembered,
             widths=widths(tasks, model.pooler),
             whole_tasks=whole_tasks(tasks, model.pooler),
             fingerprint=self._fingerprint,

@@ -70,7 +70,7 @@ class Scheduler:
         self._config = config
         self._facts = facts
         self._vocab_size = vocab_size
-        self._caches = config.enable_prefix_caching and facts.causal
+        self._caches = config.enable_prefix_caching and facts.causal and facts.remembered_states != 0
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
@@ -170,6 +170,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
+        self.cache.begin_step()
         step = StepBuilder(self._config, self._facts, self.pace.line)
         if not (self.suspects.groups or self.suspects.settling):
             self._plan(step, now)
@@ -276,7 +277,7 @@ class Scheduler:
         if not fits or not self._grow(seq, seq.computed + count):
             return 0.0
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        return step.add(seq, count, seq.blocks[before:])
+        return step.add(seq, count, seq.blocks[before:], self.cache.plan_states(seq, count))
 
     def _admit(self, seq: Sequence, prefix: list[int], step: StepBuilder, now: float) -> float | None:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
@@ -292,7 +293,7 @@ class Scheduler:
         self.cache.grow(seq, seq.computed + count)
         step.new.append(self._new_seq(seq, slot, now))
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        return step.add(seq, count, list(seq.blocks))
+        return step.add(seq, count, list(seq.blocks), self.cache.plan_states(seq, count))
 
     def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
         """The message with which a sequence enters its slot in the worker."""

@@ -57,6 +57,12 @@ class Sequence:
     published: int = 0
     """The number of leading blocks that need not be published (again)."""
     hashes: list[bytes] = field(default_factory=list)
+    state: int = -1
+    """The place of the remembered state from which its next step goes on, if it does."""
+    state_ends: list[int] = field(default_factory=list)
+    """The numbers of leading tokens after which its state is to be remembered, if the model has states."""
+    newest_state: bytes = b""
+    """The hash under which the newest state of its answer is remembered."""
 
     cached: int = 0
     miss: CacheMiss | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from engine_core.config import EngineConfig
+from engine_core.scheduling.cache.states import StepStates
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import POOLED, READ, TOKEN, CostLine, Work
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
@@ -98,7 +99,7 @@ class StepBuilder:
         most = max(self._facts.max_num_batched_tokens, self._facts.max_model_len)
         return self._work[POOLED] + self._pooled_rows(seq) <= most
 
-    def add(self, seq: Sequence, count: int, new_blocks: list[int]) -> float:
+    def add(self, seq: Sequence, count: int, new_blocks: list[int], states: StepStates) -> float:
         """Add a row that computes the next `count` tokens of a sequence; returns the seconds it will take."""
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} was planned without a slot")
@@ -109,7 +110,9 @@ class StepBuilder:
         bound = samples and seq.matcher is not None and seq.matcher.binds
         self._binds |= bound
         output_index = known - seq.prompt_len
-        self._rows.append(SeqStep(seq.slot, start, count, new_blocks, samples, output_index, pools, bound))
+        self._rows.append(
+            SeqStep(seq.slot, start, count, new_blocks, samples, output_index, pools, bound, *states)
+        )
         self._seqs.append(seq)
         cost = self._count(seq, count, start, ends=ends)
         self.budget -= count

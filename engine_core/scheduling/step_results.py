@@ -49,7 +49,10 @@ class StepResults:
         number, rows = planned.step.number, planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
-            if not seq.land(number, row):
+            wanted = seq.land(number, row)
+            if row.kept:
+                self._cache.land_states(seq, row, wanted=wanted and row.slot not in output.failed)
+            if not wanted:
                 continue  # it ended after this step was planned, or the step before failed
             if reason := output.failed.get(row.slot):
                 put(outputs, seq, self._fail(seq, 503 if reason == QUERY_GONE else 500, reason))
@@ -71,7 +74,9 @@ class StepResults:
     ) -> OutputsByClient:
         """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
         self._pace.land(planned, now)
-        number, rows = planned.step.number, zip(planned.seqs, planned.step.seqs, strict=True)
+        number, rows = planned.step.number, list(zip(planned.seqs, planned.step.seqs, strict=True))
+        for seq, row in rows:
+            self._cache.land_states(seq, row, wanted=False)
         again = [seq for seq, row in rows if seq.land(number, row)]
         if not behind and again == planned.seqs and len(again) == 1:
             [seq] = again

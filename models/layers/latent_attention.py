@@ -118,7 +118,7 @@ class LatentSelfAttention(nn.Module):
         row = Span.whole(spec.rank + spec.rope)
         if spec.query_rank is None:
             self.kv_a_proj = Linear(
-                size, [row], bias=spec.bias, sources=["kv_a_proj_with_mqa"], paired=[of_row], plain=True
+                size, [row], bias=spec.bias, sources=["kv_a_proj_with_mqa"], orders=[of_row], plain=True
             )
             inputs, source = size, "q_proj"
         else:
@@ -127,13 +127,13 @@ class LatentSelfAttention(nn.Module):
                 [Span.whole(spec.query_rank), row],
                 bias=spec.bias,
                 sources=["q_a_proj", "kv_a_proj_with_mqa"],
-                paired=[None, of_row],
+                orders=[None, of_row],
                 plain=True,
             )
             self.q_a_layernorm = RMSNorm(spec.query_rank, _EPS)
             inputs, source = spec.query_rank, "q_b_proj"
         self.kv_a_layernorm = FrontRMSNorm(spec.rank, _EPS)
-        self.queries = Linear(inputs, [share.times(width)], sources=[source], paired=[of_heads])
+        self.queries = Linear(inputs, [share.times(width)], sources=[source], orders=[of_heads])
         self.attention = LatentAttention(share, spec, scale=scale)
         self.o_proj = RowLinear(share.times(spec.value), size, parallel, bias=spec.bias)
         self.compresses = spec.query_rank is not None

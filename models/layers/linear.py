@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeVar
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +36,34 @@ class Pairs:
         return torch.cat([plain, turned[:, ::2], turned[:, 1::2]], dim=1).flatten()
 
 
+@dataclass(frozen=True)
+class Interleaved:
+    """Heads that each have several kinds of rows, of these widths: they are brought together kind by kind."""
+
+    widths: tuple[int, ...]
+
+    def order(self, rows: int) -> Tensor:
+        kinds = torch.arange(rows).view(-1, sum(self.widths)).split(self.widths, dim=1)
+        return torch.cat([kind.flatten() for kind in kinds])
+
+
+class RowOrder(Protocol):
+    """The order in which rows of a stored matrix are wanted."""
+
+    def order(self, rows: int) -> Tensor:
+        """The numbers of so many stored rows, in the order in which they are wanted."""
+        ...
+
+
 class Linear(nn.Module):
     """Linear layer: x [T, in] -> [T, out], as much of the output as this rank holds.
 
     The output may consist of several parts, laid side by side and cut one by one: q, k and v; gate and up.
     The checkpoint has them in one tensor of the layer's own name, or, if `sources` names one for each part,
     in tensors beside it. `transposed` is for checkpoints that store [in, out]. `activation` is the kind of an
-    activation that follows. `paired` says for each part whether its rotation pairs neighbours: then rows are
-    brought into another order, so that the rotation of halves is the same. With `plain` the matrix is not
-    quantized while it is loaded.
+    activation that follows. `orders` has for each part the order in which its rows are wanted, if that is not
+    theirs. With `plain` the matrix is not quantized while it is loaded. Neighbouring parts whose order is
+    theirs may have the same source, in which they lie one above the other.
     """
 
     weight: nn.Parameter
@@ -58,7 +78,7 @@ class Linear(nn.Module):
         sources: Sequence[str] = (),
         transposed: bool = False,
         activation: str | None = None,
-        paired: Sequence[Pairs | None] = (),
+        orders: Sequence[RowOrder | None] = (),
         plain: bool = False,
     ) -> None:
         super().__init__()
@@ -66,10 +86,10 @@ class Linear(nn.Module):
         self.outputs = tuple(outputs) if isinstance(outputs, Sequence) else (_span(outputs),)
         if sources and len(sources) != len(self.outputs):
             raise ValueError(f"{len(self.outputs)} parts need as many sources, not {len(sources)}")
-        if any(paired) and not sources:
+        if any(orders) and not sources:
             raise ValueError("parts whose rows are brought into another order need sources of their own")
         self.sources = tuple(sources)
-        self.paired = tuple(paired) or (None,) * len(self.outputs)
+        self.orders = tuple(orders) or (None,) * len(self.outputs)
         self.has_bias = bias
         self.transposed = transposed
         self.activation = activation
@@ -96,19 +116,17 @@ class Linear(nn.Module):
 
     def _gather(self, weights: Weights, read: Callable[[Weights, int, Span], Part]) -> list[Part]:
         """Read the parts of a matrix or bias by output, or all of it as one part."""
-        if self.sources:
-            return [
-                _evens_first(read(weights.sibling(source), part.size, part), pairs)
-                for source, part, pairs in zip(self.sources, self.outputs, self.paired, strict=True)
+        if not self.sources:
+            return [read(weights, rows.size, rows) for rows in stacked_spans(self.outputs)]
+        parts: list[Part] = []
+        described = zip(self.sources, self.outputs, self.orders, strict=True)
+        for source, group in groupby(described, key=itemgetter(0)):
+            scope, (_, spans, orders) = weights.sibling(source), zip(*group, strict=True)
+            parts += [
+                _ordered(read(scope, rows.size, rows), order)
+                for rows, order in zip(stacked_spans(spans), orders, strict=False)
             ]
-        size = sum(part.size for part in self.outputs)
-        if all(part.is_whole for part in self.outputs):
-            return [read(weights, size, Span.whole(size))]
-        starts = accumulate((part.size for part in self.outputs), initial=0)
-        return [
-            read(weights, size, Span(size, start + part.start, start + part.stop))
-            for start, part in zip(starts, self.outputs, strict=False)
-        ]
+        return parts
 
     def _matrix(self, weights: Weights, size: int, rows: Span) -> Matrix:
         """Read the piece `rows` of a matrix with `size` outputs, and of it the piece of the inputs."""
@@ -186,11 +204,27 @@ def frozen(tensor: Tensor) -> nn.Parameter:
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 
-def _evens_first(part: Part, pairs: Pairs | None) -> Part:
-    if pairs is None:
+def _ordered(part: Part, wanted: RowOrder | None) -> Part:
+    if wanted is None:
         return part
-    order = pairs.order(len(part)).to(part.device)
+    order = wanted.order(len(part)).to(part.device)
     return part.at(order) if isinstance(part, Grouped) else part[order]
+
+
+def stacked_spans(parts: Sequence[Span]) -> list[Span]:
+    """The pieces of parts that lie one above the other, as pieces of all of them; one if all are whole."""
+    size = sum(part.size for part in parts)
+    if all(part.is_whole for part in parts):
+        return [Span.whole(size)]
+    starts = accumulate((part.size for part in parts), initial=0)
+    return [
+        Span(size, start + part.start, start + part.stop) for start, part in zip(starts, parts, strict=False)
+    ]
+
+
+def pieces_of(parts: Sequence[Span]) -> list[Cut | None]:
+    """The cuts that read these pieces of a tensor in which the parts lie one after the other."""
+    return [cut_of(0, rows) for rows in stacked_spans(parts)]
 
 
 def _span(size: Span | int) -> Span:

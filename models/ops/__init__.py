@@ -15,6 +15,7 @@ from typing import Any
 from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
 from models.ops.latent_ops import front_rms_norm, latent_attention, pack_latent  # noqa: F401
 from models.ops.pooling_ops import apart, pool  # noqa: F401
+from models.ops.recurrent_ops import causal_conv, gate, gated_delta, gated_norm  # noqa: F401
 from models.ops.reference import (  # noqa: F401
     activation,
     add,

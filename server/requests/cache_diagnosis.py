@@ -66,6 +66,11 @@ ADVICE = {
         "The request that had these tokens ended before they were computed. The next such prompt will find "
         "them."
     ),
+    "state_not_kept": (
+        "These tokens are in the cache, but not the state of this model behind them, kept at the ends "
+        "of prompts and answers. The next prompt that parts here will find it; --state-snapshots says how "
+        "many are kept."
+    ),
     "prompt_logprobs": (
         "Logprobs of the prompt need every token computed. Leave prompt_logprobs out, or echo with logprobs."
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from bits_schedule import PLAINEST, Prover, open_engine
-from bits_subjects import POOLING_TYPES, Subject, decoder, mixtures_and_latents, subjects
+from bits_subjects import POOLING_TYPES, Subject, decoder, other_decoders, subjects
 from bits_traffic import Conversation, answers
 from ranks import Layout, Ranks
 from torch import Tensor
@@ -47,8 +47,8 @@ def test_random_schedules(folder: Path) -> None:
     assert tally.results > 100 and tally.preemptions > 0 and tally.cached > 0
 
 
-@pytest.mark.parametrize("subject", mixtures_and_latents(), ids=str)
-def test_mixtures_and_latents(folder: Path, subject: Subject) -> None:
+@pytest.mark.parametrize("subject", other_decoders(), ids=str)
+def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
     for round in range(2):
         prover.run(subjects().index(subject) + round * len(subjects()))

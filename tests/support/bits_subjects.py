@@ -39,7 +39,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 15.0,
     },
 }
-_MIXTURES_AND_LATENTS: dict[str, dict[str, Any]] = {
+_OTHER_DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -48,6 +48,17 @@ _MIXTURES_AND_LATENTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 64,
         "decoder_sparse_step": 1,
+    },
+    "Qwen3_5ForCausalLM": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 24,
+        "linear_value_head_dim": 72,
     },
     "YoutuForCausalLM": {
         "num_attention_heads": 8,
@@ -59,7 +70,7 @@ _MIXTURES_AND_LATENTS: dict[str, dict[str, Any]] = {
         "v_head_dim": 32,
     },
 }
-_GENERATING = _DECODERS | _MIXTURES_AND_LATENTS
+_GENERATING = _DECODERS | _OTHER_DECODERS
 _ENCODERS: dict[str, dict[str, Any]] = {
     "BertModel": {"num_attention_heads": 4},
     "BertForSequenceClassification": {"num_attention_heads": 4, "num_labels": 3},
@@ -124,14 +135,14 @@ def _encoder(architecture: str, dtype: str, pooling_type: str) -> Subject:
 def subjects() -> list[Subject]:
     """Every kind of model, so that the first dozen has all families, both number types and MEAN and LAST."""
     quantized = [decoder("LlamaForCausalLM", "bfloat16", "MEAN", each) for each in QUANTIZATIONS]
-    return [*_subjects(POOLING_TYPES), *quantized, *mixtures_and_latents()]
+    return [*_subjects(POOLING_TYPES), *quantized, *other_decoders()]
 
 
-def mixtures_and_latents() -> list[Subject]:
-    """A mixture of experts and a model of latent attention."""
+def other_decoders() -> list[Subject]:
+    """A mixture of experts, a hybrid, and a model of latent attention."""
     return [
         decoder(architecture, dtype, "MEAN")
-        for architecture in _MIXTURES_AND_LATENTS
+        for architecture in _OTHER_DECODERS
         for dtype in ("float32", "bfloat16")
     ]
 

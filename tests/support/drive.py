@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from models.config import read_config
-from models.context import ForwardContext, context_without_rows, use_context
+from models.context import ForwardContext, StateRows, context_without_rows, use_context
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace, Placement, Transport
 from models.parallel.parallel import Parallel, Replicas
+from models.state_rows import StateRow, state_columns
+from worker.state_memory import StateMemory, state_layers
 
 Result = TypeVar("Result")
 
@@ -182,6 +184,11 @@ class Driver:
             for layer in model.attention_layers():
                 shape = layer.cache_shape(len(blocks), block_size)
                 layer.kv = torch.full(shape, torch.nan, dtype=dtype, device=device)
+            if layers := state_layers(model.modules()):
+                StateMemory(layers, sequences, self._full_of_nan)
+
+    def _full_of_nan(self, nbytes: int) -> Tensor:
+        return torch.full((nbytes // 4,), torch.nan, device=self._device).view(torch.uint8)
 
     def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Gives each of the named sequences its next tokens; -> the logits after each of them [n, V]."""
@@ -227,6 +234,7 @@ class Driver:
             slots.append(self._tables[row][places // size].long() * size + places % size)
             self._counts[row] += count
         totals = [self._counts[row] for row in rows]
+        own = [StateRow(row, row) for row in rows]
         starts = torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
         return ForwardContext(
             positions=torch.cat(positions).to(self._device),
@@ -234,6 +242,7 @@ class Driver:
             kv_lens=torch.tensor(totals, dtype=torch.int32, device=self._device),
             block_table=self._tables[rows].to(self._device),
             slot_mapping=torch.cat(slots).to(self._device),
+            states=StateRows(torch.tensor(state_columns(own), dtype=torch.int32, device=self._device), own),
             block_size=size,
             query_lens_host=counts,
             kv_lens_host=totals,

@@ -128,6 +128,7 @@ def facts(
     tasks: tuple[str, ...] = ("generate", "embed", "token_embed"),
     causal: bool = True,
     has_idle_work: bool = False,
+    remembered_states: int | None = None,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -142,6 +143,7 @@ def facts(
         tasks=tasks,
         causal=causal,
         has_idle_work=has_idle_work,
+        remembered_states=remembered_states,
         widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
         whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
     )
@@ -221,6 +223,9 @@ class FakeWorker:
         self._size = facts.block_size
         self._entries: list[int | None] = [None] * (facts.num_blocks * facts.block_size)
         self._rows: dict[int, _Row] = {}
+        self._states: dict[int, int] = {}
+        """What a hybrid keeps of the sequence in each slot, all tokens mixed up."""
+        self._remembered: dict[int, int] = {}
         self.failed = False
         """Whether the last step has failed."""
         self.prepared = 0
@@ -235,6 +240,8 @@ class FakeWorker:
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new)
+        if self.facts.remembered_states is not None:
+            self._follow_states(step.seqs)
         tokens = [self._run(seq) for seq in step.seqs]
         if any(seq.bound for seq in step.seqs):
             self._bind(step, tokens, following)
@@ -272,9 +279,31 @@ class FakeWorker:
         if seq.output_index != end - row.prompt_len:
             raise ValueError("output_index is wrong")
         token = _attend([self._entries[self._place(row, position)] for position in range(end)])
+        if self.facts.remembered_states is not None:
+            token = (token + self._states[seq.slot] - (self._entries[self._place(row, end - 1)] or 0)) % VOCAB
         del row.tokens[end:]
         row.tokens.append(token)
         return token
+
+    def _follow_states(self, seqs: list[SeqStep]) -> None:
+        """Mix the tokens of each row into its state; all rows of a step do that at the same time."""
+        kept = [place for seq in seqs for _, place in seq.kept]
+        read = [seq.source for seq in seqs if seq.source >= 0]
+        if len(set(kept)) < len(kept) or set(kept) & set(read):
+            raise ValueError("a place is written twice in a step, or read as well")
+        if not set(kept + read) <= set(range(self.facts.remembered_states or 0)):
+            raise ValueError("a state is kept where there is no place")
+        before = [
+            self._remembered[seq.source] if seq.source >= 0 else self._states.get(seq.slot, 0) for seq in seqs
+        ]
+        for seq, state in zip(seqs, before, strict=True):
+            state = state if seq.start else _ROOT
+            wanted = dict(seq.kept)
+            for done in range(1, seq.count + 1):
+                state = _mix(state, self._rows[seq.slot].tokens[seq.start + done - 1])
+                if done in wanted:
+                    self._remembered[wanted[done]] = state
+            self._states[seq.slot] = state
 
     def _bind(self, step: StepInput, tokens: list[int], following: Callable[[], StepBounds] | None) -> None:
         """Let bound rows have tokens that are allowed there, where what came out is not."""

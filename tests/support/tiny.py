@@ -82,6 +82,23 @@ _SHARED_EXPERTS = {
     "first_k_dense_replace": 1,
 }
 _GROUPED = {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+_HYBRID = {
+    **_SHAPE,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # else the norm of a head that its state hardly answers magnifies rounding errors
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
+_HYBRID_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}
 _FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
@@ -234,6 +251,9 @@ _FAMILIES: dict[str, dict[str, object]] = {
         "scale_depth": 1.2,
         "dim_model_base": 16,
     },
+    "Qwen3_5ForCausalLM": {**_HYBRID, "linear_num_value_heads": 8},
+    "Qwen3_5MoeForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS},
+    "Qwen3NextForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS, "linear_num_value_heads": 8},
     # Families that we do not write ourselves: they run on transformers' own code.
     "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
@@ -359,6 +379,10 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("sinks", "e_score_correction_bias")):
             parameter.copy_(noise if name.endswith("sinks") else 0.2 * noise)
+        elif name.endswith("conv1d.weight"):
+            parameter.copy_(noise)
+        elif name.endswith("A_log"):
+            parameter.copy_(noise - 1)  # some heads forget soon, others late
         elif parameter.dim() == 1:
             drawn = parameter.min() != parameter.max()  # by transformers, and otherwise in each process
             parameter.copy_(0.1 * noise if drawn else parameter + 0.1 * noise)

@@ -13,17 +13,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext
+from models.context import ForwardContext, StateRows
 from models.ops import SPECIFIED, latent_ops
 from models.ops.attention_inputs import HeadPrep
 from models.ops.expert_ops import Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
+from models.state_rows import StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_CACHING = ("rotary_and_cache", "latent_attention")
-"""Operations whose fourth argument is the cache, which they write to."""
+_WRITTEN = {"rotary_and_cache": 3, "latent_attention": 3, "causal_conv": 3, "gated_delta": 4}
+"""Operations that write to a cache or to states, with the number of that argument."""
 
 
 def wrong(
@@ -74,7 +75,8 @@ class _Case:
         elif self.name == "latent_attention":
             arguments[2] = table.get("pack_latent", latent_ops.pack_latent)(*arguments[2])
         result = table[self.name](*arguments, **self.options)
-        return (result, arguments[3]) if self.name in _CACHING else result
+        written = _WRITTEN.get(self.name)
+        return result if written is None else (result, arguments[written])
 
     def moved(self, target: torch.device) -> _Case:
         options = {name: moved(option, target) for name, option in self.options.items()}
@@ -93,6 +95,8 @@ def moved(argument: Any, target: torch.device) -> Any:
             return tuple(moved(each, target) for each in cast("tuple[Any, ...]", argument))
         case HeadPrep():
             return msgspec.structs.replace(argument, cos_sin=moved(argument.cos_sin, target))
+        case StateRows():
+            return replace(argument, table=argument.table.to(target))
         case ForwardContext() | Grouped() | Factors() | Segments():
             values = {each.name: getattr(argument, each.name) for each in fields(argument)}
             return replace(argument, **{name: moved(value, target) for name, value in values.items()})
@@ -151,6 +155,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "sinks": values(q.shape[1]).float()}),
         _latent_case(values, step, cos_sin),
+        *_state_cases(values, step),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
         _Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
@@ -174,6 +179,19 @@ def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: T
     up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
     given = (values(10, 5, 24 + 10), values(10, 48 + 10), up, values(9, 4, 48 + 10), step, cos_sin[:, :10])
     return _Case("latent_attention", given, {"scale": 0.2})
+
+
+def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_Case]:
+    """A convolution and the delta rule: two key heads of 24 numbers, and four value heads of 40."""
+    x = values(10, 2 * 2 * 24 + 4 * 40)
+    taps, before = values(4, x.shape[1]).float(), values(9, 3, x.shape[1]).float()
+    rates, states = -values(4).float().abs(), values(9, 4, 24, 40).float()
+    return [
+        _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
+        _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2)),
+        _Case("gate", (x, values(*x.shape), "sigmoid")),
+        _Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),
+    ]
 
 
 def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
@@ -277,12 +295,14 @@ def _step() -> ForwardContext:
     blocks = torch.tensor([[8, 4, 0, 0], [3, 1, 7, 2], [6, 5, 0, 0]], dtype=torch.int32)
     positions = [torch.arange(stop - count, stop) for count, stop in zip(new, total, strict=True)]
     slots = [row[at // 4].long() * 4 + at % 4 for row, at in zip(blocks, positions, strict=True)]
+    rows = [StateRow(2, 2, ((2, 5), (5, 6))), StateRow(7, 0), StateRow(3, 3)]
     return ForwardContext(
         positions=torch.cat(positions),
         query_starts=torch.tensor([0, 5, 9, 10], dtype=torch.int32),
         kv_lens=torch.tensor(total, dtype=torch.int32),
         block_table=blocks,
         slot_mapping=torch.cat(slots),
+        states=StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows),
         block_size=4,
         query_lens_host=new,
         kv_lens_host=total,

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext
+from models.context import ForwardContext, StateRows
 from models.parallel.parallel import Collectives, Exchange
+from models.state_rows import StateRow, state_columns
 
 ComputeHalf = Callable[[], Tensor]
 
@@ -143,6 +144,8 @@ def cut_step(
     first = _piece(context, slice(tokens), slice(rows), [*lens[:row], *cut], [*ends[:row], *last])
     rest = [lens[row] - inside, *lens[row + 1 :]]
     second = _piece(context, slice(tokens, None), slice(row, None), rest, ends[row:])
+    if context.states is not None:
+        first.states, second.states = _cut_states(context.states, row, inside)
     left = [total - first for first, total in zip(first_halves, totals, strict=True)]
     return replace(first, replica_tokens=list(first_halves)), replace(second, replica_tokens=left)
 
@@ -168,7 +171,19 @@ def _piece(
     )
 
 
-def _on_device(values: list[int], target: torch.device) -> torch.Tensor:
+def _cut_states(states: StateRows, row: int, inside: int) -> tuple[StateRows, StateRows]:
+    """The states of both halves, if the second begins behind so many tokens of a row."""
+    before, own, after = states.host[:row], states.host[row], states.host[row + 1 :]
+    early = StateRow(own.source, own.target, tuple(each for each in own.kept if each[0] <= inside))
+    late = tuple((count - inside, place) for count, place in own.kept if count > inside)
+    second = [own if not inside else StateRow(own.target, own.target, late), *after]
+    first = [*before, *([early] if inside else [])]
+    target = states.table.device
+    made = [StateRows(_on_device(state_columns(rows), target), rows) for rows in (first, second)]
+    return made[0], made[1]
+
+
+def _on_device(values: Sequence[int] | Sequence[list[int]], target: torch.device) -> torch.Tensor:
     """These numbers as int32, without waiting for what the device has to do."""
     pinned = target.type == "cuda"
     return torch.tensor(values, dtype=torch.int32, pin_memory=pinned).to(target, non_blocking=True)

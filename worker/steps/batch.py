@@ -55,7 +55,7 @@ class StepPlanner:
         for new in step.new:
             self.slots.admit(new)
         self._check(step)
-        columns = Columns.of(step.seqs)
+        columns = Columns.of(step.seqs, self.slots.first_remembered)
         types = self._token_types(columns)
         staged, forms = None, self.forms
         if forms is not None:

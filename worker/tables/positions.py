@@ -13,7 +13,8 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
-from models.context import ForwardContext
+from models.context import ForwardContext, StateRows
+from models.state_rows import StateRow, state_columns
 from worker.protocol import SeqStep
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -28,9 +29,11 @@ class Columns:
     counts: list[int]  # [B]
     ends: list[int]  # [B] tokens of each sequence once the step is done
     query_starts: list[int]  # [B + 1]
+    states: list[StateRow]  # [B]; nothing if no layer has states
 
     @classmethod
-    def of(cls, seqs: list[SeqStep]) -> Columns:
+    def of(cls, seqs: list[SeqStep], first_remembered: int | None = None) -> Columns:
+        """`first_remembered`: the place of the first remembered state, if layers have states."""
         counts = [seq.count for seq in seqs]
         return cls(
             slots=[seq.slot for seq in seqs],
@@ -38,7 +41,14 @@ class Columns:
             counts=counts,
             ends=[seq.start + seq.count for seq in seqs],
             query_starts=[0, *accumulate(counts)],
+            states=[] if first_remembered is None else [_state_row(seq, first_remembered) for seq in seqs],
         )
+
+
+def _state_row(seq: SeqStep, first_remembered: int) -> StateRow:
+    """The places of a sequence's states: that of its slot, and remembered ones."""
+    source = seq.slot if seq.source < 0 else first_remembered + seq.source
+    return StateRow(source, seq.slot, tuple((count, first_remembered + place) for count, place in seq.kept))
 
 
 StepTokens = tuple[Tensor, ForwardContext]
@@ -55,6 +65,7 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
+    state_table = packet.ints(np.array(state_columns(columns.states)).ravel()) if columns.states else None
 
     def finish() -> StepTokens:
         positions, query_starts, kv_lens = staged
@@ -72,6 +83,9 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
             kv_lens=kv_lens,
             block_table=block_table,
             slot_mapping=slot_mapping,
+            states=None
+            if state_table is None
+            else StateRows(state_table.view(-1, len(counts)), columns.states),
             block_size=slots.block_size,
             query_lens_host=columns.counts,
             kv_lens_host=columns.ends,

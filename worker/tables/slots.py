@@ -35,28 +35,33 @@ class SampleRows:
 
 class Slots:
     def __init__(
-        self, target: torch.device, count: int, max_len: int, block_size: int, *, paged: bool = True
+        self,
+        target: torch.device,
+        count: int,
+        max_len: int,
+        block_size: int,
+        *,
+        paged: bool = True,
+        has_states: bool = False,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole."""
-        self.count = count
-        self.dummy = count
+        self.count = self.dummy = count
         self.max_len = max_len
         self.block_size = block_size
-        self.paged = paged
+        self.paged, self._has_states = paged, has_states
         rows, blocks = count + 1, -(-max_len // block_size) if paged else 0
         self.most_blocks = blocks
         # One column more than positions, for the token that is sampled after the last position.
         self.width = max_len + 1
         self.first_block = rows * STATE_WORDS
         self.first_token = self.first_block + -(-rows * blocks // _ALIGNED) * _ALIGNED
-        words = self.first_token + rows * self.width
-        self.words = torch.zeros(words, dtype=torch.int32, device=target)
+        self.words = torch.zeros(self.first_token + rows * self.width, dtype=torch.int32, device=target)
         """All tables, one behind the other: one operation writes what a step brings into them."""
         self.states = self.words[: self.first_block].view(rows, STATE_WORDS)
         self.block_table = self.words[self.first_block :][: rows * blocks].view(rows, blocks)
         self.tokens = self.words[self.first_token :].view(rows, self.width)
-        on_host = target.type == "cpu"
-        self.host_tables = (self.tokens.numpy(), self.block_table.numpy()) if on_host else None
+        host = target.type == "cpu"
+        self.host_tables = (self.tokens.numpy(), self.block_table.numpy()) if host else None
         """The arrays of both tables, if the host can write to them without waiting."""
 
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
@@ -83,6 +88,11 @@ class Slots:
         """Bytes that the tables take on the device."""
         words = (count + 1) * (max_len + 1 + -(-max_len // block_size) + STATE_WORDS)
         return 4 * (words + _ALIGNED)
+
+    @property
+    def first_remembered(self) -> int | None:
+        """The place of the first remembered state, behind those of slots; None if no layer has states."""
+        return self.count + 1 if self._has_states else None
 
     def admit(self, new: NewSeq) -> None:
         """Note what the host must know of a new sequence. Its tokens travel with the step that brings it."""

@@ -10,8 +10,9 @@ import logging
 from engine_core.protocol import CacheMiss
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
+from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.sequence import Sequence
-from worker.protocol import WorkerFacts
+from worker.protocol import SeqStep, WorkerFacts
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +28,26 @@ class CacheManager:
     def __init__(self, facts: WorkerFacts, *, caches: bool) -> None:
         """`caches`: full blocks are published, so that later sequences with the same prefix share them."""
         self.pool = BlockPool(facts.num_blocks)
+        self.states: States | None = None
+        """The states that are remembered, if layers of the model have some; blocks are of no use without."""
+        if facts.remembered_states and caches:
+            self.states = States(facts.remembered_states, facts.block_size)
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
         self.memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
+
+    def begin_step(self) -> None:
+        if self.states is not None:
+            self.states.begin_step()
+
+    def plan_states(self, seq: Sequence, count: int) -> StepStates:
+        """What the row that computes the next `count` tokens of a sequence does with states."""
+        return NO_STATES if self.states is None else self.states.plan(seq, count)
+
+    def land_states(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
+        if self.states is not None:
+            self.states.land(seq, row, wanted=wanted)
 
     def match(self, seq: Sequence) -> list[int] | None:
         """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
@@ -59,6 +76,8 @@ class CacheManager:
         seq.published = len(prefix)
         seq.computed = len(prefix) * self._facts.block_size
         seq.slot = self.free_slots.pop()
+        if self.states is not None:
+            self.states.begin(seq, len(self._cached_blocks(seq)))
         if not seq.preemptions:
             self._diagnose(seq)
         if self._caches:
@@ -108,8 +127,18 @@ class CacheManager:
                 *(id, client, seq.computed, seq.prompt_len, miss.matched, miss.reason),
             )
 
+    def reset_prefixes(self) -> None:
+        """Forget all cached prefixes."""
+        self.pool.withdraw_all()
+        if self.states is not None:
+            self.states.forget_all()
+
     def _cached_prefix(self, seq: Sequence) -> list[int]:
-        """The cached blocks of a sequence's beginning. At least one token is left to compute."""
+        """The cached blocks with which a sequence can begin. At least one token is left to compute."""
+        blocks = self._cached_blocks(seq)
+        return blocks if self.states is None else self.states.shorten(seq, blocks)
+
+    def _cached_blocks(self, seq: Sequence) -> list[int]:
         blocks: list[int] = []
         if not self._caches or seq.owes_prompt_logprobs:
             return blocks

@@ -103,6 +103,8 @@ class PrefixMemory:
         missing = seq.computed // size
         if missing >= (seq.prompt_len - 1) // size:
             return CacheMiss(self._rest(seq, matched), matched)
+        if pool.find(seq.block_hash(missing, size)) is not None:
+            return CacheMiss("state_not_kept", matched)
         reason = self._lost(seq, pool, missing) or self._never_published(tokens, prompts, missing)
         return CacheMiss(reason or _new(seq, common, nearest), matched)
 

@@ -20,9 +20,10 @@ from models.composites import HEADS, TRUNKS
 from models.config import Eps, ModelConfig, Size, family_fields
 from models.conversion.conversion_choice import looks_ahead
 from models.layers.attention import Attention, CachedAttention, EncoderAttention, QueryGrowth
+from models.layers.delta import DeltaSpec, GatedDeltaNet
 from models.layers.embedding import Embedding, LMHead
 from models.layers.latent_attention import LatentSelfAttention, LatentSpec
-from models.layers.linear import Linear, Pairs, RowLinear
+from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
 from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm, SpreadRMSNorm
@@ -59,6 +60,8 @@ class LayerSpec:
     window: int | None = None
     experts: ExpertSpec | None = None
     """The mixture of experts; None means that this layer has an MLP."""
+    delta: DeltaSpec | None = None
+    """Linear attention in place of attention; None means that there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class DecoderSpec:
     mlp_bias: bool = False
     fused: bool = False
     """Whether the checkpoint holds q, k, v as one matrix, and gate and up as one."""
+    output_gate: bool = False
+    """Whether each query head has a gate, which its output passes."""
     sinks: bool = False
     """Whether each query head has a score for nothing, which takes its part of the attention."""
     turns_neighbours: bool = False
@@ -161,9 +166,14 @@ class DecoderAttention(nn.Module):
         q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         sources = () if spec.fused else ("q_proj", "k_proj", "v_proj")
         pairs = Pairs(config.head_dim, config.head_dim) if spec.turns_neighbours else None
+        outputs, orders = [q, kv, kv], (pairs, pairs, None)
+        if spec.output_gate:
+            gated = Interleaved((config.head_dim, config.head_dim))
+            outputs, orders = [heads.times(2 * config.head_dim), kv, kv], (gated, pairs, None)
         self.qkv_proj = Linear(
-            config.hidden_size, [q, kv, kv], bias=spec.qkv_bias, sources=sources, paired=(pairs, pairs, None)
+            config.hidden_size, outputs, bias=spec.qkv_bias, sources=sources, orders=orders
         )
+        self.gate_width = q.length if spec.output_gate else 0
         self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias)
         if looks_ahead(config):
             self.attention = _look_around(config, spec, layer)
@@ -188,6 +198,9 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.qkv_proj.widths, dim=-1)
+        gate = q[:, self.gate_width :]
+        if self.gate_width:
+            q = q[:, : self.gate_width]
         if self.qk_norm == "head":
             prep = HeadPrep(cos_sin, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         else:
@@ -196,7 +209,8 @@ class DecoderAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if (growth := self.query_growth) is not None:
             q = growth.of(q)
-        return self.o_proj(self.attention(q, k, v, prep))
+        out = self.attention(q, k, v, prep)
+        return self.o_proj(ops.gate(out, gate, "sigmoid") if self.gate_width else out)
 
 
 class DecoderLayer(nn.Module):
@@ -210,7 +224,11 @@ class DecoderLayer(nn.Module):
         self.rope = layer.rope
         self.residual_scale = spec.residual_scale
         self.before_attention = self._norm(spec.norms.before_attention, config, spec)
-        self.self_attn = _attention(config, spec, layer, parallel)
+        if layer.delta is None:
+            self.self_attn = _attention(config, spec, layer, parallel)
+        else:
+            self.linear_attn = GatedDeltaNet(config.hidden_size, layer.delta, parallel)
+        self.is_linear = layer.delta is not None
         self.after_attention = self._norm(spec.norms.after_attention, config, spec)
         self.before_mlp = self._norm(spec.norms.before_mlp, config, spec)
         self.mlp = _mlp(config, spec, layer, parallel)
@@ -221,7 +239,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
         x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
-        delta = self._leave(self.after_attention, self.self_attn(x, cos_sin))
+        out = self.linear_attn(x) if self.is_linear else self.self_attn(x, cos_sin)
+        delta = self._leave(self.after_attention, out)
         x, stream = _enter(self.before_mlp, delta, stream)
         return self._leave(self.after_mlp, self.mlp(x)), stream
 

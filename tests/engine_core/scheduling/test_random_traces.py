@@ -16,14 +16,14 @@ from worker.protocol import Pooling, Sampling
 def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
     """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
     block_size = rnd.choice([1, 2, 4, 8])
-    blocks = -(-45 // block_size) + rnd.choice([0, 2, 20])
     chunked = rnd.random() < 0.8
     limits = facts(
         block_size=block_size,
-        num_blocks=blocks,
+        num_blocks=-(-45 // block_size) + rnd.choice([0, 2, 20]),
         max_num_seqs=rnd.choice([1, 2, 4, 8]),
         max_num_batched_tokens=rnd.choice([3, 8, 64]) if chunked else 64,
         max_model_len=48,
+        remembered_states=rnd.choice([None, None, 0, 1, 2, 5, 40]),
     )
     chosen = config(
         enable_prefix_caching=rnd.random() < 0.8,
@@ -109,9 +109,20 @@ def test_random_traces_equal_the_reference(part: int) -> None:
                 check_first(bench.outputs[client, request.id][0], request)
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["hits"] += bench.scheduler.counters.prefix_hits
+        if bench.facts.remembered_states:
+            seen["hits of hybrids"] += bench.scheduler.counters.prefix_hits
+            check_states(bench)
         seen["aborted"] += len(aborted)
-    counts = [seen[each] for each in ("preemptions", "hits", "aborted", "pooled", "pauses")]
+    names = ("preemptions", "hits", "hits of hybrids", "aborted", "pooled", "pauses")
+    counts = [seen[each] for each in names]
     assert min(counts) > 20, "the traces do not exercise enough"
+
+
+def check_states(bench: Bench) -> None:
+    """When all has ended, every place is free or found by one hash."""
+    states = bench.scheduler.cache.states
+    if states is not None:
+        assert len(states) + states.free == bench.facts.remembered_states
 
 
 def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, aborted: bool) -> None:

@@ -62,6 +62,14 @@ _MULTI_AXIS = {
     "mrope_interleaved": True,
 }
 _QWEN_TEXT: dict[str, object] = {**_TEXT, "rope_parameters": _MULTI_AXIS}
+_HYBRID_TEXT = {
+    **{name: value for name, value in shape_of("Qwen3_5ForCausalLM").items() if name not in _TEXT},
+    **_TEXT,
+    "num_hidden_layers": 4,
+    "rope_parameters": {**_MULTI_AXIS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
+}
+_HYBRID_VISION = {name: value for name, value in _QWEN_VISION.items() if "deepstack" not in name}
+_FEW_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 
 def _mistral(**text: object) -> dict[str, Any]:
@@ -93,14 +101,14 @@ _PARTS: dict[str, dict[str, Any]] = {
         head_dim=20,
         num_key_value_heads=4,
     ),
+    "Qwen3_5ForConditionalGeneration": {"text_config": _HYBRID_TEXT, "vision_config": _HYBRID_VISION},
+    "Qwen3_5MoeForConditionalGeneration": {
+        "text_config": {**_HYBRID_TEXT, **_FEW_EXPERTS, "shared_expert_intermediate_size": 16},
+        "vision_config": _HYBRID_VISION,
+    },
     "Qwen3VLForConditionalGeneration": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION},
     "Qwen3VLMoeForConditionalGeneration": {
-        "text_config": {
-            **_QWEN_TEXT,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-        },
+        "text_config": {**_QWEN_TEXT, **_FEW_EXPERTS},
         "vision_config": _QWEN_VISION,
     },
 }

@@ -40,3 +40,20 @@ RECIPES = [
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(method="gptq", group=32, plain=("in_proj_a", "in_proj_b")),
+        Recipe(method="awq", version=2, symmetric=False, group=32),
+        Recipe(method="int-quantized", bits=8, scales=torch.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", ["Qwen3_5ForCausalLM", "Qwen3NextForCausalLM"])
+def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
+    """Their projections are several parts of one matrix, or brought into another order."""
+    shape = {**SHAPE, "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 16}
+    pair = write_pair(tmp_path, recipe, arch, mlp_only_layers=[0, 1, 2, 3], **shape)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, context
+from models.context import ForwardContext, StateRows, context
+from models.state_rows import StateRow, state_columns
 from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.steps.compute import Compute
 
@@ -205,6 +206,26 @@ def test_a_step_is_cut_between_rows_or_in_one(
     assert_equal(one, context_of(*first))
     assert_equal(two, context_of(*second))
     assert (one.replica_tokens, two.replica_tokens) == ([11, tokens], [19, 10 - tokens])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "second"),
+    [
+        (2, [StateRow(9, 0)], [StateRow(0, 0, ((1, 7), (3, 8))), StateRow(1, 1), StateRow(2, 2)]),
+        (3, [StateRow(9, 0, ((3, 7),))], [StateRow(0, 0, ((2, 8),)), StateRow(1, 1), StateRow(2, 2)]),
+        (6, [StateRow(9, 0, ((3, 7), (5, 8))), StateRow(1, 1)], [StateRow(2, 2)]),
+    ],
+)
+def test_a_sequence_that_is_cut_goes_on_from_its_state(
+    tokens: int, first: list[StateRow], second: list[StateRow]
+) -> None:
+    rows = [StateRow(9, 0, ((3, 7), (5, 8))), StateRow(1, 1), StateRow(2, 2)]
+    whole = context_of(STARTS, COUNTS)
+    whole.states = StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows)
+    whole.replica_tokens = [10]
+    for half_step, expected in zip(cut_step(whole, [tokens], 0), (first, second), strict=True):
+        assert half_step.states is not None and half_step.states.host == expected
+        assert half_step.states.table.tolist() == state_columns(expected)
 
 
 @pytest.mark.parametrize("first_halves", [[0, 5], [30, 5], [15, 10], [15], [15, 5, 1]])

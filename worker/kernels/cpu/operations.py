@@ -8,7 +8,7 @@ import logging
 import torch
 
 from worker.kernels import check
-from worker.kernels.cpu import attention, latent_attention, linear, rowwise
+from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
 from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
 from worker.kernels.cpu.quantization import find_scheme
 from worker.kernels.cpu.torch_operations import TABLE, Table, linear_operations
@@ -31,7 +31,7 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
 
 def bind(library: Library) -> Table:
     """All operations of a library."""
-    binds = linear.bind, rowwise.bind, attention.bind, latent_attention.bind
+    binds = linear.bind, rowwise.bind, attention.bind, latent_attention.bind, recurrent.bind
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.context import ForwardContext, context, use_context
+from models.context import ForwardContext, StateRows, context, use_context
 from models.model import Forward
+from models.state_rows import MOST_KEPT, StateRow, state_columns
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
@@ -53,6 +54,7 @@ class Inputs:
     query_starts: Tensor  # [B + 1] int32
     kv_lens: Tensor  # [B] int32
     block_table: Tensor  # [B, blocks] int32
+    state_table: Tensor  # [2 + 2 * MOST_KEPT, B] int32, read if layers have states
     addresses: tuple[int, ...]
 
     @classmethod
@@ -60,16 +62,20 @@ class Inputs:
         ids, positions, slot_mapping = torch.zeros(3, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
         block_table = torch.zeros(rows, blocks, dtype=torch.int32)
-        return cls._of(ids, positions, slot_mapping, query_starts, kv_lens, block_table)
+        state_table = torch.zeros(2 + 2 * MOST_KEPT, rows, dtype=torch.int32)
+        return cls._of(ids, positions, slot_mapping, query_starts, kv_lens, block_table, state_table)
 
     def first(self, tokens: int, rows: int) -> Inputs:
         """The inputs of a smaller step at the beginning of the same memory."""
         by_token = (each[:tokens] for each in (self.ids, self.positions, self.slot_mapping))
         return self._of(
-            *by_token, self.query_starts[: rows + 1], self.kv_lens[:rows], self.block_table[:rows]
+            *(*by_token, self.query_starts[: rows + 1], self.kv_lens[:rows]),
+            *(self.block_table[:rows], self.state_table[:, :rows]),
         )
 
-    def step_tokens(self, block_size: int, counts: list[int], ends: list[int]) -> StepTokens:
+    def step_tokens(
+        self, block_size: int, counts: list[int], ends: list[int], states: list[StateRow] | None
+    ) -> StepTokens:
         """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
         return self.ids, ForwardContext(
             positions=self.positions,
@@ -77,6 +83,7 @@ class Inputs:
             kv_lens=self.kv_lens,
             block_table=self.block_table,
             slot_mapping=self.slot_mapping,
+            states=None if states is None else StateRows(self.state_table, states),
             block_size=block_size,
             query_lens_host=counts,
             kv_lens_host=ends,
@@ -84,7 +91,7 @@ class Inputs:
 
     @classmethod
     def _of(cls, *tensors: Tensor) -> Inputs:
-        return cls(*tensors, addresses=tuple(tensor.data_ptr() for tensor in tensors))
+        return cls(*tensors, addresses=tuple(tensor.data_ptr() for tensor in tensors[:-1]))
 
 
 class Layout:
@@ -99,7 +106,8 @@ class Layout:
 
     def small_batch(self, tokens: int, rows: int) -> StepTokens:
         """The ids and the context of a small step: any values, and nothing in the lists of the host."""
-        return self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [])
+        states = None if self._slots.first_remembered is None else []
+        return self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [], states)
 
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
         return lambda: self._lay_out(columns)
@@ -115,7 +123,10 @@ class Layout:
             *(slots.block_table.data_ptr(), slots.most_blocks, slots.block_size if slots.paged else 0),
             *(*inputs.addresses, blocks, inputs.block_table.shape[1]),
         )
-        return inputs.step_tokens(slots.block_size, columns.counts, columns.ends)
+        if slots.first_remembered is None:
+            return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, None)
+        inputs.state_table.numpy()[:] = state_columns(columns.states)
+        return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, columns.states)
 
 
 def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:

@@ -84,6 +84,14 @@ def after_reset() -> Bench:
     return made
 
 
+def without_state() -> Bench:
+    """The prompt that is remembered ends behind another block than the one behind which this one parts."""
+    made = bench(remembered_states=4)
+    made.serve(add(1, PROMPT, max_tokens=1))
+    ask(made, [*PROMPT[:8], 30, 31])
+    return made
+
+
 def disabled() -> Bench:
     made = bench(caches=False)
     ask(made, PROMPT)
@@ -113,6 +121,7 @@ PLANTED: list[tuple[MissReason, int, Callable[[], Bench]]] = [
     ("computing", 12, beside_one_that_computes_it),
     ("preempted", 12, beside_one_that_was_preempted),
     ("not_computed", 12, after_one_that_ended_early),
+    ("state_not_kept", 8, without_state),
     ("disabled", 0, disabled),
     ("no_cache", 0, without_cache),
 ]

@@ -1,0 +1,125 @@
+"""Remembered states: what a hybrid's layers keep of a sequence, behind some of its blocks.
+
+A cached prefix of such a model ends where both are there: all its blocks, and the state behind the last one.
+A state takes as much memory as a thousand tokens or more. So there are few places: they are filled where
+prompts are likely to go on, and the least recently used state gives way. A state is named by the hash of the
+block behind which it stands, which stands for all tokens before.
+
+A place may be read in one step and written in the next, because steps run in their order; but the rows of a
+step run at the same time, so a place that one of them reads is not given to another.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from engine_core.scheduling.sequence import Sequence
+from models.state_rows import MOST_KEPT
+from worker.protocol import Sampling, SeqStep
+
+
+class StepStates(NamedTuple):
+    """What a row of a step does with states, as `SeqStep` has it."""
+
+    source: int = -1
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+NO_STATES = StepStates()
+
+
+class States:
+    def __init__(self, count: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._free = list(reversed(range(count)))
+        self._by_hash: OrderedDict[bytes, int] = OrderedDict()
+        """Places of remembered states, the least recently used first."""
+        self._read: set[int] = set()
+        """The places that the step that is planned now reads."""
+
+    def __len__(self) -> int:
+        """The number of states that are remembered."""
+        return len(self._by_hash)
+
+    @property
+    def free(self) -> int:
+        """The places that hold nothing and await nothing."""
+        return len(self._free)
+
+    def begin_step(self) -> None:
+        self._read.clear()
+
+    def shorten(self, seq: Sequence, blocks: list[int]) -> list[int]:
+        """The first of these blocks of a sequence, up to the last one behind which a state is remembered."""
+        count = len(blocks)
+        while count and seq.block_hash(count - 1, self._block_size) not in self._by_hash:
+            count -= 1
+        return blocks[:count]
+
+    def begin(self, seq: Sequence, known_blocks: int) -> None:
+        """Let a sequence that is admitted go on from a state, and choose where others are remembered.
+
+        These are the end of the first turn, which is the system prompt of a conversation; the end of the
+        blocks that are known, where this prompt leaves another; and that of a prompt to be answered, for the
+        next turn.
+        """
+        size = self._block_size
+        if seq.computed:
+            hash = seq.block_hash(seq.computed // size - 1, size)
+            seq.state = self._by_hash[hash]
+            self._by_hash.move_to_end(hash)
+            self._read.add(seq.state)
+        ends = [known_blocks * size]
+        if isinstance(seq.request.params, Sampling):
+            ends += [len(seq.tokens), _first_turn(seq.tokens, seq.request.params.stop_token_ids)]
+        seq.state_ends = sorted({end - end % size for end in ends if end - end % size > seq.computed})
+
+    def plan(self, seq: Sequence, count: int) -> StepStates:
+        """What the row does that computes the next `count` tokens of a sequence."""
+        start, end = seq.computed, seq.computed + count
+        wanted = [each for each in seq.state_ends if start < each <= end]
+        newest = end - end % self._block_size
+        if start >= seq.prompt_len and newest > start and newest not in wanted:
+            wanted.append(newest)
+        kept: list[tuple[int, int]] = []
+        for each in wanted[-MOST_KEPT:]:
+            if (place := self._take()) is not None:
+                kept.append((each - start, place))
+        source, seq.state = seq.state, -1
+        return StepStates(source, tuple(kept)) if kept or source >= 0 else NO_STATES
+
+    def land(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
+        """Let others find what a landed row has kept, or take the places back if its outcome is not wanted.
+
+        While an answer grows, its newest state takes the place of the one before.
+        """
+        for count, place in row.kept:
+            if not wanted:
+                self._free.append(place)
+                continue
+            hash = seq.block_hash((row.start + count) // self._block_size - 1, self._block_size)
+            if hash in self._by_hash:
+                self._free.append(place)
+            else:
+                self._by_hash[hash] = place
+            if row.start >= seq.prompt_len:
+                if seq.newest_state != hash and seq.newest_state in self._by_hash:
+                    self._free.append(self._by_hash.pop(seq.newest_state))
+                seq.newest_state = hash
+
+    def forget_all(self) -> None:
+        self._free += self._by_hash.values()
+        self._by_hash.clear()
+
+    def _take(self) -> int | None:
+        """A place to write to; None if all are read in this step, or written by steps in flight."""
+        if self._free:
+            return self._free.pop()
+        hash = next((hash for hash, place in self._by_hash.items() if place not in self._read), None)
+        return None if hash is None else self._by_hash.pop(hash)
+
+
+def _first_turn(tokens: list[int], ends: tuple[int, ...]) -> int:
+    """The tokens of the first turn, 0 if there is none: chat templates end each turn as answers end."""
+    return next((index + 1 for index, token in enumerate(tokens) if token in ends), 0)

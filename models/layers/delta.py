@@ -1,0 +1,114 @@
+"""The gated delta rule as a layer: linear attention whose state learns values under keys, and forgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.context import context
+from models.layers.linear import Interleaved, Linear, RowLinear, frozen, pieces_of
+from models.layers.norm import RMSNorm
+from models.layers.state import StateLayer
+from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSpec:
+    """The sizes of a layer, and how a checkpoint holds its projections."""
+
+    key_heads: int
+    value_heads: int
+    """The number of value heads, of which neighbours share a key head."""
+    key_dim: int
+    value_dim: int
+    taps: int
+    """The inputs that the convolution before the rule sees."""
+    eps: float
+    saved: Literal["by part", "by key head"] = "by part"
+    """Whether queries, keys, values and gates lie in matrices of their own, or each key head's together."""
+
+
+class GatedDeltaNet(StateLayer):
+    """The heads of one layer that this rank holds: hidden states [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, hidden_size: int, spec: DeltaSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.key_heads = parallel.share(spec.key_heads, "key heads of linear attention")
+        self.value_heads = parallel.share(spec.value_heads, "value heads of linear attention")
+        self.spec = spec
+        q, v = self.key_heads.times(spec.key_dim), self.value_heads.times(spec.value_dim)
+        self.mixed = [q, q, v]
+        """The parts that pass the convolution: queries, keys, values."""
+        if spec.saved == "by part":
+            sources = ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z")
+            self.in_proj_qkvz = Linear(hidden_size, [q, q, v, v], sources=sources)
+            self.in_proj_ba = Linear(
+                hidden_size,
+                [self.value_heads, self.value_heads],
+                sources=("in_proj_b", "in_proj_a"),
+                plain=True,
+            )
+        else:
+            shared = spec.value_heads // spec.key_heads
+            values = shared * spec.value_dim
+            each = Interleaved((spec.key_dim, spec.key_dim, values, values))
+            self.in_proj_qkvz = _by_key_head(hidden_size, self.key_heads, each, "in_proj_qkvz")
+            self.in_proj_ba = _by_key_head(
+                hidden_size, self.key_heads, Interleaved((shared, shared)), "in_proj_ba", plain=True
+            )
+        self.conv1d = Convolution(self.mixed, spec.taps)
+        self.norm = RMSNorm(spec.value_dim, spec.eps)
+        self.out_proj = RowLinear(v, hidden_size, parallel)
+
+    def pull(self, weights: Weights) -> None:
+        for name, module in self.named_children():
+            load(module, weights / name)
+        heads, size = self.value_heads, [self.spec.value_heads]
+        rates, shifts = (
+            torch.cat([weights.take(name, size, cut, torch.float32) for cut in pieces_of([heads])])
+            for name in ("A_log", "dt_bias")
+        )
+        self.speeds, self.shifts = frozen(-rates.exp()), frozen(shifts)
+
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        channels = sum(part.length for part in self.mixed)
+        heads = (self.value_heads.length, self.spec.key_dim, self.spec.value_dim)
+        return [(self.spec.taps - 1, channels), heads]
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, (inputs, states) = context(), self.bound_states()
+        widths = [sum(part.length for part in self.mixed), self.mixed[-1].length]
+        mixed, opening = self.in_proj_qkvz(x).split(widths, dim=-1)
+        gates = self.in_proj_ba(x)
+        mixed = ops.causal_conv(mixed, self.conv1d.weight, None, inputs, step, "silu")
+        out = ops.gated_delta(mixed, gates, self.speeds, self.shifts, states, step, self.key_heads.length)
+        return self.out_proj(ops.gated_norm(out, opening, self.norm.weight, self.norm.eps))
+
+
+class Convolution(nn.Module):
+    """The weights of a short convolution of each channel, of which a checkpoint has [channels, 1, taps]."""
+
+    weight: nn.Parameter  # [taps, channels] float32
+
+    def __init__(self, channels: list[Span], taps: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.taps = taps
+
+    def pull(self, weights: Weights) -> None:
+        size = [sum(part.size for part in self.channels), 1, self.taps]
+        pieces = [weights.take("weight", size, cut, torch.float32) for cut in pieces_of(self.channels)]
+        self.weight = frozen(torch.cat(pieces).squeeze(1).t().contiguous())
+
+
+def _by_key_head(
+    hidden_size: int, heads: Span, each: Interleaved, source: str, *, plain: bool = False
+) -> Linear:
+    rows = heads.times(sum(each.widths))
+    return Linear(hidden_size, [rows], sources=(source,), orders=(each,), plain=plain)

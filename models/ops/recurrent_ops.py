@@ -1,0 +1,135 @@
+"""Operations of layers that keep a state for each sequence, in place of keys and values: in plain torch.
+
+A state lies in a place, a row of the tensor that the worker has bound to the layer. The context tells from
+which place the state of each sequence of a step is read, and to which its new one is written; states after
+some of the tokens may be kept in other places. A sequence whose first token is in the step begins with zeros,
+whatever its place holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops.reference import activation
+from models.state_rows import StateRow
+
+
+class _Sequence(NamedTuple):
+    """A sequence of a step, whose tokens are `first` to `last`."""
+
+    first: int
+    last: int
+    before: Tensor
+    """Its state before them."""
+    row: StateRow
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """Where its state is wanted, as (number of tokens, place)."""
+        yield from self.row.kept
+        yield self.last - self.first, self.row.target
+
+
+def _sequences(step: ForwardContext, states: Tensor) -> list[_Sequence]:
+    """The sequences of a step. All their states are read before any is written."""
+    if step.states is None:
+        raise RuntimeError("a layer with states ran in a step that does not say where they are")
+    found: list[_Sequence] = []
+    first = 0
+    for row, count, total in zip(step.states.host, step.query_lens_host, step.kv_lens_host, strict=True):
+        before = torch.zeros_like(states[0]) if count == total else states[row.source].clone()
+        found.append(_Sequence(first, first + count, before, row))
+        first += count
+    return found
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    step: ForwardContext,
+    kind: str | None = None,
+) -> Tensor:
+    """Convolve each channel of x [T, C] with the inputs before it in its sequence -> [T, C].
+
+    weight [taps, C] and bias [C] are float32; the last tap belongs to the token itself. states [places,
+    taps - 1, C] float32 hold the inputs before a step. `kind` names an activation that follows.
+    """
+    out = torch.empty_like(x)
+    for sequence in _sequences(step, states):
+        tokens = slice(sequence.first, sequence.last)
+        inputs = torch.cat([sequence.before, x[tokens].to(states.dtype)])  # [taps - 1 + count, C]
+        windows = inputs.unfold(0, len(weight), 1)  # [count, C, taps]
+        result = (windows * weight.t()).sum(-1)
+        result = result if bias is None else result + bias
+        out[tokens] = activation(result, kind).to(x.dtype) if kind else result.to(x.dtype)
+        for count, place in sequence.ends():
+            states[place] = inputs[count : count + len(weight) - 1]
+    return out
+
+
+def gated_delta(
+    x: Tensor,
+    gates: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+    key_heads: int,
+) -> Tensor:
+    """The gated delta rule: read what a state knows, after it has learnt each token -> [T, V * dv].
+
+    x [T, 2 * key_heads * dk + V * dv]: queries and keys of the key heads, then the values of V heads, of
+    which neighbours share a key head. gates [T, 2 * V]: from them come the rates at which heads learn, and
+    how they forget; speeds and shifts [V] are float32. states [places, V, dk, dv] float32.
+    """
+    _, heads, key_dim, value_dim = states.shape
+    q, k, v = x.to(states.dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=-1)
+    shared = heads // key_heads
+    q, k = (_of_length_1(y.unflatten(-1, (key_heads, key_dim))).repeat_interleave(shared, 1) for y in (q, k))
+    q, v = q * key_dim**-0.5, v.unflatten(-1, (heads, value_dim))
+    rates, decays = gates.to(states.dtype).chunk(2, dim=-1)
+    rates, decays = rates.sigmoid(), (speeds * F.softplus(decays + shifts)).exp()
+    out = torch.empty_like(v)
+    for sequence in _sequences(step, states):
+        state = sequence.before
+        for t in range(sequence.first, sequence.last):
+            state *= decays[t, :, None, None]
+            known = (state * k[t].unsqueeze(-1)).sum(1)  # [V, dv]
+            learnt = (v[t] - known) * rates[t, :, None]
+            state += k[t].unsqueeze(-1) * learnt.unsqueeze(1)
+            out[t] = (state * q[t].unsqueeze(-1)).sum(1)
+            for count, place in sequence.ends():
+                if count == t + 1 - sequence.first:
+                    states[place] = state
+    return out.flatten(1).to(x.dtype)
+
+
+def _of_length_1(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
+    """x [T, F] times a function of gates [T, F]: "silu" or "sigmoid"."""
+    return (_wide(x) * _opened(gates, kind)).to(x.dtype)
+
+
+def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head of x [T, H * D] by weight [D], times silu of gates [T, H * D]."""
+    heads = _wide(x).unflatten(-1, (-1, len(weight)))
+    normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight
+    return (normed.flatten(1) * _opened(gates, "silu")).to(x.dtype)
+
+
+def _opened(gates: Tensor, kind: str) -> Tensor:
+    return _wide(gates).sigmoid() if kind == "sigmoid" else F.silu(_wide(gates))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,135 @@
+"""Operations on states by C kernels, against the reference in float64, for every level that can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kernel_levels import NAMES, table_of, use_threads
+from paged import make_step
+from torch import Tensor
+
+from models.context import ForwardContext, StateRows
+from models.ops import recurrent_ops
+from models.state_rows import StateRow, state_columns
+from worker.kernels.cpu.operations import Table
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(2, 4, 128, 128), (1, 3, 24, 40), (2, 2, 16, 5), (2, 4, 64, 200)]
+"""Key heads, value heads, and the widths of keys and values: whole slabs of columns and parts of them."""
+NEW, TOTAL = [70, 1, 5], [70, 4, 14]
+"""Three sequences: one that begins, one that decodes, one that reads on."""
+ROWS = (StateRow(2, 2, ((33, 5), (70, 6))), StateRow(0, 0), StateRow(3, 3, ((2, 7),)))
+USED = [2, 0, 3, 5, 6, 7]
+"""The places of their states, and those where some are kept."""
+CUT = (
+    ((33, 1, 2), (33, 4, 11), (StateRow(2, 5), StateRow(0, 0), StateRow(3, 7))),
+    ((37, 1), (70, 12), (StateRow(5, 2, ((37, 6),)), StateRow(7, 1))),
+    ((2,), (14,), (StateRow(1, 3),)),
+)
+"""Steps with the same tokens in other pieces: what was kept is where some of them begin, or end."""
+TOKENS = ([*range(33), 70, 71, 72], [*range(33, 70), 73], [74, 75])
+"""The tokens of these steps, by their numbers in the first one."""
+
+Run = Callable[[Tensor, ForwardContext, Any], Tensor]
+"""The type of a function that computes some tokens, whose numbers are the last argument, with their step."""
+
+
+@pytest.fixture(params=NAMES)
+def table(request: pytest.FixtureRequest) -> Table:
+    torch.manual_seed(0)
+    use_threads(request.param, 2)
+    return table_of(request.param)
+
+
+def states_of(*shape: int) -> Tensor:
+    """States, of which that of the sequence that begins holds what must not be read."""
+    states = torch.randn(9, *shape) / 4
+    states[ROWS[0].source] = torch.nan
+    return states
+
+
+def step_of(
+    new: Sequence[int] = NEW, total: Sequence[int] = TOTAL, rows: Sequence[StateRow] = ROWS
+) -> ForwardContext:
+    table = torch.tensor(state_columns(rows), dtype=torch.int32)
+    return replace(make_step(list(new), list(total), 4), states=StateRows(table, rows))
+
+
+def assert_rounded(out: Tensor, expected: Tensor) -> None:
+    tolerance = 4e-6 if out.dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_in_pieces(run: Run, states: Tensor, before: Tensor, whole: Tensor, x: Tensor) -> None:
+    """Compute the tokens again in other steps, which must leave the same bits and the same states."""
+    after = states.clone()
+    states.copy_(before)
+    for cut, tokens in zip(CUT, TOKENS, strict=True):
+        assert torch.equal(run(x[tokens], step_of(*cut), tokens), whole[tokens])
+    assert torch.equal(states[USED], after[USED])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gated_delta(table: Table, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+    key_heads, heads, key_dim, value_dim = shape
+    width, count = 2 * key_heads * key_dim + heads * value_dim, sum(NEW)
+    x, gates = torch.randn(count, width + 8).to(dtype)[:, :width], torch.randn(count, 2 * heads).to(dtype)
+    speeds, shifts = -2 * torch.rand(heads), torch.randn(heads)
+    states = states_of(heads, key_dim, value_dim)
+    before, exact = states.clone(), states.double()
+
+    def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
+        return table["gated_delta"](x, gates[rows], speeds, shifts, states, step, key_heads)
+
+    out = run(x, step_of(), slice(None))
+    expected = recurrent_ops.gated_delta(
+        x.double(), gates.double(), speeds.double(), shifts.double(), exact, step_of(), key_heads
+    )
+    assert_rounded(out, expected)
+    assert_rounded(states[USED], exact[USED])
+    assert torch.equal(states[[1, 4, 8]], before[[1, 4, 8]])
+    assert_same_in_pieces(run, states, before, out, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "taps", "kind"), [(200, 4, "silu"), (33, 3, None), (5, 2, "silu")])
+def test_causal_conv(table: Table, dtype: torch.dtype, channels: int, taps: int, kind: str | None) -> None:
+    x = torch.randn(sum(NEW), channels).to(dtype)
+    weight, bias = torch.randn(taps, channels), torch.randn(channels) if kind else None
+    states = states_of(taps - 1, channels)
+    before, exact = states.clone(), states.double()
+
+    def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
+        return table["causal_conv"](x, weight, bias, states, step, kind)
+
+    out = run(x, step_of(), None)
+    wide = None if bias is None else bias.double()
+    assert_rounded(out, recurrent_ops.causal_conv(x.double(), weight.double(), wide, exact, step_of(), kind))
+    assert_same_in_pieces(run, states, before, out, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 16, 67])
+def test_gates(table: Table, dtype: torch.dtype, width: int) -> None:
+    x, gates = torch.randn(2, 9, 3 * width + 5).to(dtype)[:, :, : 3 * width]
+    weight = torch.randn(width)
+    for kind in ("silu", "sigmoid"):
+        assert_rounded(table["gate"](x, gates, kind), recurrent_ops.gate(x.double(), gates.double(), kind))
+    for given in {weight, weight.to(dtype)}:
+        expected = recurrent_ops.gated_norm(x.double(), gates.double(), given.double(), 1e-6)
+        assert_rounded(table["gated_norm"](x, gates, given, 1e-6), expected)
+
+
+def test_shapes_that_do_not_fit_are_refused(table: Table) -> None:
+    x, states = torch.randn(sum(NEW), 20), states_of(2, 4, 4)
+    with pytest.raises(ValueError, match="gated_delta: these tensors do not fit"):
+        table["gated_delta"](x, x[:, :4], x[0, :2], x[0, :2], states, step_of(), 2)
+    with pytest.raises(ValueError, match="causal_conv: these tensors do not fit"):
+        table["causal_conv"](x, torch.randn(4, 21), None, states_of(3, 21), step_of())
+    with pytest.raises(ValueError, match="gate: these tensors do not fit"):
+        table["gate"](x, x[:, :4], "silu")

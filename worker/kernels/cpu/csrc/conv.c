@@ -1,0 +1,95 @@
+// Short convolutions over the tokens of each sequence, channel by channel, which go on where the last step ended.
+#include "functions.h"
+#include "sequences.h"
+#include "threads.h"
+#include "words.h"
+
+typedef struct {
+    const void *x;  // [tokens, channels]
+    long x_stride;
+    const float *weight;  // [taps, channels], the oldest input first
+    const float *bias;    // [channels]; NULL: there is none
+    float *states;        // [places, taps - 1, channels]: the last inputs of a sequence, the oldest first
+    long place_stride;
+    sequences rows;
+    void *out;  // [tokens, channels]
+    long channels, taps, slabs;
+    function f;
+    kind k;
+} convolution;
+
+enum { SLAB = 4 * LANES };  // channels that a thread takes at a time
+
+// The input that came `age` tokens before token j of a step; negative tokens are those of the state.
+INLINE vec input_at(const convolution *c, const char *x, const float *past, long j, long left, kind k) {
+    if (j >= 0) return vec_load_upto(at(x, j * c->x_stride, k), left, k);
+    return past == NULL ? vec_zero() : vec_load_upto(past + (c->taps - 1 + j) * c->channels, left, FLOAT32);
+}
+
+INLINE float *state_at(const convolution *c, long place, long channel) {
+    return c->states + place * c->place_stride + channel;
+}
+
+// The last inputs of the first `count` tokens. Where the state before lies in the same place, what is read lies behind
+// what is written.
+INLINE void store_state(const convolution *c, float *state, const char *x, const float *past, long count, long left,
+                        kind k) {
+    for (long i = 0; i < c->taps - 1; i++)
+        vec_store_upto(state + i * c->channels, input_at(c, x, past, count + i - (c->taps - 1), left, k), left, FLOAT32);
+}
+
+INLINE void convolve(const convolution *c, long row, long channel, long left, function f, kind k) {
+    long first = c->rows.starts[row], count = c->rows.starts[row + 1] - first;
+    const float *past = begins(&c->rows, row) ? NULL : state_at(c, source_of(&c->rows, row), channel);
+    const char *x = at(c->x, first * c->x_stride + channel, k);
+    char *out = at_out(c->out, first * c->channels + channel, k);
+    for (long j = 0; j < count; j++) {
+        vec sum = c->bias == NULL ? vec_zero() : vec_load_upto(c->bias + channel, left, FLOAT32);
+        for (long tap = 0; tap < c->taps; tap++) {
+            vec weight = vec_load_upto(c->weight + tap * c->channels + channel, left, FLOAT32);
+            sum = vec_fma(input_at(c, x, past, j + tap - (c->taps - 1), left, k), weight, sum);
+        }
+        vec_store_upto(at_out(out, j * c->channels, k), vec_function(sum, f, k), left, k);
+    }
+    for (int i = 0; i < KEPT; i++) {
+        long kept = kept_count(&c->rows, row, i);
+        if (kept) store_state(c, state_at(c, kept_place(&c->rows, row, i), channel), x, past, kept, left, k);
+    }
+    store_state(c, state_at(c, target_of(&c->rows, row), channel), x, past, count, left, k);
+}
+
+INLINE void convolve_slab(const convolution *c, long row, long slab, function f, kind k) {
+    long stop = least(c->channels, (slab + 1) * SLAB);
+    for (long channel = slab * SLAB; channel < stop; channel += LANES) {
+        if (stop - channel >= LANES) convolve(c, row, channel, LANES, f, k);
+        else convolve(c, row, channel, stop - channel, f, k);
+    }
+}
+
+static void convolve_units(const void *task, long first, long last) {
+    const convolution *c = task;
+    for (long unit = first; unit < last; unit++) {
+        long row = unit / c->slabs, slab = unit % c->slabs;
+        if (c->k == FLOAT32 && c->f == SILU) convolve_slab(c, row, slab, SILU, FLOAT32);
+        else if (c->k == FLOAT32) convolve_slab(c, row, slab, NONE, FLOAT32);
+        else if (c->f == SILU) convolve_slab(c, row, slab, SILU, BFLOAT16);
+        else convolve_slab(c, row, slab, NONE, BFLOAT16);
+    }
+}
+
+enum { GRAIN = 4096 };  // elements that are worth handing to another thread
+
+// f: NONE or SILU. out is contiguous.
+EXPORT void causal_conv(const void *x, long x_stride, const float *weight, const float *bias, float *states,
+                        long place_stride, const int32_t *starts, const int64_t *positions, const int32_t *table,
+                        long table_stride, void *out, long rows, long tokens, long channels, long taps, int f, int kind) {
+    convolution c = {x, x_stride, weight, bias, states, place_stride, {starts, positions, table, table_stride},
+                     out, channels, taps, ceil_div(channels, SLAB), f, kind};
+    spread(rows * c.slabs, grain_of(GRAIN, SLAB * ceil_div(tokens, rows)), convolve_units, &c);
+}
+
+EXPORT void causal_conv_words(const word *a) {
+    causal_conv(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].pointer, a[5].whole, a[6].pointer,
+                a[7].pointer, a[8].pointer, a[9].whole, a[10].pointer, a[11].whole, a[12].whole, a[13].whole,
+                a[14].whole, (int)a[15].whole, (int)a[16].whole);
+}

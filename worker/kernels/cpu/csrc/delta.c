@@ -1,0 +1,191 @@
+// The gated delta rule, token by token. A state S [key dim, value dim] of a head forgets by `decay`, then learns the
+// value v under the key k as far as it does not know it yet:
+//     S <- decay * S;  u = rate * (v - k S);  S <- S + k u;  out = q S
+// Columns of a state are independent of each other, so a slab of some columns stays in the nearest cache while all
+// tokens of a step pass. A state is read and written once for each token: k u of the token before is added by the pass
+// that also forgets and asks, and q S is known without another pass, as (q S before) + (q k) u.
+#include "functions.h"
+#include "sequences.h"
+#include "threads.h"
+#include "words.h"
+
+typedef struct {
+    const void *x;  // [tokens, ...]: queries and keys of the key heads, then values
+    long x_stride;
+    const void *gates;  // [tokens, 2 * value_heads]: of rates, then of decays
+    long gates_stride;
+    const float *speeds, *shifts;  // [value_heads]: the decay is e^(speed * softplus(gate + shift))
+    float *states;                 // [places, value_heads, key_dim, value_dim]
+    long place_stride;
+    sequences rows;
+    void *out;  // [tokens, value_heads * value_dim]
+    long key_heads, value_heads, key_dim, value_dim, slabs;
+    kind k;
+} delta;
+
+// A token as a head sees it.
+typedef struct {
+    float *key, *query;  // of length 1, and key_dim^-0.5
+    float decay, rate, product;  // product: of query and key
+} head_token;
+
+enum {
+    VECTORS = LANES == 16 ? 4 : 2,  // of a slab
+    SLAB = VECTORS * LANES,
+    CHUNK = 32,  // tokens that are prepared at a time
+};
+
+static void of_length(float *to, const char *from, long n, float length, kind k) {
+    vec sum = vec_zero();
+    for (long i = 0; i < n; i += LANES) {
+        vec x = vec_load_upto(at(from, i, k), n - i, k);
+        sum = vec_fma(x, x, sum);
+    }
+    float scale = length / sqrtf(vec_sum(sum) + 1e-6f);
+    for (long i = 0; i < n; i += LANES)
+        vec_store_upto(to + i, vec_mul(vec_load_upto(at(from, i, k), n - i, k), vec_all(scale)), n - i, FLOAT32);
+}
+
+static float product_of(const float *a, const float *b, long n) {
+    vec sum = vec_zero();
+    for (long i = 0; i < n; i += LANES)
+        sum = vec_fma(vec_load_upto(a + i, n - i, FLOAT32), vec_load_upto(b + i, n - i, FLOAT32), sum);
+    return vec_sum(sum);
+}
+
+INLINE float number_at(const void *x, long i, kind k) {
+    return k == BFLOAT16 ? widen(((const bf16 *)x)[i]) : ((const float *)x)[i];
+}
+
+static void prepare(head_token *t, const delta *d, long token, long head, kind k) {
+    const char *x = at(d->x, token * d->x_stride, k);
+    const char *gates = at(d->gates, token * d->gates_stride, k);
+    long key_head = head / (d->value_heads / d->key_heads), n = d->key_dim;
+    of_length(t->query, at(x, key_head * n, k), n, 1.0f / sqrtf((float)n), k);
+    of_length(t->key, at(x, (d->key_heads + key_head) * n, k), n, 1.0f, k);
+    t->product = product_of(t->query, t->key, n);
+    t->rate = 1.0f / (1.0f + expf(-number_at(gates, head, k)));
+    float gate = number_at(gates, d->value_heads + head, k) + d->shifts[head];
+    t->decay = expf(d->speeds[head] * (gate > 20.0f ? gate : log1pf(expf(gate))));
+}
+
+// Adds what the token before has taught, forgets, and asks: seen = k S, asked = q S.
+INLINE void pass(float *s, long stride, const head_token *t, const float *key_before, const vec *taught, vec *seen,
+                 vec *asked, long dim, int vectors, long lanes) {
+    vec decay = vec_all(t->decay);
+    for (int v = 0; v < vectors; v++) seen[v] = asked[v] = vec_zero();
+    for (long i = 0; i < dim; i++) {
+        vec key = vec_all(t->key[i]), query = vec_all(t->query[i]);
+        for (int v = 0; v < vectors; v++) {
+            float *place = s + i * stride + v * LANES;
+            vec x = vec_load_upto(place, lanes, FLOAT32);
+            if (key_before != NULL) x = vec_fma(vec_all(key_before[i]), taught[v], x);
+            x = vec_mul(x, decay);
+            seen[v] = vec_fma(key, x, seen[v]);
+            asked[v] = vec_fma(query, x, asked[v]);
+            vec_store_upto(place, x, lanes, FLOAT32);
+        }
+    }
+}
+
+// Writes a state to its place, with what the last token has taught.
+INLINE void store_state(float *to, long to_stride, const float *s, long stride, const float *key, const vec *taught,
+                        long dim, int vectors, long lanes) {
+    for (long i = 0; i < dim; i++) {
+        for (int v = 0; v < vectors; v++) {
+            vec x = vec_load_upto(s + i * stride + v * LANES, lanes, FLOAT32);
+            vec_store_upto(to + i * to_stride + v * LANES, vec_fma(vec_all(key[i]), taught[v], x), lanes, FLOAT32);
+        }
+    }
+}
+
+INLINE float *state_at(const delta *d, long place, long head, long column) {
+    return d->states + place * d->place_stride + head * d->key_dim * d->value_dim + column;
+}
+
+// All tokens of a row, for some columns of a head. lanes: LANES, or fewer of a single vector.
+INLINE void learn(const delta *d, long row, long head, long column, int vectors, long lanes, kind k) {
+    long first = d->rows.starts[row], count = d->rows.starts[row + 1] - first, dim = d->key_dim;
+    long width = d->value_dim, held = vectors * LANES;
+    long source = source_of(&d->rows, row), target = target_of(&d->rows, row);
+    float *state = state_at(d, source, head, column);
+    float *memory = scratch(((CHUNK + 1) * 2 * dim + dim * held) * sizeof(float));
+    float *last_key = memory + CHUNK * 2 * dim, *slab = memory + (CHUNK + 1) * 2 * dim;
+    long bytes = lanes == LANES ? held * 4 : lanes * 4, stride = held;
+    if (begins(&d->rows, row)) memset(slab, 0, dim * held * sizeof(float));
+    else if (count == 1 && source == target) slab = state, stride = width;
+    else
+        for (long i = 0; i < dim; i++) memcpy(slab + i * held, state + i * width, bytes);
+
+    vec taught[VECTORS], seen[VECTORS], asked[VECTORS];
+    for (int v = 0; v < vectors; v++) taught[v] = vec_zero();
+    const float *before = NULL;
+    for (long begin = 0; begin < count; begin += CHUNK) {
+        head_token tokens[CHUNK];
+        long n = least(CHUNK, count - begin);
+        if (before != NULL) before = memcpy(last_key, before, dim * sizeof(float));
+        for (long j = 0; j < n; j++) {
+            tokens[j].query = memory + 2 * j * dim;
+            tokens[j].key = tokens[j].query + dim;
+            prepare(&tokens[j], d, first + begin + j, head, k);
+        }
+        for (long j = 0; j < n; j++) {
+            const head_token *t = &tokens[j];
+            long token = first + begin + j, values = 2 * d->key_heads * dim + head * width + column;
+            if (before == NULL) pass(slab, stride, t, NULL, taught, seen, asked, dim, vectors, lanes);
+            else pass(slab, stride, t, before, taught, seen, asked, dim, vectors, lanes);
+            for (int v = 0; v < vectors; v++) {
+                vec value = vec_load_upto(at(d->x, token * d->x_stride + values + v * LANES, k), lanes, k);
+                taught[v] = vec_mul(vec_all(t->rate), vec_sub(value, seen[v]));
+                vec out = vec_fma(vec_all(t->product), taught[v], asked[v]);
+                long place = (token * d->value_heads + head) * width + column + v * LANES;
+                vec_store_upto(at_out(d->out, place, k), out, lanes, k);
+            }
+            before = t->key;
+            for (int i = 0; i < KEPT; i++) {
+                if (kept_count(&d->rows, row, i) != begin + j + 1) continue;
+                float *kept = state_at(d, kept_place(&d->rows, row, i), head, column);
+                store_state(kept, width, slab, stride, before, taught, dim, vectors, lanes);
+            }
+        }
+    }
+    store_state(state_at(d, target, head, column), width, slab, stride, before, taught, dim, vectors, lanes);
+}
+
+INLINE void learn_slab(const delta *d, long row, long head, long slab, kind k) {
+    long column = slab * SLAB, stop = least(d->value_dim, column + SLAB);
+    if (stop - column == SLAB) {
+        learn(d, row, head, column, VECTORS, LANES, k);
+        return;
+    }
+    for (; column < stop; column += LANES) {
+        if (stop - column >= LANES) learn(d, row, head, column, 1, LANES, k);
+        else learn(d, row, head, column, 1, stop - column, k);
+    }
+}
+
+static void learn_units(const void *task, long first, long last) {
+    const delta *d = task;
+    for (long unit = first; unit < last; unit++) {
+        long slab = unit % d->slabs, head = unit / d->slabs % d->value_heads, row = unit / d->slabs / d->value_heads;
+        if (d->k == FLOAT32) learn_slab(d, row, head, slab, FLOAT32);
+        else learn_slab(d, row, head, slab, BFLOAT16);
+    }
+}
+
+// out is contiguous, and so is a place of `states`.
+EXPORT void gated_delta(const void *x, long x_stride, const void *gates, long gates_stride, const float *speeds,
+                        const float *shifts, float *states, long place_stride, const int32_t *starts,
+                        const int64_t *positions, const int32_t *table, long table_stride, void *out, long rows,
+                        long key_heads, long value_heads, long key_dim, long value_dim, int kind) {
+    delta d = {x, x_stride, gates, gates_stride, speeds, shifts, states, place_stride,
+               {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
+               ceil_div(value_dim, SLAB), kind};
+    spread(rows * value_heads * d.slabs, 1, learn_units, &d);
+}
+
+EXPORT void gated_delta_words(const word *a) {
+    gated_delta(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
+                a[7].whole, a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].pointer, a[13].whole,
+                a[14].whole, a[15].whole, a[16].whole, a[17].whole, (int)a[18].whole);
+}

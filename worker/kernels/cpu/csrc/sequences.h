@@ -1,0 +1,25 @@
+// The sequences of a step that go on from states which earlier steps left.
+#pragma once
+
+#include <stdint.h>
+
+#include "vec.h"
+
+enum { KEPT = 3 };  // MOST_KEPT of models/context.py
+
+typedef struct {
+    const int32_t *starts;     // [rows + 1]: row b has tokens starts[b] to starts[b + 1]
+    const int64_t *positions;  // [tokens]: of each token in its sequence
+    const int32_t *table;      // [2 + 2 * KEPT, rows]: sources, targets, then counts and places of what is kept
+    long stride;               // between rows of the table
+} sequences;
+
+// Whether a row begins its sequence: its state is 0, whatever lies there.
+INLINE int begins(const sequences *s, long row) { return s->positions[s->starts[row]] == 0; }
+
+INLINE long source_of(const sequences *s, long row) { return s->table[row]; }
+INLINE long target_of(const sequences *s, long row) { return s->table[s->stride + row]; }
+
+// The tokens after which the state is kept, or 0, and where.
+INLINE long kept_count(const sequences *s, long row, int i) { return s->table[(2 + 2 * i) * s->stride + row]; }
+INLINE long kept_place(const sequences *s, long row, int i) { return s->table[(3 + 2 * i) * s->stride + row]; }

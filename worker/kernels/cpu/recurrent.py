@@ -1,0 +1,133 @@
+"""Layers that keep a state for each sequence, by C kernels: `csrc/conv.c`, `delta.c` and `gate.c`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import recurrent_ops
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
+
+
+def bind(library: Library) -> dict[str, Callable[..., Any]]:
+    """The operations of this module by name, for `models.ops.use`."""
+    return {
+        "causal_conv": _bind_conv(library),
+        "gated_delta": _bind_delta(library),
+        **_bind_gates(library),
+    }
+
+
+def _bind_conv(library: Library) -> Callable[..., Tensor]:
+    run = library.function("causal_conv", quick=True)
+
+    def causal_conv(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        step: ForwardContext,
+        kind: str | None = None,
+    ) -> Tensor:
+        taps, channels = weight.shape
+        if x.shape[1] != channels or states.shape[1:] != (taps - 1, channels):
+            refuse("causal_conv", x=x, weight=weight, states=states)
+        if x.dtype not in KINDS or not _are_rows(x) or kind not in (None, "silu"):
+            return recurrent_ops.causal_conv(x, weight, bias, states, step, kind)
+        out = empty(x.shape, x.dtype)
+        run(
+            *(x.data_ptr(), x.stride(0), weight.data_ptr(), address(bias)),
+            *(*_sequences(states, step), out.data_ptr(), len(step.kv_lens), len(x), channels, taps),
+            *(1 if kind else 0, KINDS[x.dtype]),
+        )
+        return out
+
+    return causal_conv
+
+
+def _bind_delta(library: Library) -> Callable[..., Tensor]:
+    run = library.function("gated_delta")
+
+    def gated_delta(
+        x: Tensor,
+        gates: Tensor,
+        speeds: Tensor,
+        shifts: Tensor,
+        states: Tensor,
+        step: ForwardContext,
+        key_heads: int,
+    ) -> Tensor:
+        _, heads, key_dim, value_dim = states.shape
+        width = heads * value_dim
+        if x.shape[1] != 2 * key_heads * key_dim + width or gates.shape[1] != 2 * heads or heads % key_heads:
+            refuse("gated_delta", x=x, gates=gates, states=states)
+        if x.dtype not in KINDS or gates.dtype != x.dtype or not (_are_rows(x) and _are_rows(gates)):
+            return recurrent_ops.gated_delta(x, gates, speeds, shifts, states, step, key_heads)
+        out = empty((len(x), width), x.dtype)
+        run(
+            *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
+            *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
+            *(out.data_ptr(), len(step.kv_lens), key_heads, heads, key_dim, value_dim, KINDS[x.dtype]),
+        )
+        return out
+
+    return gated_delta
+
+
+def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
+    run = library.function("gate", quick=True)
+
+    def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
+        if not _are_gates(x, gates):
+            return recurrent_ops.gate(x, gates, kind)
+        return launch(x, gates, None, 0.0, kind)
+
+    def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.shape[1] % len(weight):
+            refuse("gated_norm", x=x, weight=weight)
+        if not _are_gates(x, gates) or KINDS.get(weight.dtype) not in (KINDS[x.dtype], FLOAT32):
+            return recurrent_ops.gated_norm(x, gates, weight, eps)
+        return launch(x, gates, weight, eps, "silu")
+
+    def launch(x: Tensor, gates: Tensor, weight: Tensor | None, eps: float, kind: str) -> Tensor:
+        out, width = empty(x.shape, x.dtype), x.shape[1] if weight is None else len(weight)
+        run(
+            *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
+            *(address(weight), out.data_ptr()),
+            *(len(x), x.shape[1] // width, width, eps, int(kind == "sigmoid"), KINDS[x.dtype]),
+            KINDS[x.dtype if weight is None else weight.dtype],
+        )
+        return out
+
+    return {"gate": gate, "gated_norm": gated_norm}
+
+
+def _sequences(states: Tensor, step: ForwardContext) -> tuple[int, ...]:
+    """The states, the distance of their places, and of the step the first tokens, positions and state table.
+
+    Places are contiguous, but may lie apart.
+    """
+    if step.states is None:
+        raise RuntimeError("a layer with states ran in a step that does not say where they are")
+    if states.dtype != torch.float32 or not states[0].is_contiguous():
+        raise ValueError(f"states {list(states.shape)} of {states.dtype} do not lie as the kernels read them")
+    table = step.states.table
+    return (
+        *(states.data_ptr(), states.stride(0), step.query_starts.data_ptr(), step.positions.data_ptr()),
+        *(table.data_ptr(), table.stride(0)),
+    )
+
+
+def _are_rows(x: Tensor) -> bool:
+    return x.dim() == 2 and x.stride(1) == 1
+
+
+def _are_gates(x: Tensor, gates: Tensor) -> bool:
+    if x.shape != gates.shape:
+        refuse("gate", x=x, gates=gates)
+    return x.dtype in KINDS and gates.dtype == x.dtype and _are_rows(x) and _are_rows(gates)

@@ -1,0 +1,97 @@
+"""The memory of states: what layers without keys and values keep of each sequence, in one row for each place.
+
+The first places belong to slots, the next one to nobody's slot, and those behind them to states that are
+remembered: copies of what a slot had at the end of some prefix, for prompts that begin alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.state import StateLayer
+from worker.devices.base import GIB, CacheBudget
+from worker.limits import WorkerLimits
+
+logger = logging.getLogger(__name__)
+
+_ALIGNED = 16
+"""The numbers of which each state's beginning is a multiple: a line of the processor's cache."""
+_MOST_OF_BUDGET = 2
+"""States of slots take at most half of the memory for caches; there are fewer slots otherwise."""
+_REMEMBERED_PART = 4
+"""Remembered states take at most a quarter of what those of slots leave."""
+_MOST_REMEMBERED = 4096
+"""More are of no use by default: tiny models would have millions."""
+NO_LIMIT = 1 << 30
+"""The number of places that a rank without such layers has room for."""
+
+
+class StateMemory:
+    """States of all layers, bound to them."""
+
+    def __init__(self, layers: Sequence[StateLayer], places: int, allocate: Callable[[int], Tensor]) -> None:
+        shapes = [shape for layer in layers for shape in layer.state_shapes()]
+        starts = [0, *accumulate(map(_padded, shapes))]
+        self._rows = allocate(places * starts[-1] * 4).view(torch.float32).view(places, starts[-1])
+        states = iter(
+            self._rows[:, start : start + prod(shape)].unflatten(1, shape)
+            for start, shape in zip(starts, shapes, strict=False)
+        )
+        for layer in layers:
+            layer.states = [next(states) for _ in layer.state_shapes()]
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+
+def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:
+    return [module for module in modules if isinstance(module, StateLayer)]
+
+
+def place_bytes(layers: Sequence[StateLayer]) -> int:
+    """The bytes of a place."""
+    return 4 * sum(_padded(shape) for layer in layers for shape in layer.state_shapes())
+
+
+def slots_for(limits: WorkerLimits, asked: int | None, nbytes: int, budget: CacheBudget) -> int:
+    """The slots for which there is memory, at `nbytes` each. `asked`: the operator's number of them."""
+    most = max(1, budget.nbytes // _MOST_OF_BUDGET // nbytes - 1)
+    if limits.max_num_seqs <= most:
+        return limits.max_num_seqs
+    shortage = (
+        f"the states of {limits.max_num_seqs} sequences need {limits.max_num_seqs * nbytes / GIB:.2f} GiB, "
+        f"more than half of the {budget.nbytes / GIB:.2f} GiB for caches"
+    )
+    if asked is not None:
+        raise ValueError(f"{shortage}: raise {budget.flag}, or lower --max-num-seqs to {most} at most")
+    logger.info("%s: %d sequences run at a time; raise %s for more", shortage, most, budget.flag)
+    return most
+
+
+def places_for(asked: int | None, nbytes: int, budget: CacheBudget) -> int:
+    """The number of states that are remembered: as asked for, or what a part of this memory holds."""
+    if asked is None:
+        return min(budget.nbytes // _REMEMBERED_PART // nbytes, _MOST_REMEMBERED)
+    if asked * nbytes > budget.nbytes:
+        raise ValueError(
+            f"--state-snapshots {asked} needs {asked * nbytes / GIB:.2f} GiB, and {budget.nbytes / GIB:.2f} "
+            f"GiB are left for it and for the KV cache: lower it, or raise {budget.flag}"
+        )
+    return asked
+
+
+def without_states(budget: CacheBudget, nbytes: int) -> CacheBudget:
+    """What is left of a budget when `nbytes` of states are taken."""
+    return replace(budget, nbytes=max(0, budget.nbytes - nbytes), most=max(0, budget.most - nbytes))
+
+
+def _padded(shape: tuple[int, ...]) -> int:
+    return -(-prod(shape) // _ALIGNED) * _ALIGNED
