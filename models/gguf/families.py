@@ -175,6 +175,30 @@ def _gemma3(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return _gemma(fields, raw, largest=62, period=6) | {"rope_local_base_freq": near}
 
 
+HYBRID = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+}
+
+
+def hybrid(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
+    """Linear attention beside attention. In files the value heads of a key head are not neighbours."""
+    further = fields.number("nextn_predict_layers") or 0
+    heads = cast("int", raw["linear_num_value_heads"])
+    width, rest = divmod(cast("int", fields.need("ssm.inner_size")), heads)
+    if rest:
+        raise fields.wrong("ssm.inner_size", f"must be a multiple of the {heads} value heads")
+    return any_decoder(fields, raw) | {
+        "num_hidden_layers": cast("int", raw["num_hidden_layers"]) - further,
+        "num_nextn_predict_layers": further,
+        "linear_value_head_dim": width,
+        "full_attention_interval": fields.number("full_attention_interval") or 4,
+        "linear_value_heads_take_turns": heads != raw["linear_num_key_heads"],
+    }
+
+
 def _encoder(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {"type_vocab_size": fields.rows("token_types.weight")}
     if "position_embd.weight" in fields.file.tensors:
@@ -248,6 +272,7 @@ DENSE: Mapping[str, Family] = {
     "granite": decoder("GraniteForCausalLM", "granite", _granite, others=GRANITE),
     "qwen2": decoder("Qwen2ForCausalLM", "qwen2"),
     "qwen3": decoder("Qwen3ForCausalLM", "qwen3"),
+    "qwen35": decoder("Qwen3_5ForCausalLM", "qwen3_5_text", hybrid, needed=HYBRID),
     "gemma": decoder("GemmaForCausalLM", "gemma"),
     "gemma2": decoder("Gemma2ForCausalLM", "gemma2", _gemma2, others={**HEADS, **_SOFTCAPS}),
     "gemma3": decoder("Gemma3ForCausalLM", "gemma3_text", _gemma3, others={**HEADS, **_SOFTCAPS}),

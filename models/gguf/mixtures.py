@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from models.gguf.families import GRANITE, HEADS, Family, any_decoder, decoder, rotation, with_scale
+from models.gguf.families import (
+    GRANITE,
+    HEADS,
+    HYBRID,
+    Family,
+    any_decoder,
+    decoder,
+    hybrid,
+    rotation,
+    with_scale,
+)
 from models.gguf.fields import Fields
 
 SOFTMAX, SIGMOID = 1, 2
@@ -167,6 +177,18 @@ WITH_EXPERTS: Mapping[str, Family] = {
         "qwen3_moe",
         _mixture,
         needed={**_EXPERTS, **_EXPERT_WIDTH},
+        fixed={"norm_topk_prob": True},
+    ),
+    "qwen35moe": decoder(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        hybrid,
+        needed={
+            **HYBRID,
+            **_EXPERTS,
+            **_EXPERT_WIDTH,
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
         fixed={"norm_topk_prob": True},
     ),
     "olmoe": decoder(

@@ -15,7 +15,7 @@ from models.gguf.file import GgufFile, GgufTensor, Value
 from models.plain_files import FileError, shown
 from models.quantization.methods.gguf import CODINGS, PLAIN
 
-_LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)\.(\w+)")
+_LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)(?:\.(\w+))?")
 _CONFIG_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that say how a rotation is stretched: the config has their numbers."""
 _MOST_EXPERTS = 4096
@@ -36,6 +36,12 @@ class Architecture:
     """Parts whose rows are ordered for a rotation of neighbours: halves of each head are interleaved."""
     shifted_norms: bool = False
     """Whether 1 was added to the weights of norms."""
+    plain_norms: tuple[str, ...] = ()
+    """Norms to which it was not added all the same."""
+    exponents: tuple[str, ...] = ()
+    """Parts of which the file has the negated exponentials."""
+    convolutions: tuple[str, ...] = ()
+    """Parts [channels, taps] that the checkpoint stores as [channels, 1, taps]."""
     transposed: tuple[str, ...] = ()
     """Parts that the checkpoint stores as [inputs, outputs] and GGUF as [outputs, inputs]."""
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -56,6 +62,8 @@ class Place:
     shift: float = 0.0
     """A number that was added."""
     transposed: bool = False
+    is_exponent: bool = False
+    """Whether the file has minus e to the power of the numbers."""
     first: int = 0
     """The first of the numbers in the file's tensor that belong to this one."""
     shape: tuple[int, ...] | None = None
@@ -122,6 +130,29 @@ _MIXTURE = replace(_PLAIN, experts=_experts())
 _CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
 _BLOCK_SPARSE = {**_PARTS, "ffn_gate_inp": "block_sparse_moe.gate"}
 _BLOCK_SPARSE_EXPERTS = _experts("block_sparse_moe", "w1", "w3", "w2")
+_SHARED_EXPERT = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_LINEAR_ATTENTION = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_HYBRID = replace(
+    _PLAIN,
+    shifted_norms=True,
+    plain_norms=("ssm_norm",),
+    tensors={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    exponents=("ssm_a",),
+    convolutions=("ssm_conv1d",),
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": replace(_LLAMA, parts=_BLOCK_SPARSE, experts=_BLOCK_SPARSE_EXPERTS),
@@ -194,16 +225,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen2moe": replace(
         _MIXTURE,
-        parts={
-            **_PARTS,
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        },
+        parts={**_PARTS, **_SHARED_EXPERT},
         of_one_row=("ffn_gate_inp_shexp",),
     ),
     "qwen3moe": _MIXTURE,
+    "qwen35": replace(_HYBRID, parts={**_PARTS, **_LINEAR_ATTENTION}),
+    "qwen35moe": replace(
+        _HYBRID,
+        parts={**_PARTS, **_SHARED_EXPERT, **_LINEAR_ATTENTION},
+        experts=_experts(),
+        of_one_row=("ffn_gate_inp_shexp",),
+    ),
     "olmoe": _MIXTURE,
     "granitemoe": replace(
         _LLAMA,
@@ -283,23 +315,28 @@ def _places(
 
 
 def _place(tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]) -> Place:
-    shift = 1.0 if known.shifted_norms and tensor.name.endswith("norm.weight") else 0.0
     found = _LAYER.fullmatch(tensor.name)
+    shifted = known.shifted_norms and tensor.name.endswith("norm.weight")
+    shift = 1.0 if shifted and not (found and found[2] in known.plain_norms) else 0.0
     if found is None:
         module, _, kind = tensor.name.rpartition(".")
         name = f"{known.modules[module]}.{kind}" if module in known.modules else tensor.name
         is_row = module in known.of_one_row and kind == "weight" and len(tensor.shape) == 1
         return Place(name, 0, shift, shape=(1, *tensor.shape) if is_row else None)
     layer, part, kind = found.groups()
-    if f"{part}.{kind}" in known.tensors:
-        return Place(f"{known.layers}.{layer}.{known.tensors[f'{part}.{kind}']}")
-    if part not in known.parts:
+    own = part if kind is None else f"{part}.{kind}"
+    if own in known.tensors:
+        name = f"{known.layers}.{layer}.{known.tensors[own]}"
+        return Place(name, is_exponent=part in known.exponents)
+    if kind is None or part not in known.parts:
         return Place(tensor.name)
     heads = 0
     if part in known.neighbours:
         field = "head_count_kv" if part == "attn_k" else "head_count"
         heads = _heads(metadata, scope, field, int(layer), tensor)
     place = Place(f"{known.layers}.{layer}.{known.parts[part]}.{kind}", heads, shift)
+    if part in known.convolutions and len(tensor.shape) == 2:
+        return replace(place, shape=(tensor.shape[0], 1, tensor.shape[1]))
     if part in known.of_one_row and len(tensor.shape) == 1:
         return replace(place, shape=(1, *tensor.shape))
     return replace(place, transposed=part in known.transposed and kind == "weight")

@@ -11,6 +11,10 @@ _GPT_4 = (
     _SHORTENED + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _GPT_4.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_35 = (
+    _SHORTENED
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -58,6 +62,7 @@ CUTTINGS: Mapping[str, Cutting] = dict(
         ),
         ("dbrx smaug-bpe glm4 chatglm-bpe", Cutting((_GPT_4,))),
         ("qwen2", Cutting((_QWEN_2,), composed=True)),
+        ("qwen35", Cutting((_QWEN_35,), composed=True)),
         ("deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open", Cutting((_QWEN_2,))),
         ("deepseek-v3 hunyuan-dense", Cutting(_DEEPSEEK_3)),
         ("gpt-4o kanana2", Cutting((_GPT_4O,))),

@@ -60,16 +60,23 @@ class _Piece:
         shape, kind = self._shape, _NUMBERS.get(self._tensor.coding, self._tensor.coding)
         if self._is_turned:
             shape = shape[::-1]
-        return Stored(shape, "float32" if self._place.shift else kind, self._tensor.file.name, self.read)
+        return Stored(shape, "float32" if self._is_changed else kind, self._tensor.file.name, self.read)
 
     def read(self, cut: Cut | None) -> Tensor:
         """Read a piece: numbers in their type, or blocks as bytes, which a cut by columns must not divide."""
         if cut is not None and self._is_turned:
             return self._cut(Cut(1 - cut.dim, cut.start, cut.stop)).t()
         read = self._cut(cut)
+        if self._place.is_exponent:
+            return read.float().neg().log()
         if self._place.shift:
             return read.float() - self._place.shift
         return read.t() if self._is_turned else read
+
+    @property
+    def _is_changed(self) -> bool:
+        """Whether numbers are computed from those that lie there."""
+        return self._place.is_exponent or bool(self._place.shift)
 
     @property
     def _is_turned(self) -> bool:

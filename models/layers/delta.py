@@ -32,6 +32,8 @@ class DeltaSpec:
     eps: float
     saved: Literal["by part", "by key head"] = "by part"
     """Whether queries, keys, values and gates lie in matrices of their own, or each key head's together."""
+    takes_turns: bool = False
+    """Whether value head i has key head i modulo their number; else neighbours share one."""
 
 
 class GatedDeltaNet(StateLayer):
@@ -42,6 +44,11 @@ class GatedDeltaNet(StateLayer):
         self.key_heads = parallel.share(spec.key_heads, "key heads of linear attention")
         self.value_heads = parallel.share(spec.value_heads, "value heads of linear attention")
         self.spec = spec
+        if spec.takes_turns and parallel.size > 1:
+            raise ValueError(
+                "value heads of linear attention take turns in this GGUF file, so they cannot be divided "
+                "among ranks: leave --tensor-parallel-size out, or use the model's own checkpoint"
+            )
         q, v = self.key_heads.times(spec.key_dim), self.value_heads.times(spec.value_dim)
         self.mixed = [q, q, v]
         """The parts that pass the convolution: queries, keys, values."""
@@ -87,7 +94,8 @@ class GatedDeltaNet(StateLayer):
         mixed, opening = self.in_proj_qkvz(x).split(widths, dim=-1)
         gates = self.in_proj_ba(x)
         mixed = ops.causal_conv(mixed, self.conv1d.weight, None, inputs, step, "silu")
-        out = ops.gated_delta(mixed, gates, self.speeds, self.shifts, states, step, self.key_heads.length)
+        key_heads, turns = self.key_heads.length, self.spec.takes_turns
+        out = ops.gated_delta(mixed, gates, self.speeds, self.shifts, states, step, key_heads, turns)
         return self.out_proj(ops.gated_norm(out, opening, self.norm.weight, self.norm.eps))
 
 

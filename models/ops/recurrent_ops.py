@@ -82,17 +82,20 @@ def gated_delta(
     states: Tensor,
     step: ForwardContext,
     key_heads: int,
+    takes_turns: bool = False,
 ) -> Tensor:
     """The gated delta rule: read what a state knows, after it has learnt each token -> [T, V * dv].
 
     x [T, 2 * key_heads * dk + V * dv]: queries and keys of the key heads, then the values of V heads, of
-    which neighbours share a key head. gates [T, 2 * V]: from them come the rates at which heads learn, and
-    how they forget; speeds and shifts [V] are float32. states [places, V, dk, dv] float32.
+    which neighbours share a key head, or, if heads take turns, those of the same remainder. gates [T, 2 * V]:
+    from them come the rates at which heads learn, and how they forget; speeds and shifts [V] are float32.
+    states [places, V, dk, dv] float32.
     """
     _, heads, key_dim, value_dim = states.shape
     q, k, v = x.to(states.dtype).split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=-1)
     shared = heads // key_heads
-    q, k = (_of_length_1(y.unflatten(-1, (key_heads, key_dim))).repeat_interleave(shared, 1) for y in (q, k))
+    q, k = (_of_length_1(y.unflatten(-1, (key_heads, key_dim))) for y in (q, k))
+    q, k = (y.repeat(1, shared, 1) if takes_turns else y.repeat_interleave(shared, 1) for y in (q, k))
     q, v = q * key_dim**-0.5, v.unflatten(-1, (heads, value_dim))
     rates, decays = gates.to(states.dtype).chunk(2, dim=-1)
     rates, decays = rates.sigmoid(), (speeds * F.softplus(decays + shifts)).exp()

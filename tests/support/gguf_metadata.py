@@ -56,6 +56,8 @@ FAMILIES = {
     "MixtralForCausalLM": Family(_NAMES.LLAMA, interleaved=True),
     "Qwen2MoeForCausalLM": Family(_NAMES.QWEN2MOE),
     "Qwen3MoeForCausalLM": Family(_NAMES.QWEN3MOE),
+    "Qwen3_5ForCausalLM": Family(_NAMES.QWEN35, shifted=True),
+    "Qwen3_5MoeForCausalLM": Family(_NAMES.QWEN35MOE, shifted=True),
     "OlmoeForCausalLM": Family(_NAMES.OLMOE),
     "GraniteMoeForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
     "GraniteMoeSharedForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
@@ -102,6 +104,10 @@ _KEYS = {
     "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
+    "ssm.conv_kernel": ("linear_conv_kernel_dim",),
+    "ssm.state_size": ("linear_key_head_dim",),
+    "ssm.group_count": ("linear_num_key_heads",),
+    "ssm.time_step_rank": ("linear_num_value_heads",),
 }
 
 
@@ -128,6 +134,9 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         )
     if arch in ("glm4moe", "dots1", "minimax-m2"):
         fields[f"{arch}.expert_gating_func"] = 2
+    if arch in ("qwen35", "qwen35moe"):
+        width = config["linear_value_head_dim"] * config["linear_num_value_heads"]
+        fields |= {f"{arch}.ssm.inner_size": width, f"{arch}.full_attention_interval": 4}
     fields |= _rope(arch, config)
     if arch == "deepseek2":
         fields.pop(f"{arch}.nextn_predict_layers", None)  # the converter leaves such layers out

@@ -18,6 +18,7 @@ import torch
 from drive import Driver, ThreadGroup, run_in_chunks
 from gguf_blocks import KINDS, Array, in_blocks
 from gguf_experts import take_stacks
+from gguf_hybrids import as_in_file, from_file, stored_name
 from gguf_latent import take_halves
 from gguf_metadata import FAMILIES, Family, model_fields, tokenizer_fields
 from gguf_writer import Blob, write_gguf
@@ -33,12 +34,15 @@ from models.parallel.parallel import Parallel
 _PLAIN = {"F32": (0, torch.float32), "F16": (1, torch.float16), "BF16": (30, torch.bfloat16)}
 
 
+_HYBRID: dict[str, object] = {"layer_types": None, "num_hidden_layers": 4, "linear_num_key_heads": 2}
 _SAID: dict[str, dict[str, object]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16},
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16},
     "Qwen2MoeForCausalLM": {"use_sliding_window": False, "mlp_only_layers": []},
     "Qwen3MoeForCausalLM": {"decoder_sparse_step": 1},
+    "Qwen3_5ForCausalLM": _HYBRID,
+    "Qwen3_5MoeForCausalLM": _HYBRID,
 }
 """Fields of the plain checkpoints whose tiny values no metadata could say."""
 
@@ -69,7 +73,9 @@ class Recipe:
     """More of tensors."""
 
     def kind_of(self, name: str, shape: Sequence[int]) -> str:
-        plain = name.startswith(("position_embd", "token_types")) or "ffn_gate_inp" in name
+        plain = (
+            name.startswith(("position_embd", "token_types")) or "ffn_gate_inp" in name or "conv1d" in name
+        )
         if len(shape) < 2 or plain or not name.endswith(".weight"):
             return "F32"
         return next((kind for word, kind in self.others.items() if word in name), self.kind)
@@ -115,12 +121,13 @@ def convert(folder: Path, recipe: Recipe) -> Pair:
         known = name.removeprefix("bert.").removeprefix("nomic_bert.").removeprefix("roberta.")
         if known.startswith(family.left_out) or name in others:
             continue
-        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        stored = stored_name(known) or names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         first = family.first_position if "position_embeddings" in name else 0
-        blob, meant = _converted(name, stored, tensor[first:].float(), family, recipe, config)
+        changed = as_in_file(name, tensor[first:].float(), config)
+        blob, read = _converted(name, stored, changed, family, recipe, config)
         blobs.append(blob)
-        tensors[name] = torch.cat([tensor[:first], meant])
+        tensors[name] = torch.cat([tensor[:first], from_file(name, read, config)])
     save_file({name: t.contiguous() for name, t in tensors.items()}, plain / "model.safetensors")
     return Pair(_write(folder, blobs, recipe), plain)
 
@@ -131,7 +138,7 @@ def _converted(
     """A tensor as the file has it, and what that means."""
     turned, shifted = (
         name.endswith(family.transposed or ("-",)),
-        family.shifted and name.endswith("norm.weight"),
+        family.shifted and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"),
     )
     tensor = tensor.t() if turned else tensor + 1 if shifted else tensor
     rows: list[int] | None = None

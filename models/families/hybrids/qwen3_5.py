@@ -27,6 +27,8 @@ class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
     linear_value_head_dim: Size = 128
     linear_num_key_heads: Size = 16
     linear_num_value_heads: Size = 32
+    linear_value_heads_take_turns: bool = False
+    """Whether value heads that share a key head are not neighbours: so GGUF files have them."""
 
     def rope(self, setup: ModelSetup) -> Rope:
         raw = {"partial_rotary_factor": 0.25, **setup.config.raw}
@@ -56,6 +58,7 @@ class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
             taps=self.linear_conv_kernel_dim,
             eps=self.rms_norm_eps,
             saved=self.saved_heads,
+            takes_turns=self.linear_value_heads_take_turns,
         )
 
     def kinds(self, count: int) -> tuple[str, ...]:

@@ -40,10 +40,12 @@ RECIPES = [Recipe("F32"), Recipe("F16"), Recipe("BF16"), *map(Recipe, KINDS), Q4
 LATENT = [name for name, family in FAMILIES.items() if family.arch == gguf.MODEL_ARCH.DEEPSEEK2]
 """The families with latent attention, which test_latent.py is about."""
 DECODERS = [name for name in FAMILIES if name.endswith(("CausalLM", "LMHeadModel")) and name not in LATENT]
+HYBRIDS = [name for name in DECODERS if name.startswith("Qwen3_5")]
 ENCODERS = [name for name in FAMILIES if name.endswith("BertModel")]
 WITH_WIDTHS: dict[str, dict[str, object]] = {
     "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 64},
     "Qwen3MoeForCausalLM": {},
+    "Qwen3_5MoeForCausalLM": {"shared_expert_intermediate_size": 64},
     "Glm4MoeForCausalLM": {},
     "Dots1ForCausalLM": {},
     "Ernie4_5_MoeForCausalLM": {},
@@ -75,7 +77,18 @@ def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", DECODERS)
 def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
-    assert_same_logits(write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}), **sizes(arch)), 1, 2)
+    pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}), **sizes(arch))
+    assert_same_logits(pair, *((1,) if arch in HYBRIDS else (1, 2)))
+
+
+@pytest.mark.parametrize("arch", HYBRIDS)
+def test_value_heads_that_take_turns_stay_on_one_rank(arch: str, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, arch, Recipe("Q8_0"), **sizes(arch))
+    with pytest.raises(ValueError, match="leave --tensor-parallel-size out"):
+        load_pair(pair, 2)
+    neighbours = tmp_path / "as many value heads as key heads"
+    pair = write_pair(neighbours, arch, Recipe("Q8_0"), linear_num_value_heads=2, **sizes(arch))
+    assert_same_logits(pair, 1, 2)
 
 
 def sizes(arch: str) -> dict[str, object]:
@@ -83,6 +96,8 @@ def sizes(arch: str) -> dict[str, object]:
     if arch == "GPT2LMHeadModel":
         return {"n_embd": 64, "n_inner": 96}
     found: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
+    if arch in HYBRIDS:
+        found |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
     if arch in WITH_WIDTHS:
         found["moe_intermediate_size"] = 64
     return found | WITH_WIDTHS.get(arch, {})

@@ -18,7 +18,7 @@ from models.state_rows import StateRow, state_columns
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(2, 4, 128, 128), (1, 3, 24, 40), (2, 2, 16, 5), (2, 4, 64, 200)]
+SHAPES = [(2, 4, 128, 128), (2, 6, 24, 40), (2, 2, 16, 5), (2, 4, 64, 200)]
 """Key heads, value heads, and the widths of keys and values: whole slabs of columns and parts of them."""
 NEW, TOTAL = [70, 1, 5], [70, 4, 14]
 """Three sequences: one that begins, one that decodes, one that reads on."""
@@ -74,8 +74,10 @@ def assert_same_in_pieces(run: Run, states: Tensor, before: Tensor, whole: Tenso
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gated_delta(table: Table, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize(("shape", "takes_turns"), list(zip(SHAPES, (False, True, True, False), strict=True)))
+def test_gated_delta(
+    table: Table, dtype: torch.dtype, shape: tuple[int, int, int, int], takes_turns: bool
+) -> None:
     key_heads, heads, key_dim, value_dim = shape
     width, count = 2 * key_heads * key_dim + heads * value_dim, sum(NEW)
     x, gates = torch.randn(count, width + 8).to(dtype)[:, :width], torch.randn(count, 2 * heads).to(dtype)
@@ -84,11 +86,11 @@ def test_gated_delta(table: Table, dtype: torch.dtype, shape: tuple[int, int, in
     before, exact = states.clone(), states.double()
 
     def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
-        return table["gated_delta"](x, gates[rows], speeds, shifts, states, step, key_heads)
+        return table["gated_delta"](x, gates[rows], speeds, shifts, states, step, key_heads, takes_turns)
 
     out = run(x, step_of(), slice(None))
     expected = recurrent_ops.gated_delta(
-        x.double(), gates.double(), speeds.double(), shifts.double(), exact, step_of(), key_heads
+        x.double(), gates.double(), speeds.double(), shifts.double(), exact, step_of(), key_heads, takes_turns
     )
     assert_rounded(out, expected)
     assert_rounded(states[USED], exact[USED])
