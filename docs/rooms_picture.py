@@ -45,7 +45,7 @@ def rooms_of(floor: str) -> list[str]:
     contracts = project["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["name"].startswith(f"Rooms of {floor}"))
     names = [name.strip(" ()") for layer in layers for name in layer.replace(":", "|").split("|")]
-    return [name for full in names if (ROOT / floor / (name := full.split(".")[-1])).is_dir()]
+    return [name for full in names if (ROOT / floor / (name := full.split(".")[-1]) / "__init__.py").exists()]
 
 
 def box(x: int, y: int, floor: str, room: str) -> list[str]:

@@ -238,18 +238,18 @@ class GenerationCall(EngineCall):
 
 
 C = TypeVar("C", bound=ChunkChoice)
-W = TypeVar("W")
+W_co = TypeVar("W_co", covariant=True)
 
 
-class ChoiceWriter(Protocol, Generic[C, W]):
+class ChoiceWriter(Protocol, Generic[C, W_co]):
     """Makes the chunks of one choice. The whole choice is their join, so both forms say the same."""
 
     def chunk(self, delta: Delta) -> C: ...
 
-    def join(self, chunks: list[C]) -> W: ...
+    def join(self, chunks: list[C]) -> W_co: ...
 
 
-async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, W]]) -> list[W]:
+async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, W_co]]) -> list[W_co]:
     """All choices of an answer, once they are complete."""
     chunks: list[list[C]] = [[] for _ in writers]
     async with aclosing(call.deltas()) as deltas:
@@ -260,7 +260,7 @@ async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, 
 
 async def chunk_events(
     call: GenerationCall,
-    writers: Sequence[ChoiceWriter[C, W]],
+    writers: Sequence[ChoiceWriter[C, object]],
     empty: msgspec.Struct,
     opening: bytes = b"",
 ) -> AsyncGenerator[bytes]:
