@@ -203,11 +203,16 @@ PROMPT = random.Random(2).choices(range(5, 300), k=23)
 
 
 def assert_same_logits(pair: Pair, *ranks: int, dtype: torch.dtype = torch.float32) -> None:
-    """The file, as so many ranks, has the logits that transformers computes from what it means."""
+    """The file, as so many ranks, has the logits that transformers computes from what it means.
+
+    In float64 they are exact; then ours may be off by twice as much as transformers' own in float32, which
+    depends on the processor.
+    """
     expected = hf_logits(pair.plain, PROMPT, dtype).log_softmax(-1)
+    theirs = float((hf_logits(pair.plain, PROMPT).log_softmax(-1) - expected).abs().max())
     for size in ranks:
         logits = run_in_chunks(Driver(load_pair(pair, size)), 0, PROMPT, 7)
-        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4 + 2 * theirs, rtol=1e-5)
 
 
 def assert_dummy_weights_are_alike(pair: Pair) -> None:

@@ -70,7 +70,7 @@ def test_all_codings_that_are_read_are_written() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
-    """Logits reach 34: in float32 transformers is off by up to 5e-4 on some processors, ours by 8e-5."""
+    """Logits reach 34: in float32 transformers' are off by up to 5e-4 on some processors, and so are ours."""
     pair = write_pair(tmp_path, "LlamaForCausalLM", recipe, **SHAPE)
     assert_same_logits(pair, 1, 2, 4, dtype=torch.float64)
 
