@@ -198,9 +198,9 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.qkv_proj.widths, dim=-1)
-        gate = q[:, self.gate_width :]
+        gate = None
         if self.gate_width:
-            q = q[:, : self.gate_width]
+            q, gate = q.split(self.gate_width, dim=-1)
         if self.qk_norm == "head":
             prep = HeadPrep(cos_sin, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         else:
@@ -210,7 +210,7 @@ class DecoderAttention(nn.Module):
         if (growth := self.query_growth) is not None:
             q = growth.of(q)
         out = self.attention(q, k, v, prep)
-        return self.o_proj(ops.gate(out, gate, "sigmoid") if self.gate_width else out)
+        return self.o_proj(out if gate is None else ops.gate(out, gate, "sigmoid"))
 
 
 class DecoderLayer(nn.Module):
