@@ -1,4 +1,4 @@
-"""Where the states of a step's sequences are read and written. Without torch, because engines plan it."""
+"""The places where states of a step's sequences are read and written. No torch, because engines plan them."""
 
 from __future__ import annotations
 

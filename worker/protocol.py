@@ -83,7 +83,7 @@ class NewSeq(msgspec.Struct, frozen=True, gc=False):
     params: Sampling | Pooling
 
 
-class SeqStep(msgspec.Struct, frozen=True, gc=False):
+class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of a step for one slot: compute positions [start, start + count)."""
 
     slot: int

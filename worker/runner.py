@@ -59,15 +59,7 @@ from worker.protocol import StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import Groups, join_groups
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
-from worker.state_memory import (
-    NO_LIMIT,
-    StateMemory,
-    place_bytes,
-    places_for,
-    slots_for,
-    state_layers,
-    without_states,
-)
+from worker.state_memory import StateMemory, make_states, state_layers, without_states
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.compute import Compute, Outcome
 from worker.steps.output import StepHandle, fetch_output
@@ -268,27 +260,11 @@ class Runner:
     def _make_states(
         self, limits: WorkerLimits, tasks: tuple[str, ...]
     ) -> tuple[StateMemory | None, int | None, WorkerLimits]:
-        """The memory of states, if layers of this stage have some, and as many slots as there is room for.
-
-        The number of states that can be remembered is the same on all ranks; it is None if no rank has any.
-        """
-        layers, device, options = state_layers(self._model.modules()), self._device, self._config.options
-        remembered = slots = NO_LIMIT
-        if layers:
-            if device.target.type != "cpu":
-                raise ValueError(f"{self._config.model.architecture} runs on CPUs only so far")
-            budget, nbytes = self._budget(limits, tasks), place_bytes(layers)
-            slots = slots_for(limits, options.max_num_seqs, nbytes, budget)
-            remembered = places_for(
-                options.state_snapshots, nbytes, without_states(budget, (slots + 1) * nbytes)
-            )
-        remembered = self._groups.minimum(remembered)
-        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, self._groups.minimum(slots)))
-        if not layers:
-            return None, None if remembered == NO_LIMIT else remembered, limits
-        sizes = limits.max_num_seqs, remembered, place_bytes(layers) / (1 << 20)
-        logger.info("states of %d sequences, and of %d prefixes that are remembered: %.2f MiB each", *sizes)
-        return StateMemory(layers, limits.max_num_seqs + 1 + remembered, device.allocate), remembered, limits
+        layers, asked = state_layers(self._model.modules()), self._config.options
+        return make_states(
+            *(layers, limits, asked),
+            *(lambda: self._budget(limits, tasks), self._groups.minimum, self._device),
+        )
 
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
         """The memory for caches, of which states take theirs first."""

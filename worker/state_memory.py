@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.state import StateLayer
-from worker.devices.base import GIB, CacheBudget
+from worker.devices.base import GIB, CacheBudget, Device
 from worker.limits import WorkerLimits
+from worker.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ _REMEMBERED_PART = 4
 """Remembered states take at most a quarter of what those of slots leave."""
 _MOST_REMEMBERED = 4096
 """More are of no use by default: tiny models would have millions."""
-NO_LIMIT = 1 << 30
+_NO_LIMIT = 1 << 30
 """The number of places that a rank without such layers has room for."""
 
 
@@ -50,6 +51,34 @@ class StateMemory:
     @property
     def nbytes(self) -> int:
         return self._rows.nbytes
+
+
+def make_states(
+    layers: Sequence[StateLayer],
+    limits: WorkerLimits,
+    asked: WorkerOptions,
+    budget: Callable[[], CacheBudget],
+    minimum: Callable[[int], int],
+    device: Device,
+) -> tuple[StateMemory | None, int | None, WorkerLimits]:
+    """The memory of states, the number of those that can be remembered, and as many slots as have room.
+
+    All ranks have the same numbers (`minimum`), and remember None if no rank has layers with states.
+    """
+    remembered = slots = _NO_LIMIT
+    if layers:
+        if device.target.type != "cpu":
+            raise ValueError("models whose layers have states (hybrids) run on CPUs only so far")
+        whole, nbytes = budget(), place_bytes(layers)
+        slots = slots_for(limits, asked.max_num_seqs, nbytes, whole)
+        remembered = places_for(asked.state_snapshots, nbytes, without_states(whole, (slots + 1) * nbytes))
+    remembered = minimum(remembered)
+    limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, minimum(slots)))
+    if not layers:
+        return None, None if remembered == _NO_LIMIT else remembered, limits
+    sizes = limits.max_num_seqs, remembered, place_bytes(layers) / (1 << 20)
+    logger.info("states of %d sequences, and of %d prefixes that are remembered: %.2f MiB each", *sizes)
+    return StateMemory(layers, limits.max_num_seqs + 1 + remembered, device.allocate), remembered, limits
 
 
 def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:

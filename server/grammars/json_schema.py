@@ -153,7 +153,7 @@ def _parts(schema: Schema, root: Schema) -> list[list[Schema]]:
 
 
 def _parts_name_properties(schema: Schema, root: Schema, known: dict[int, bool]) -> list[bool]:
-    """Of each of the schema's parts, whether an alternative of it names properties of the value itself."""
+    """Say of each part of the schema whether an alternative of it names properties of the value itself."""
     return [any(_names_properties(each, root, known) for each in part) for part in _parts(schema, root)]
 
 

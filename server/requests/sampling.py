@@ -130,8 +130,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)
-        _require(self.n >= 1, "n", "at least 1", self.n)
-        _require(self.n <= facts.limits.n, "n", f"at most {facts.limits.n}", self.n)
+        if self.n < 1:
+            raise _broken_rule("n", "at least 1", self.n)
+        if self.n > facts.limits.n:
+            raise _broken_rule("n", f"at most {facts.limits.n}", self.n)
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)
@@ -161,24 +163,30 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _temperature(self, facts: Facts) -> float:
         value = _default(self.temperature, "temperature", facts, 1.0)
-        _require(math.isfinite(value), "temperature", "a finite number", value)
-        _require(value >= 0, "temperature", "non-negative", value)
-        _require(value <= 2, "temperature", "in [0, 2]", value)
+        if not math.isfinite(value):
+            raise _broken_rule("temperature", "a finite number", value)
+        if value < 0:
+            raise _broken_rule("temperature", "non-negative", value)
+        if value > 2:
+            raise _broken_rule("temperature", "in [0, 2]", value)
         return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
 
     def _top_p(self, facts: Facts) -> float:
         value = _default(self.top_p, "top_p", facts, 1.0)
-        _require(0 < value <= 1, "top_p", "in (0, 1]", value)
+        if not 0 < value <= 1:
+            raise _broken_rule("top_p", "in (0, 1]", value)
         return value
 
     def _top_k(self, facts: Facts) -> int:
         value = int(_default(self.top_k, "top_k", facts, 0))
-        _require(value >= -1, "top_k", "0 (disable), or at least 1", value)
+        if value < -1:
+            raise _broken_rule("top_k", "0 (disable), or at least 1", value)
         return 0 if value == -1 or value >= facts.vocab_size else value
 
     def _min_p(self, facts: Facts) -> float:
         value = _default(self.min_p, "min_p", facts, 0.0)
-        _require(0 <= value <= 1, "min_p", "in [0, 1]", value)
+        if not 0 <= value <= 1:
+            raise _broken_rule("min_p", "in [0, 1]", value)
         return value
 
     def _repetition_penalty(self, facts: Facts) -> float:
@@ -186,10 +194,13 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             "repetition_penalty",
             _default(self.repetition_penalty, "repetition_penalty", facts, 1.0),
         )
-        _require(math.isfinite(value), name, "a finite number", value)
-        _require(value > 0, name, "greater than zero", value)
+        if not math.isfinite(value):
+            raise _broken_rule(name, "a finite number", value)
+        if value <= 0:
+            raise _broken_rule(name, "greater than zero", value)
         within = 1 / MAX_REPETITION <= value <= MAX_REPETITION
-        _require(within, name, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]", value)
+        if not within:
+            raise _broken_rule(name, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]", value)
         return value
 
     def _seed(self) -> int:
@@ -203,7 +214,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         asked, room = self.max_tokens, facts.max_model_len - prompt_len
         if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
-        _require(asked >= 1, "max_tokens", "at least 1", asked)
+        if asked < 1:
+            raise _broken_rule("max_tokens", "at least 1", asked)
         if asked > facts.max_model_len:
             raise invalid(
                 "max_tokens",
@@ -215,8 +227,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _min_tokens(self, max_tokens: int) -> int:
         asked = self.min_tokens
-        _require(asked >= 0, "min_tokens", "greater than or equal to 0", asked)
-        _require(asked <= max_tokens, "min_tokens", f"less than or equal to max_tokens={max_tokens}", asked)
+        if asked < 0:
+            raise _broken_rule("min_tokens", "greater than or equal to 0", asked)
+        if asked > max_tokens:
+            raise _broken_rule("min_tokens", f"less than or equal to max_tokens={max_tokens}", asked)
         return asked
 
     def _check_stops(self, facts: Facts) -> None:
@@ -281,14 +295,14 @@ def _default(value: float | None, name: str, facts: Facts, neutral: float) -> fl
     return value if value is not None else facts.defaults.get(name, neutral)
 
 
-def _require(holds: bool, name: str, rule: str, value: float) -> None:
-    """Refuses a value for which the rule does not hold."""
-    if not holds:
-        raise invalid(name, f"{name} must be {rule}, got {value}.", value)
+def _broken_rule(name: str, rule: str, value: float) -> BadRequest:
+    """The refusal of a value for which a rule does not hold."""
+    return invalid(name, f"{name} must be {rule}, got {value}.", value)
 
 
 def _penalty(name: str, value: float) -> float:
-    _require(-2 <= value <= 2, name, "in [-2, 2]", value)
+    if not -2 <= value <= 2:
+        raise _broken_rule(name, "in [-2, 2]", value)
     return value
 
 
@@ -296,7 +310,8 @@ def check_logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int
     """The number of logprobs to report; -1 is the whole vocabulary. Too many are refused by `name`."""
     if asked is None:
         return None
-    _require(asked >= -1, name, "non-negative or -1", asked)
+    if asked < -1:
+        raise _broken_rule(name, "non-negative or -1", asked)
     count = facts.vocab_size if asked == -1 else asked
     if facts.max_logprobs != -1 and count > facts.max_logprobs:
         raise invalid(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from fake_states import ROOT, FakeStates, mix
 
 from engine_core import process
 from engine_core.executor import ExecutorDead
@@ -53,20 +54,12 @@ SLOW_SECONDS = 0.5
 
 WHOLE_TASKS = ("token_embed",)
 
-_ROOT = 1469598103
-
-
-def _mix(entry: int | None, token: int) -> int:
-    if entry is None:
-        raise ValueError("a cache entry was read before it was written")
-    return (entry ^ (token + 1)) * 16777619 & 0xFFFFFFFF
-
 
 def _entries(tokens: Iterable[int]) -> list[int | None]:
     entries: list[int | None] = []
-    entry = _ROOT
+    entry = ROOT
     for token in tokens:
-        entry = _mix(entry, token)
+        entry = mix(entry, token)
         entries.append(entry)
     return entries
 
@@ -223,9 +216,7 @@ class FakeWorker:
         self._size = facts.block_size
         self._entries: list[int | None] = [None] * (facts.num_blocks * facts.block_size)
         self._rows: dict[int, _Row] = {}
-        self._states: dict[int, int] = {}
-        """What a hybrid keeps of the sequence in each slot, all tokens mixed up."""
-        self._remembered: dict[int, int] = {}
+        self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
         """Whether the last step has failed."""
         self.prepared = 0
@@ -240,8 +231,8 @@ class FakeWorker:
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new)
-        if self.facts.remembered_states is not None:
-            self._follow_states(step.seqs)
+        if self._states is not None:
+            self._states.follow(step.seqs, {slot: row.tokens for slot, row in self._rows.items()})
         tokens = [self._run(seq) for seq in step.seqs]
         if any(seq.bound for seq in step.seqs):
             self._bind(step, tokens, following)
@@ -269,8 +260,8 @@ class FakeWorker:
         if len(row.blocks) * self._size < seq.start + seq.count:
             raise ValueError("the row has too few blocks")
         for position in range(seq.start, seq.start + seq.count):
-            before = self._entries[self._place(row, position - 1)] if position else _ROOT
-            self._entries[self._place(row, position)] = _mix(before, row.tokens[position])
+            before = self._entries[self._place(row, position - 1)] if position else ROOT
+            self._entries[self._place(row, position)] = mix(before, row.tokens[position])
         if not seq.samples:
             return -1
         end = seq.start + seq.count
@@ -279,31 +270,12 @@ class FakeWorker:
         if seq.output_index != end - row.prompt_len:
             raise ValueError("output_index is wrong")
         token = _attend([self._entries[self._place(row, position)] for position in range(end)])
-        if self.facts.remembered_states is not None:
-            token = (token + self._states[seq.slot] - (self._entries[self._place(row, end - 1)] or 0)) % VOCAB
+        if self._states is not None:
+            last = self._entries[self._place(row, end - 1)] or 0
+            token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
         del row.tokens[end:]
         row.tokens.append(token)
         return token
-
-    def _follow_states(self, seqs: list[SeqStep]) -> None:
-        """Mix the tokens of each row into its state; all rows of a step do that at the same time."""
-        kept = [place for seq in seqs for _, place in seq.kept]
-        read = [seq.source for seq in seqs if seq.source >= 0]
-        if len(set(kept)) < len(kept) or set(kept) & set(read):
-            raise ValueError("a place is written twice in a step, or read as well")
-        if not set(kept + read) <= set(range(self.facts.remembered_states or 0)):
-            raise ValueError("a state is kept where there is no place")
-        before = [
-            self._remembered[seq.source] if seq.source >= 0 else self._states.get(seq.slot, 0) for seq in seqs
-        ]
-        for seq, state in zip(seqs, before, strict=True):
-            state = state if seq.start else _ROOT
-            wanted = dict(seq.kept)
-            for done in range(1, seq.count + 1):
-                state = _mix(state, self._rows[seq.slot].tokens[seq.start + done - 1])
-                if done in wanted:
-                    self._remembered[wanted[done]] = state
-            self._states[seq.slot] = state
 
     def _bind(self, step: StepInput, tokens: list[int], following: Callable[[], StepBounds] | None) -> None:
         """Let bound rows have tokens that are allowed there, where what came out is not."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from tiny_shapes import BOS_ID, ENCODER_SHAPES, EOS_ID, FAMILIES, PAD_ID, SPECIALS, TURN_END_ID
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -24,8 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 
-BOS, EOS, PAD, TURN, TURN_END = SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
-BOS_ID, EOS_ID, PAD_ID, TURN_ID, TURN_END_ID = range(len(SPECIALS))
+BOS, EOS, PAD, TURN, TURN_END = SPECIALS
 VOCAB_SIZE = 320
 
 _TEXT = """\
@@ -44,254 +44,9 @@ _CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
 )
 
-# What nearly all families share; the entries of _FAMILIES add to it, or replace it where names differ.
-_SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
-_WINDOW = 6
-GROWING_QUERIES = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 16.0,
-    "original_max_position_embeddings": 4,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.3,
-}
-"""The rope parameters of a tiny Ministral 3, whose queries grow every four tokens."""
-_LATENT = {
-    **_SHAPE,
-    "num_key_value_heads": 4,  # which means nothing
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-}
-_SHARED_EXPERTS = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
-_GROUPED = {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-_HYBRID = {
-    **_SHAPE,
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 24,
-    "linear_value_head_dim": 16,
-    "rms_norm_eps": 1e-3,  # else the norm of a head that its state hardly answers magnifies rounding errors
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-}
-_HYBRID_EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 16,
-}
-_FAMILIES: dict[str, dict[str, object]] = {
-    "LlamaForCausalLM": _SHAPE,
-    "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
-    "Ministral3ForCausalLM": {**_SHAPE, "head_dim": 16, "rope_parameters": GROWING_QUERIES},
-    "Qwen2ForCausalLM": {
-        **_SHAPE,
-        "use_sliding_window": True,
-        "sliding_window": _WINDOW,
-        "max_window_layers": 1,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3ForCausalLM": {**_SHAPE, "head_dim": 16, "tie_word_embeddings": True},
-    "Phi3ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW},
-    "GemmaForCausalLM": {**_SHAPE, "head_dim": 16, "tie_word_embeddings": True},
-    "Gemma2ForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 12,
-        "sliding_window": _WINDOW,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 1.0,
-        "tie_word_embeddings": True,
-    },
-    "Gemma3ForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 12,
-        "num_hidden_layers": 4,
-        "sliding_window": _WINDOW,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
-        },
-        "tie_word_embeddings": True,
-    },
-    "Olmo2ForCausalLM": _SHAPE,
-    "GraniteForCausalLM": {
-        **_SHAPE,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.6,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 0.5,
-        "tie_word_embeddings": True,
-    },
-    "SmolLM3ForCausalLM": {
-        **_SHAPE,
-        "num_hidden_layers": 4,
-        "no_rope_layers": [1, 1, 1, 0],
-        "tie_word_embeddings": True,
-    },
-    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48},
-    "OPTForCausalLM": {
-        "hidden_size": 32,
-        "word_embed_proj_dim": 16,
-        "ffn_dim": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 512,
-    },
-    "MixtralForCausalLM": {**_SHAPE, "num_local_experts": 5, "sliding_window": _WINDOW},
-    "Qwen2MoeForCausalLM": {
-        **_SHAPE,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-        "mlp_only_layers": [1],
-    },
-    "Qwen3MoeForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 2,
-    },
-    "OlmoeForCausalLM": {**_SHAPE, "num_experts": 6, "num_experts_per_tok": 4},
-    "GraniteMoeForCausalLM": {
-        **_SHAPE,
-        "num_local_experts": 5,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.6,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 0.5,
-        "tie_word_embeddings": True,
-    },
-    "GraniteMoeSharedForCausalLM": {**_SHAPE, "num_local_experts": 5, "shared_intermediate_size": 40},
-    "Glm4MoeForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 1.7,
-        "use_qk_norm": True,
-        "attention_bias": True,
-    },
-    "Dots1ForCausalLM": {
-        **_SHAPE,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 2.5,
-    },
-    "Ernie4_5_MoeForCausalLM": {
-        **_SHAPE,
-        "moe_num_experts": 6,
-        "moe_k": 3,
-        "moe_intermediate_size": 24,
-        "moe_num_shared_experts": 1,
-        "tie_word_embeddings": True,
-    },
-    "MiniMaxM2ForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-    },
-    "GptOssForCausalLM": {
-        **_SHAPE,
-        "head_dim": 16,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 3,
-        "sliding_window": _WINDOW,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 150000.0,
-            "factor": 4.0,
-            "truncate": False,
-            "original_max_position_embeddings": 128,
-        },
-    },
-    "DeepseekV2ForCausalLM": {**_GROUPED, "topk_method": "group_limited_greedy"},
-    "DeepseekV3ForCausalLM": _GROUPED,
-    "Glm4MoeLiteForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_shared_experts": 1, "v_head_dim": 20},
-    "YoutuForCausalLM": _LATENT,
-    "Mistral4ForCausalLM": {**_GROUPED, "rope_parameters": {**GROWING_QUERIES, "partial_rotary_factor": 0.4}},
-    "MiniCPM3ForCausalLM": {
-        **_LATENT,
-        "v_head_dim": None,
-        "scale_emb": 3.0,
-        "scale_depth": 1.2,
-        "dim_model_base": 16,
-    },
-    "Qwen3_5ForCausalLM": {**_HYBRID, "linear_num_value_heads": 8},
-    "Qwen3_5MoeForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS},
-    "Qwen3NextForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS, "linear_num_value_heads": 8},
-    # Families that we do not write ourselves: they run on transformers' own code.
-    "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
-    "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
-    "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
-    "Starcoder2ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW, "tie_word_embeddings": True},
-}
+ARCHITECTURES = tuple(FAMILIES)
 
-ARCHITECTURES = tuple(_FAMILIES)
-
-_ENCODER_SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-}
-_NARROW = {**_ENCODER_SHAPE, "embedding_size": 16}
-_ENCODERS: dict[str, dict[str, object]] = {
-    "Bert": _ENCODER_SHAPE,
-    "Roberta": {**_ENCODER_SHAPE, "type_vocab_size": 1},
-    "XLMRoberta": {**_ENCODER_SHAPE, "type_vocab_size": 1},
-    "Camembert": {**_ENCODER_SHAPE, "type_vocab_size": 1},
-    "Electra": _NARROW,
-    "Albert": {**_NARROW, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
-    "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4},
-    "MPNet": _ENCODER_SHAPE,
-    "ModernBert": {
-        **_ENCODER_SHAPE,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        "local_attention": 2 * _WINDOW,
-        "cls_token_id": BOS_ID,
-        "sep_token_id": EOS_ID,
-    },
-    "NomicBert": _ENCODER_SHAPE,
-    "Gte": {**_ENCODER_SHAPE, "type_vocab_size": 2},
-}
-"""Fields of encoders, by the beginning of their architectures' names."""
-ENCODERS = tuple(_ENCODERS)
+ENCODERS = tuple(ENCODER_SHAPES)
 
 
 def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
@@ -299,7 +54,7 @@ def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
     config = tiny_config(arch, **overrides)
     model = getattr(transformers, arch)(config)
     # With larger ones the norms behind each layer of an encoder would leave nothing of what tokens differ in.
-    randomise(model, seed=0, scale=0.3 if arch in _FAMILIES else 0.15)
+    randomise(model, seed=0, scale=0.3 if arch in FAMILIES else 0.15)
     model.to(config.dtype).save_pretrained(folder)
     write_tokenizer(folder)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, TURN_END_ID], "pad_token_id": PAD_ID}
@@ -325,9 +80,9 @@ def tiny_config(arch: str, **overrides: object) -> Any:
 
 def shape_of(arch: str) -> dict[str, object]:
     """The fields of the tiny config of an architecture."""
-    if arch in _FAMILIES:
-        return _FAMILIES[arch]
-    return _ENCODERS[re.sub("(Model|For[A-Z].*)$", "", arch)]
+    if arch in FAMILIES:
+        return FAMILIES[arch]
+    return ENCODER_SHAPES[re.sub("(Model|For[A-Z].*)$", "", arch)]
 
 
 def write_tokenizer(folder: Path) -> None:

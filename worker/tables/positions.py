@@ -7,7 +7,7 @@ they compute, so the CPU has its own (`worker/kernels/cpu/recording.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -29,7 +29,7 @@ class Columns:
     counts: list[int]  # [B]
     ends: list[int]  # [B] tokens of each sequence once the step is done
     query_starts: list[int]  # [B + 1]
-    states: list[StateRow]  # [B]; nothing if no layer has states
+    states: list[StateRow] = field(default_factory=list[StateRow])  # [B]; nothing if no layer has states
 
     @classmethod
     def of(cls, seqs: list[SeqStep], first_remembered: int | None = None) -> Columns:

@@ -13,7 +13,8 @@ import torch
 import transformers
 from drive import assert_logits, load_ranks
 from safetensors.torch import load_file, save_file
-from tiny import BOS_ID, EOS_ID, GROWING_QUERIES, PAD_ID, VOCAB_SIZE, randomise, shape_of
+from tiny import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, randomise, shape_of
+from tiny_shapes import GROWING_QUERIES
 from torch import Tensor
 
 from models.composites import COMPOSITES

@@ -1,4 +1,4 @@
-"""Which states of a hybrid are remembered, and what prompts that begin alike find of them."""
+"""States of a hybrid are remembered where prompts go on, and prompts that begin alike find them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,43 @@
+"""What a fake hybrid keeps of its sequences: all tokens mixed up, in one number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from worker.protocol import SeqStep
+
+ROOT = 1469598103
+
+
+def mix(entry: int | None, token: int) -> int:
+    if entry is None:
+        raise ValueError("a cache entry was read before it was written")
+    return (entry ^ (token + 1)) * 16777619 & 0xFFFFFFFF
+
+
+class FakeStates:
+    def __init__(self, places: int) -> None:
+        self.of_slots: dict[int, int] = {}
+        self._places = places
+        self._remembered: dict[int, int] = {}
+
+    def follow(self, seqs: Sequence[SeqStep], tokens: Mapping[int, Sequence[int]]) -> None:
+        """Mix the tokens of each row into its state; all rows of a step do that at the same time."""
+        kept = [place for seq in seqs for _, place in seq.kept]
+        read = [seq.source for seq in seqs if seq.source >= 0]
+        if len(set(kept)) < len(kept) or set(kept) & set(read):
+            raise ValueError("a place is written twice in a step, or read as well")
+        if not set(kept + read) <= set(range(self._places)):
+            raise ValueError("a state is kept where there is no place")
+        before = [
+            self._remembered[seq.source] if seq.source >= 0 else self.of_slots.get(seq.slot, 0)
+            for seq in seqs
+        ]
+        for seq, state in zip(seqs, before, strict=True):
+            state = state if seq.start else ROOT
+            wanted = dict(seq.kept)
+            for done in range(1, seq.count + 1):
+                state = mix(state, tokens[seq.slot][seq.start + done - 1])
+                if done in wanted:
+                    self._remembered[wanted[done]] = state
+            self.of_slots[seq.slot] = state
