@@ -16,7 +16,9 @@ class Unsupported(msgspec.Struct, kw_only=True):
     def check_unsupported(self, names: tuple[str, ...]) -> None:
         for name in names:
             value = getattr(self, name)
-            if not _asks_for_nothing(value) and value not in _NEUTRAL.get(name, ()):
+            if value is None or _asks_for_nothing(value):
+                continue
+            if value not in _NEUTRAL.get(name, ()):
                 raise BadRequest(f"{type(self).__name__}: {name} is not supported yet. Leave it out.", name)
 
 
