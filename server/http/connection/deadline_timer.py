@@ -32,7 +32,7 @@ class Waiter(Protocol):
 class DeadlineTimer:
     """Calls `expire` of each waiter whose deadline has passed. There is no timer while nobody waits.
 
-    Every look is at all of them, which takes less than a millisecond for four thousand, and moving a deadline
+    Every look is at all of them, which takes about a millisecond for four thousand, and moving a deadline
     is an assignment.
     """
 
