@@ -149,9 +149,15 @@ def test_documents_name_files_that_exist(page: Path) -> None:
 
 
 def test_the_oldest_versions_are_tested_by_files_that_exist() -> None:
-    # Without the flags of an outer make: a make within make prints which folders it enters and leaves.
+    # Without what an outer make was given: its flags print folders, and its ARGS would name other tests.
     recipe = subprocess.run(
-        ["env", "--unset=MAKEFLAGS", "--unset=MAKELEVEL", "make", "--dry-run", "test-lowest"],
+        [
+            "env",
+            *("--unset=MAKEFLAGS", "--unset=MAKELEVEL", "--unset=ARGS"),
+            "make",
+            "--dry-run",
+            "test-lowest",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
