@@ -7,8 +7,9 @@ one. An endpoint here is a function of `body` and `request`, and needs none of t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, get_type_hints
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -40,9 +41,11 @@ class Endpoint(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        signature = inspect.signature(endpoint, eval_str=True)
+        # An older FastAPI looks for the types of a decorated endpoint in the module of the decorator.
+        endpoint.__signature__ = signature
         super().__init__(path, endpoint, **options)
-        hints = get_type_hints(endpoint, include_extras=True)
-        hints.pop("return", None)
+        hints = {name: each.annotation for name, each in signature.parameters.items()}
         body = hints.pop("body", None)
         self._validate = None if body is None else TypeAdapter(body).validate_python
         self._reading: Reading[Any] | None = BY_PATH.get(path)
