@@ -6,13 +6,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from models.config import Size
-from models.families.decoders.decoder import (
-    SANDWICH_NORMS,
-    DecoderFields,
-    DecoderForCausalLM,
-    DecoderSpec,
-    LayerSpec,
-)
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import SANDWICH_NORMS, DecoderFields, DecoderSpec, LayerSpec
 from models.layers.rotary import Rope, plain_rope, read_rope
 from models.model import ModelSetup
 

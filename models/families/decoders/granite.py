@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.decoders.decoder import DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.decoders.llama import LlamaFields
 from models.layers.rotary import Rope
 from models.model import ModelSetup

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from models.checkpoint.weights import Reading, Weights
 from models.config import ModelConfig
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.weight_pieces import Cut, WeightsError

@@ -7,7 +7,8 @@ from dataclasses import replace
 import msgspec
 
 from models.config import Size
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.attention import QueryGrowth
 from models.layers.rotary import Rope
 from models.model import ModelSetup

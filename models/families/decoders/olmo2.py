@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from models.families.decoders.decoder import POST_NORMS, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import POST_NORMS
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields
 
 
 class Phi3Fields(DecoderFields, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from models.config import Size
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields
 
 
 class QwenFields(DecoderFields, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from models.families.decoders.decoder import DecoderForCausalLM, LayerSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import LayerSpec
 from models.families.decoders.llama import LlamaFields
 from models.layers.rotary import Rope
 from models.model import ModelSetup

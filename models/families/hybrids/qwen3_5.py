@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from models.config import ConfigError, Size
-from models.families.decoders.decoder import DecoderForCausalLM, LayerSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import LayerSpec
 from models.families.mixtures.qwen_moe import QwenMoeFields
 from models.layers.delta import DeltaSpec
 from models.layers.experts import SavedExperts

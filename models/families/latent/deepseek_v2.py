@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from models.config import ConfigError
-from models.families.decoders.decoder import DecoderSpec
+from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
 from models.layers.rotary import Rope

@@ -8,7 +8,8 @@ from typing import ClassVar
 import msgspec
 
 from models.config import ConfigError, Size, family_fields
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.latent_attention import LatentSpec
 from models.layers.rotary import Rope, read_rope, read_sharpening
 from models.model import ModelSetup

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from models.config import Eps, Size
-from models.families.decoders.decoder import DecoderSpec
+from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.decoders.llama import LlamaFields
 from models.families.latent.latent_decoder import LatentForCausalLM
 from models.layers.rotary import Rope

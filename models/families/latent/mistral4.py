@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from models.families.decoders.decoder import DecoderFields, DecoderSpec
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.families.decoders.llama import GrowthFields
 from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from models.config import ConfigError, Size
-from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields, DecoderSpec
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope
 from models.model import ModelSetup

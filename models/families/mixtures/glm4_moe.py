@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from models.config import Size
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope

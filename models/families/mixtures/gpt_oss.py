@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from models.config import ConfigError, Size
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
 from models.ops.expert_ops import Routing

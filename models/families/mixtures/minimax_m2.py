@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from models.config import Size
-from models.families.decoders.decoder import WITHOUT_BIASES, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import WITHOUT_BIASES
 from models.families.mixtures.mixtral import MixtralFields
 from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup

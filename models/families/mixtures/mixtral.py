@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from models.config import Size
-from models.families.decoders.decoder import WITHOUT_BIASES, DecoderFields, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import WITHOUT_BIASES, DecoderFields
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec
 from models.ops.expert_ops import Routing

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.config import ConfigError, Size
-from models.families.decoders.decoder import DecoderFields, DecoderForCausalLM, DecoderSpec
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope
 from models.model import ModelSetup
