@@ -34,6 +34,8 @@ _DECODERS = {
     "InternLM2ForCausalLM": "decoders.internlm2:InternLM2ForCausalLM",
     "InternLM2ForRewardModel": "reward:InternLM2ForRewardModel",
     "KimiK2ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",
+    "Lfm2ForCausalLM": "hybrids.lfm2:Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM": "hybrids.lfm2:Lfm2MoeForCausalLM",
     "LlamaForCausalLM": "decoders.llama:LlamaForCausalLM",
     "MiniCPM3ForCausalLM": "latent.minicpm3:MiniCPM3ForCausalLM",
     "MiniMaxM2ForCausalLM": "mixtures.minimax_m2:MiniMaxM2ForCausalLM",

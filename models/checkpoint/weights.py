@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice, takewhile
 from math import prod
@@ -213,9 +213,11 @@ def _listed(problems: list[str]) -> str:
 class Weights:
     """A scope in a checkpoint: `weights / "mlp"` descends, `weights.take("weight", shape)` reads."""
 
-    def __init__(self, reading: Reading, path: str = "") -> None:
+    def __init__(self, reading: Reading, path: str = "", names: Mapping[str, str] | None = None) -> None:
+        """`names`: what the checkpoint calls modules, by the names that the model has for them."""
         self.reading = reading
         self.path = path
+        self._names = names or {}
 
     @property
     def device(self) -> torch.device:
@@ -227,10 +229,14 @@ class Weights:
 
     def at(self, path: str) -> Weights:
         """The scope of the same checkpoint with this whole name."""
-        return Weights(self.reading, path)
+        return Weights(self.reading, path, self._names)
+
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """The same scope, in which modules have the names of a family's checkpoints."""
+        return Weights(self.reading, self.path, names)
 
     def __truediv__(self, name: str) -> Weights:
-        return self.at(self.join(name)) if name else self
+        return self.at(self.join(self._names.get(name, name))) if name else self
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has the tensor `name` in this scope."""

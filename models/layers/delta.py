@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.context import context
 from models.layers.linear import Interleaved, Linear, RowLinear, frozen, pieces_of
 from models.layers.norm import RMSNorm
+from models.layers.short_conv import Convolution
 from models.layers.state import StateLayer
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
@@ -34,6 +35,9 @@ class DeltaSpec:
     """Whether queries, keys, values and gates lie in matrices of their own, or each key head's together."""
     takes_turns: bool = False
     """Whether value head i has key head i modulo their number; else neighbours share one."""
+
+    def build(self, hidden_size: int, parallel: Parallel) -> GatedDeltaNet:
+        return GatedDeltaNet(hidden_size, self, parallel)
 
 
 class GatedDeltaNet(StateLayer):
@@ -84,9 +88,8 @@ class GatedDeltaNet(StateLayer):
         self.speeds, self.shifts = frozen(-rates.exp()), frozen(shifts)
 
     def state_shapes(self) -> list[tuple[int, ...]]:
-        channels = sum(part.length for part in self.mixed)
         heads = (self.value_heads.length, self.spec.key_dim, self.spec.value_dim)
-        return [(self.spec.taps - 1, channels), heads]
+        return [self.conv1d.state_shape(), heads]
 
     def forward(self, x: Tensor) -> Tensor:
         step, (inputs, states) = context(), self.bound_states()
@@ -97,22 +100,6 @@ class GatedDeltaNet(StateLayer):
         key_heads, turns = self.key_heads.length, self.spec.takes_turns
         out = ops.gated_delta(mixed, gates, self.speeds, self.shifts, states, step, key_heads, turns)
         return self.out_proj(ops.gated_norm(out, opening, self.norm.weight, self.norm.eps))
-
-
-class Convolution(nn.Module):
-    """The weights of a short convolution of each channel, of which a checkpoint has [channels, 1, taps]."""
-
-    weight: nn.Parameter  # [taps, channels] float32
-
-    def __init__(self, channels: list[Span], taps: int) -> None:
-        super().__init__()
-        self.channels = channels
-        self.taps = taps
-
-    def pull(self, weights: Weights) -> None:
-        size = [sum(part.size for part in self.channels), 1, self.taps]
-        pieces = [weights.take("weight", size, cut, torch.float32) for cut in pieces_of(self.channels)]
-        self.weight = frozen(torch.cat(pieces).squeeze(1).t().contiguous())
 
 
 def _by_key_head(

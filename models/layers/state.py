@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
+
+from models.parallel.parallel import Parallel
 
 
 class StateLayer(nn.Module, ABC):
@@ -23,3 +26,11 @@ class StateLayer(nn.Module, ABC):
         if not self.states:
             raise RuntimeError("a layer with states ran before the worker bound them")
         return self.states
+
+
+class StateSpec(Protocol):
+    """The sizes of a layer with states."""
+
+    def build(self, hidden_size: int, parallel: Parallel) -> StateLayer:
+        """Make the layer of this rank: hidden states [T, hidden_size] -> [T, hidden_size]."""
+        ...

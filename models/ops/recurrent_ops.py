@@ -119,7 +119,7 @@ def _of_length_1(x: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
-    """x [T, F] times a function of gates [T, F]: "silu" or "sigmoid"."""
+    """x [T, F] times a function of gates [T, F]: "silu", "sigmoid" or "identity"."""
     return (_wide(x) * _opened(gates, kind)).to(x.dtype)
 
 
@@ -131,7 +131,10 @@ def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _opened(gates: Tensor, kind: str) -> Tensor:
-    return _wide(gates).sigmoid() if kind == "sigmoid" else F.silu(_wide(gates))
+    wide = _wide(gates)
+    if kind == "identity":
+        return wide
+    return wide.sigmoid() if kind == "sigmoid" else F.silu(wide)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
         else:
             parameter.copy_((0.1 if parameter in embeddings else scale) * noise)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 

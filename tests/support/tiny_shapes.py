@@ -60,6 +60,11 @@ _HYBRID_EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 16,
 }
+_SHORT_CONVOLUTIONS = {
+    **_SHAPE,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
@@ -215,6 +220,15 @@ FAMILIES: dict[str, dict[str, object]] = {
     "Qwen3_5ForCausalLM": {**_HYBRID, "linear_num_value_heads": 8},
     "Qwen3_5MoeForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS},
     "Qwen3NextForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS, "linear_num_value_heads": 8},
+    "Lfm2ForCausalLM": {**_SHORT_CONVOLUTIONS, "block_multiple_of": 8, "tie_word_embeddings": True},
+    "Lfm2MoeForCausalLM": {
+        **_SHORT_CONVOLUTIONS,
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.7,
+    },
     # Families that we do not write ourselves: they run on transformers' own code.
     "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys

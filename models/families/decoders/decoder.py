@@ -20,7 +20,6 @@ from models.config import ModelConfig, family_fields
 from models.conversion.conversion_choice import looks_ahead
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
 from models.layers.attention import Attention, CachedAttention, EncoderAttention
-from models.layers.delta import GatedDeltaNet
 from models.layers.embedding import Embedding, LMHead
 from models.layers.latent_attention import LatentSelfAttention
 from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
@@ -102,11 +101,11 @@ class DecoderLayer(nn.Module):
         self.rope = layer.rope
         self.residual_scale = spec.residual_scale
         self.before_attention = self._norm(spec.norms.before_attention, config, spec)
-        if layer.delta is None:
+        if layer.state is None:
             self.self_attn = _attention(config, spec, layer, parallel)
         else:
-            self.linear_attn = GatedDeltaNet(config.hidden_size, layer.delta, parallel)
-        self.is_linear = layer.delta is not None
+            self.state = layer.state.build(config.hidden_size, parallel)
+        self.has_state = layer.state is not None
         self.after_attention = self._norm(spec.norms.after_attention, config, spec)
         self.before_mlp = self._norm(spec.norms.before_mlp, config, spec)
         self.mlp = _mlp(config, spec, layer, parallel)
@@ -117,7 +116,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
         x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
-        out = self.linear_attn(x) if self.is_linear else self.self_attn(x, cos_sin)
+        out = self.state(x) if self.has_state else self.self_attn(x, cos_sin)
         delta = self._leave(self.after_attention, out)
         x, stream = _enter(self.before_mlp, delta, stream)
         return self._leave(self.after_mlp, self.mlp(x)), stream
@@ -190,6 +189,8 @@ class DecoderForCausalLM(TrunkForCausalLM):
     fields: ClassVar[type[DecoderFields]] = DecoderFields
     fixed: ClassVar[Mapping[str, Any]] = {}
     """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
+    saved_names: ClassVar[Mapping[str, str]] = {}
+    """What the family's checkpoints call modules of the trunk, by the names that they have here."""
 
     def __init__(self, setup: ModelSetup) -> None:
         spec = replace(self.spec(setup), **self.fixed)
@@ -209,7 +210,7 @@ class DecoderForCausalLM(TrunkForCausalLM):
         Of all matrices it takes the most memory while it is packed: there is room for that as long as the
         layers are not there.
         """
-        trunk = weights.first(*TRUNKS)
+        trunk = weights.first(*TRUNKS).renamed(self.saved_names)
         for name, module in self.model.named_children():
             load(module, trunk / name)
             if name == "embed_tokens":

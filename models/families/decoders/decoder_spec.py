@@ -12,10 +12,10 @@ import msgspec
 
 from models.config import Eps, Size
 from models.layers.attention import QueryGrowth
-from models.layers.delta import DeltaSpec
 from models.layers.latent_attention import LatentSpec
 from models.layers.moe import ExpertSpec
 from models.layers.rotary import Rope, read_rope
+from models.layers.state import StateSpec
 from models.model import ModelSetup
 
 
@@ -45,8 +45,8 @@ class LayerSpec:
     window: int | None = None
     experts: ExpertSpec | None = None
     """The mixture of experts; None means that this layer has an MLP."""
-    delta: DeltaSpec | None = None
-    """Linear attention in place of attention; None means that there is none."""
+    state: StateSpec | None = None
+    """What keeps a state of fixed size in place of attention; None means that there is attention."""
 
 
 @dataclass(frozen=True, kw_only=True)

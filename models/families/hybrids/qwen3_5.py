@@ -7,14 +7,13 @@ from typing import ClassVar, Literal
 from models.config import ConfigError, Size
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import LayerSpec
+from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
 from models.families.mixtures.qwen_moe import QwenMoeFields
 from models.layers.delta import DeltaSpec
 from models.layers.experts import SavedExperts
 from models.layers.moe import ExpertSpec, SharedExpert
 from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
-
-_LINEAR, _FULL = "linear_attention", "full_attention"
 
 
 class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
@@ -39,8 +38,8 @@ class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
         delta, kinds = self.delta(), self.kinds(setup.config.num_layers)
         return tuple(
             LayerSpec(rope=rope, experts=self.experts(index))
-            if kind == _FULL
-            else LayerSpec(rope=None, delta=delta, experts=self.experts(index))
+            if kind == FULL
+            else LayerSpec(rope=None, state=delta, experts=self.experts(index))
             for index, kind in enumerate(kinds)
         )
 
@@ -65,13 +64,8 @@ class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
     def kinds(self, count: int) -> tuple[str, ...]:
         """The kinds of so many layers."""
         if self.layer_types is None:
-            return tuple(_LINEAR if (i + 1) % self.full_attention_interval else _FULL for i in range(count))
-        if len(self.layer_types) != count or not set(self.layer_types) <= {_LINEAR, _FULL}:
-            raise ConfigError(
-                f"config.json: 'layer_types' must be {_LINEAR} or {_FULL} for each of {count} layers, not "
-                f"{list(self.layer_types)}"
-            )
-        return self.layer_types
+            return tuple(LINEAR if (i + 1) % self.full_attention_interval else FULL for i in range(count))
+        return check_kinds(self.layer_types, count, (LINEAR, FULL), "layer_types")
 
     def experts(self, index: int) -> ExpertSpec | None:
         return None
@@ -109,6 +103,7 @@ class Qwen3NextFields(HybridMoeFields, frozen=True, kw_only=True):
 class Qwen35ForCausalLM(DecoderForCausalLM):
     fields = HybridFields
     fixed = {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True}
+    saved_names = {"state": "linear_attn"}
 
 
 class Qwen35MoeForCausalLM(Qwen35ForCausalLM):

@@ -13,6 +13,9 @@ from models.ops import recurrent_ops
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
 
+_OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2}
+"""The functions of gates: `opening` in `csrc/gate.c`."""
+
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
@@ -101,7 +104,7 @@ def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
         run(
             *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
             *(address(weight), out.data_ptr()),
-            *(len(x), x.shape[1] // width, width, eps, int(kind == "sigmoid"), KINDS[x.dtype]),
+            *(len(x), x.shape[1] // width, width, eps, _OPENINGS[kind], KINDS[x.dtype]),
             KINDS[x.dtype if weight is None else weight.dtype],
         )
         return out

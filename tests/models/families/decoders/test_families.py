@@ -148,6 +148,12 @@ CASES = [
     Case("Qwen3_5MoeForCausalLM"),
     Case("Qwen3NextForCausalLM"),
     Case("Qwen3NextForCausalLM", "an MLP", {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    Case("Lfm2ForCausalLM"),
+    Case(
+        "Lfm2ForCausalLM", "biased", {"conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False}
+    ),
+    Case("Lfm2MoeForCausalLM"),
+    Case("Lfm2MoeForCausalLM", "plain scores", {"use_expert_bias": False, "norm_topk_prob": False}),
     Case("GPT2LMHeadModel"),
     Case("GPT2LMHeadModel", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True, "n_inner": None}),
     Case("GPT2LMHeadModel", "unscaled", {"scale_attn_weights": False, "tie_word_embeddings": False}),

@@ -3,6 +3,8 @@
 #include "threads.h"
 #include "words.h"
 
+typedef enum { SILU_OPENING, SIGMOID_OPENING, IDENTITY } opening;  // _OPENINGS of recurrent.py
+
 typedef struct {
     const void *x, *gate;
     long x_stride, gate_stride;
@@ -10,9 +12,14 @@ typedef struct {
     void *out;
     long heads, width;
     float eps;
-    int sigmoid;  // else SiLU
+    opening f;
     kind k, weight_kind;
 } gating;
+
+INLINE vec opened(vec gate, opening f) {
+    if (f == IDENTITY) return gate;
+    return f == SIGMOID_OPENING ? vec_sigmoid(gate) : vec_function(gate, SILU, FLOAT32);
+}
 
 INLINE float scale_of(const gating *g, const char *x, kind k) {
     vec sum = vec_zero();
@@ -30,13 +37,13 @@ INLINE void gate_head(const gating *g, long token, long head, kind k, kind weigh
     vec scale = vec_all(g->weight == NULL ? 1.0f : scale_of(g, x, k));
     for (long i = 0; i < g->width; i += LANES) {
         long left = g->width - i;
-        vec value = vec_load_upto(at(x, i, k), left, k), opening = vec_load_upto(at(gate, i, k), left, k);
+        vec value = vec_load_upto(at(x, i, k), left, k);
         if (g->weight != NULL) {
             vec weight = vec_load_upto(at(g->weight, i, weight_kind), left, weight_kind);
             value = vec_mul(vec_mul(value, scale), weight);
         }
-        opening = g->sigmoid ? vec_sigmoid(opening) : vec_function(opening, SILU, FLOAT32);
-        vec_store_upto(at_out(out, i, k), vec_mul(value, opening), left, k);
+        vec factor = opened(vec_load_upto(at(gate, i, k), left, k), g->f);
+        vec_store_upto(at_out(out, i, k), vec_mul(value, factor), left, k);
     }
 }
 
@@ -55,8 +62,8 @@ enum { GRAIN = 4096 };  // elements that are worth handing to another thread
 
 // out is contiguous. If x is float32, so is the weight.
 EXPORT void gate(const void *x, long x_stride, const void *gate, long gate_stride, const void *weight, void *out,
-                 long tokens, long heads, long width, float eps, int sigmoid, int kind, int weight_kind) {
-    gating g = {x, gate, x_stride, gate_stride, weight, out, heads, width, eps, sigmoid, kind, weight_kind};
+                 long tokens, long heads, long width, float eps, int f, int kind, int weight_kind) {
+    gating g = {x, gate, x_stride, gate_stride, weight, out, heads, width, eps, f, kind, weight_kind};
     spread(tokens, grain_of(GRAIN, heads * width), gate_tokens, &g);
 }
 

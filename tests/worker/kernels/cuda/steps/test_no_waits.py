@@ -35,7 +35,13 @@ MOST_TOKENS = 32
 """The tokens of the largest graph."""
 WAITING = "JetMoeForCausalLM"
 """A family that runs on transformers' code, which asks the device how many tokens each expert has."""
-HYBRIDS = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
+HYBRIDS = (
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+)
 """Families that are refused on cards so far."""
 GREEDY = Sampling(max_tokens=9, temperature=0)
 

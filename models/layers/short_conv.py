@@ -1,0 +1,75 @@
+"""Short convolutions: a layer that has one between two gates, and the part of other layers with states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights
+from models.context import context
+from models.layers.linear import Linear, RowLinear, frozen, pieces_of
+from models.layers.state import StateLayer
+from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """The sizes of a layer."""
+
+    taps: int
+    """The inputs that the convolution sees."""
+    bias: bool = False
+
+    def build(self, hidden_size: int, parallel: Parallel) -> ShortConv:
+        return ShortConv(hidden_size, self, parallel)
+
+
+class ShortConv(StateLayer):
+    """The channels of one layer that this rank holds: hidden states [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, hidden_size: int, spec: ShortConvSpec, parallel: Parallel) -> None:
+        super().__init__()
+        channels = parallel.share(hidden_size, "channels of short convolutions")
+        self.in_proj = Linear(hidden_size, [channels] * 3, bias=spec.bias)
+        self.conv = Convolution([channels], spec.taps, bias=spec.bias)
+        self.out_proj = RowLinear(channels, hidden_size, parallel, bias=spec.bias)
+
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        return [self.conv.state_shape()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, (inputs,) = context(), self.bound_states()
+        before, after, x = self.in_proj(x).split(self.in_proj.widths, dim=-1)
+        x = ops.causal_conv(ops.gate(x, before, "identity"), self.conv.weight, self.conv.bias, inputs, step)
+        return self.out_proj(ops.gate(x, after, "identity"))
+
+
+class Convolution(nn.Module):
+    """The weights of a short convolution of each channel, of which a checkpoint has [channels, 1, taps]."""
+
+    weight: nn.Parameter  # [taps, channels] float32
+    bias: nn.Parameter | None  # [channels] float32
+
+    def __init__(self, channels: list[Span], taps: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.channels = channels
+        self.taps = taps
+        self.has_bias = bias
+
+    def state_shape(self) -> tuple[int, ...]:
+        """The shape of the inputs that are kept of a sequence."""
+        return self.taps - 1, sum(part.length for part in self.channels)
+
+    def pull(self, weights: Weights) -> None:
+        weight = self._pull(weights, "weight", 1, self.taps).squeeze(1)
+        self.weight = frozen(weight.t().contiguous())
+        self.bias = frozen(self._pull(weights, "bias")) if self.has_bias else None
+
+    def _pull(self, weights: Weights, name: str, *sizes: int) -> Tensor:
+        size = [sum(part.size for part in self.channels), *sizes]
+        pieces = [weights.take(name, size, cut, torch.float32) for cut in pieces_of(self.channels)]
+        return torch.cat(pieces)
