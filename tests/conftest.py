@@ -28,7 +28,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     day = config.getoption("--day")
     if day is None:
         return
-    waiting = waiting_on(day, [(item.nodeid, {mark.name for mark in item.iter_markers()}) for item in items])
+    names = ("slow", "turns")
+    marks = [
+        (item.nodeid, {n: mark.args for n in names if (mark := item.get_closest_marker(n))}) for item in items
+    ]
+    waiting = waiting_on(day, marks)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in waiting])
     items[:] = [item for item in items if item.nodeid not in waiting]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from turns import WEEK, waiting_on
+from turns import WEEK, Marks, waiting_on
 
-CASES = {f"a.py::test_cards[{card}]": ["turns"] for card in (80, 89, 90)}
-SLOW = {f"a.py::test_slow_{number}": ["slow"] for number in range(40)}
-OTHERS = {"a.py::test_quick": [], "a.py::test_quick[1]": ["parametrize"]}
-ALL = {**CASES, **SLOW, **OTHERS}
+CASES: dict[str, Marks] = {f"a.py::test_cards[{card}]": {"turns": ()} for card in (80, 89, 90)}
+PARTS: dict[str, Marks] = {f"a.py::test_models[{number}]": {"turns": (4,)} for number in range(18)}
+ALONE: dict[str, Marks] = {"a.py::test_alone": {"turns": (3,)}}
+SLOW: dict[str, Marks] = {f"a.py::test_slow_{number}": {"slow": ()} for number in range(40)}
+OTHERS: dict[str, Marks] = {"a.py::test_quick": {}, "a.py::test_quick[1]": {"parametrize": ()}}
+ALL = {**CASES, **PARTS, **ALONE, **SLOW, **OTHERS}
+DAYS = range(20_000, 20_000 + WEEK)
 
 
 def running(day: int) -> set[str]:
@@ -15,11 +18,16 @@ def running(day: int) -> set[str]:
 
 
 def test_all_have_their_turn_within_a_week() -> None:
-    assert set().union(*map(running, range(20_000, 20_000 + WEEK))) == ALL.keys()
+    assert set().union(*map(running, DAYS)) == ALL.keys()
 
 
 def test_each_day_has_a_part_of_them() -> None:
-    for day in range(20_000, 20_000 + WEEK):
+    for day in DAYS:
         assert len(running(day) & CASES.keys()) == 1
-        assert 0 < len(running(day) & SLOW.keys()) < 15
+        assert len(running(day) & PARTS.keys()) in (4, 5)
+        assert len(running(day) & SLOW.keys()) in (5, 6)
         assert running(day) >= OTHERS.keys()
+
+
+def test_a_test_without_cases_runs_on_one_day_of_so_many() -> None:
+    assert sum(running(day) >= ALONE.keys() for day in range(20_000, 20_009)) == 3
