@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GraniteMoeConfig, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GraniteMoeConfig, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from models.checkpoint.hub import DEMO
 
@@ -52,6 +52,14 @@ SHAPES = {
         num_local_experts=32,
         num_experts_per_tok=8,
         max_position_embeddings=4096,
+        **_ENDS,
+    ),
+    "qwen3.5-0.8b": Qwen3_5TextConfig(
+        **_sizes(248320, 1024, 3584, 24, 8, 2),
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=16,
+        max_position_embeddings=65536,
         **_ENDS,
     ),
     "tiny-2m": LlamaConfig(**_sizes(16384, 96, 256, 2, 3, 3), **_LLAMA),

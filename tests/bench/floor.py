@@ -1,7 +1,8 @@
 """The least that a work can take on a machine: its operations and its bytes, at the rates of `machine.py`.
 
-Counted are the products of matrices, those of attention among them, and of a decode step also the bytes of
-weights and cached keys and values. Everything else would have to cost nothing.
+Counted are the products of matrices, those of attention and of the delta rule among them, and of a decode
+step also the bytes of weights, of cached keys and values and of states. Everything else would have to cost
+nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _RATES = {"bfloat16": "bf16_tflop_s", "float32": "fp32_tflop_s"}
 @dataclass(frozen=True)
 class Shape:
     layers: int
+    """The layers with attention."""
     width: int
     """The width of all heads together."""
     kv_width: int
@@ -39,6 +41,8 @@ class Shape:
     """Elements of the matrices of all experts, of which each token takes some."""
     chosen: float = 0.0
     """The part of the experts that a token takes."""
+    states: int = 0
+    """Numbers of a sequence's states in all layers together, which are float32."""
 
     @classmethod
     def read(cls, folder: Path) -> Shape:
@@ -47,13 +51,15 @@ class Shape:
         with (folder / "model.safetensors").open("rb") as file:
             tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         sizes = {name: about["shape"] for name, about in tensors.items() if "shape" in about}
-        routed = {name: prod(size) for name, size in sizes.items() if len(size) == 3 or ".experts." in name}
+        routed = {name: prod(size) for name, size in sizes.items() if _is_routed(name, size)}
         matrices = {name: prod(size) for name, size in sizes.items() if len(size) == 2 and name not in routed}
         experts = next((config[name] for name in _EXPERTS if name in config), 1)
         heads = config["num_attention_heads"]
         head = config.get("head_dim") or config["hidden_size"] // heads
+        linear = config.get("layer_types", []).count("linear_attention")
         return cls(
-            layers=config["num_hidden_layers"],
+            layers=config["num_hidden_layers"] - linear,
+            states=linear * _state_of_layer(config) if linear else 0,
             width=heads * head,
             kv_width=config.get("num_key_value_heads", heads) * head,
             linear=sum(size for name, size in matrices.items() if "layer" in name),
@@ -64,8 +70,9 @@ class Shape:
 
     @property
     def multiplied(self) -> float:
-        """Elements of the matrices of all layers that a token is multiplied with."""
-        return self.linear + self.routed * self.chosen
+        """Elements of matrices and states of all layers that a token is multiplied with."""
+        # A state is scaled (half of a product), read by the key, written by it and read by the query.
+        return self.linear + self.routed * self.chosen + 3.5 * self.states
 
     def touched(self, rows: int) -> float:
         """Elements of these matrices that so many tokens read, if they choose their experts evenly."""
@@ -108,8 +115,9 @@ class Floor:
     def _step(self, rows: int, context: float) -> float:
         shape = self._shape
         elements = shape.touched(rows) + shape.head + rows * context * shape.layers * 2 * shape.kv_width
+        nbytes = self._number_bytes * elements + 2 * 4 * rows * shape.states  # read, and written
         multiplied = self._multiply(rows * (shape.multiplied + shape.head + self._attention(context)))
-        return max(self._number_bytes * elements / self._bytes_a_second, multiplied)
+        return max(nbytes / self._bytes_a_second, multiplied)
 
     def _attention(self, context: float) -> float:
         """Operations of a token's products with keys and with values, in all layers."""
@@ -118,3 +126,12 @@ class Floor:
     def _multiply(self, products: float) -> float:
         """Operations of the products: each is a multiplication and a sum."""
         return 2 * products / self._operations_a_second
+
+
+def _is_routed(name: str, size: list[int]) -> bool:
+    return (len(size) == 3 and "conv" not in name) or ".experts." in name
+
+
+def _state_of_layer(config: Mapping[str, Any]) -> int:
+    heads: int = config["linear_num_value_heads"]
+    return heads * config["linear_key_head_dim"] * config["linear_value_head_dim"]

@@ -10,7 +10,8 @@ from server.bench.serve_options import LoadOptions
 
 GENERATIVE = ("llama-135m", "qwen3-0.6b")
 MIXTURE = "granite-moe-1.3b"
-MODELS = (*GENERATIVE, MIXTURE, "minilm", "tiny-2m")
+HYBRID = "qwen3.5-0.8b"
+MODELS = (*GENERATIVE, MIXTURE, HYBRID, "minilm", "tiny-2m")
 PARTS = ("generation", "embeddings", "overhead", "startup", "memory")
 
 
@@ -98,7 +99,7 @@ def models(part: str) -> list[Model]:
     """The models with which each part is measured."""
     match part:
         case "generation":
-            return [Model(name) for name in (*GENERATIVE, MIXTURE)]
+            return [Model(name) for name in (*GENERATIVE, MIXTURE, HYBRID)]
         case "embeddings":
             return [Model("minilm", "float32"), Model("minilm", "bfloat16")]
         case "startup":
