@@ -28,6 +28,7 @@ SUBJECTS = (
     decoder("LlamaForCausalLM", "float32", "LAST"),
     decoder("Qwen3ForCausalLM", "bfloat16", "LAST"),
     decoder("LlamaForCausalLM", "bfloat16", "LAST", "int8"),
+    decoder("Qwen3_5ForCausalLM", "float32", "LAST"),
     decoder("Gemma2ForCausalLM", "float32", "LAST"),
     decoder("LlamaForCausalLM", "bfloat16", "LAST"),
     decoder("Qwen3ForCausalLM", "float32", "LAST"),

@@ -139,12 +139,13 @@ def subjects() -> list[Subject]:
 
 
 def other_decoders() -> list[Subject]:
-    """A mixture of experts, a hybrid, and a model of latent attention."""
-    return [
+    """A mixture of experts, a hybrid, which is quantized too, and a model of latent attention."""
+    plain = [
         decoder(architecture, dtype, "MEAN")
         for architecture in _OTHER_DECODERS
         for dtype in ("float32", "bfloat16")
     ]
+    return plain + [decoder("Qwen3_5ForCausalLM", "bfloat16", "MEAN", each) for each in ("int8", "int4")]
 
 
 def _subjects(pooling_types: Sequence[str]) -> Iterator[Subject]:
