@@ -17,7 +17,9 @@ from typing import Any
 def main(tree: Path, folder: str, file: str, kind: str) -> None:
     sys.path[:0] = [str(tree), str(tree / "gguf-py")]
     converter = import_module("convert_hf_to_gguf")
-    model = import_module("conversion.base").TextModel
+    base = import_module("conversion.base")
+    base.ModelBase.no_mtp = True  # our checkpoints have no layers that guess further tokens
+    model = base.TextModel
     find = model.get_vocab_base_pre
 
     def find_or_guess(self: Any, tokenizer: Any) -> str:
