@@ -78,6 +78,7 @@ class LMHead(nn.Module):
     """
 
     weight: nn.Parameter
+    bias: nn.Parameter | None = None  # [vocab_size] or [tokens] float32
 
     def __init__(
         self,
@@ -88,8 +89,11 @@ class LMHead(nn.Module):
         embedding: Embedding,
         tied: bool | None,
         tokens: tuple[int, ...] | None = None,
+        bias: bool = False,
     ) -> None:
+        """`bias`: whether the checkpoint has a number to add to each logit."""
         super().__init__()
+        self.has_bias = bias
         self.span = parallel.share_padded(vocab_size)
         self.size = size
         self.parallel = parallel
@@ -102,8 +106,12 @@ class LMHead(nn.Module):
         tied = self.tied or (self.tied is None and not has_matrix(weights))
         if tied or self.tokens is not None or not self.parallel.last:
             ignore_matrix(weights)
-        if not self.parallel.last:
+        if not self.parallel.last or self.tokens == ():
+            weights.ignore("bias")
             return
+        if self.has_bias:
+            bias = weights.take("bias", [self.span.size], dtype=torch.float32)
+            self.bias = frozen(bias if self.tokens is None else bias[list(self.tokens)])
         (embedding,) = self._embedding
         source = weights.at(embedding.path) if tied else weights
         if self.tokens is None:
@@ -113,7 +121,7 @@ class LMHead(nn.Module):
             else:
                 share = embedding.weight if is_there else self._take_share(source, tied=bool(tied))
                 self.weight = frozen(ops.pack(share, wide=True))
-        elif self.tokens:
+        else:
             cuts = [Cut(0, token, token + 1) for token in self.tokens]
             rows = [
                 read_plain_matrix(source, (self.span.size, self.size), cut, torch.float32) for cut in cuts
@@ -128,9 +136,10 @@ class LMHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.tokens is not None:
-            return F.linear(hidden.float(), self.weight)
+            return F.linear(hidden.float(), self.weight, self.bias)
         mine = ops.linear(hidden, self.weight, wide=True)  # [R, rows of the share]
-        return self.parallel.all_gather(mine)[:, : self.span.size]
+        logits = self.parallel.all_gather(mine)[:, : self.span.size]
+        return logits if self.bias is None else logits + self.bias
 
 
 def check_learned_positions(model: str, learned: int, max_len: int) -> None:

@@ -24,14 +24,21 @@ Part = TypeVar("Part", Tensor, Matrix)
 
 @dataclass(frozen=True)
 class Pairs:
-    """Heads whose rotation pairs neighbours: of the rows of each, `width` in number, the last `turned` do."""
+    """Heads whose rotation pairs neighbours: of the rows of each, `width` in number, the last `turned` do.
+
+    With `leading` these are the first ones.
+    """
 
     width: int
     turned: int
+    leading: bool = False
 
     def order(self, rows: int) -> Tensor:
         """The order of so many rows in which the even ones of those that turn stand before the odd ones."""
         heads = torch.arange(rows).view(-1, self.width)
+        if self.leading:
+            turned, plain = heads.split([self.turned, self.width - self.turned], dim=1)
+            return torch.cat([turned[:, ::2], turned[:, 1::2], plain], dim=1).flatten()
         plain, turned = heads.split([self.width - self.turned, self.turned], dim=1)
         return torch.cat([plain, turned[:, ::2], turned[:, 1::2]], dim=1).flatten()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import ops
 from models.checkpoint.weights import Weights, load
-from models.layers.linear import GatedLinear, Linear, RowLinear
+from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
 from models.parallel.parallel import Parallel
 
 _KINDS = {
@@ -16,6 +19,7 @@ _KINDS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu_squared",
 }
 
 
@@ -47,7 +51,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         share = parallel.share(inner, "features of the MLP")
-        kind = activation_kind(activation)
+        self.learned = LearnedActivation() if activation == "xielu" else None
+        kind = None if self.learned else activation_kind(activation)
         self.names = names
         self.inner = Linear(size, share, bias=bias, transposed=transposed, activation=kind)
         self.outer = RowLinear(share, size, parallel, bias=bias, transposed=transposed)
@@ -55,9 +60,29 @@ class MLP(nn.Module):
     def pull(self, weights: Weights) -> None:
         for layer, name in zip((self.inner, self.outer), self.names, strict=True):
             load(layer, weights / name)
+        if self.learned is not None:
+            load(self.learned, weights / "act_fn")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.inner(x))
+        inner = self.inner(x)
+        return self.outer(inner if self.learned is None else self.learned(inner))
+
+
+class LearnedActivation(nn.Module):
+    """The activation xIELU, which has learned the factors of its two curves."""
+
+    ignored = ("beta", "eps")  # numbers that are the same in all checkpoints
+
+    curves: nn.Parameter  # [2] float32
+
+    def pull(self, weights: Weights) -> None:
+        square, exponential = (
+            F.softplus(weights.take(name, [1], dtype=torch.float32)) for name in ("alpha_p", "alpha_n")
+        )
+        self.curves = frozen(torch.cat([square, exponential + 0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.xielu(x, self.curves)
 
 
 GATE_AND_UP = ("gate_proj", "up_proj")

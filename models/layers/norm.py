@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
-from models.layers.linear import frozen
+from models.layers.linear import RowOrder, cut_of, frozen
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 from models.weight_pieces import Cut
@@ -78,19 +78,41 @@ class LayerNorm(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, size: int, eps: float, *, bias: bool = True, dtype: torch.dtype | None = None) -> None:
-        """`dtype` is the number type of its tensors; None means the model's."""
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        source: str = "",
+        offset: float = 0.0,
+        weighted: bool = True,
+    ) -> None:
+        """`dtype` is the number type of its tensors; None means the model's.
+
+        `source` and `offset` are as in `RMSNorm`. If it is not `weighted`, the checkpoint has none of it.
+        """
         super().__init__()
         self.size = size
         self.eps = eps
         self.has_bias = bias
-        self.dtype = dtype
+        self.dtype = torch.float32 if offset else dtype
+        self.source = source
+        self.offset = offset
+        self.weighted = weighted
 
     def pull(self, weights: Weights) -> None:
+        if not self.weighted:
+            ones = torch.ones(self.size, dtype=weights.dtype, device=weights.device)
+            self.weight, self.bias = frozen(ones), None
+            return
+        scope = weights.sibling(self.source) if self.source else weights
         # Checkpoints that were converted from TensorFlow say gamma and beta.
-        weight, bias = ("gamma", "beta") if "gamma" in weights else ("weight", "bias")
-        self.weight = frozen(weights.take(weight, [self.size], dtype=self.dtype))
-        self.bias = frozen(weights.take(bias, [self.size], dtype=self.dtype)) if self.has_bias else None
+        weight, bias = ("gamma", "beta") if "gamma" in scope else ("weight", "bias")
+        taken = scope.take(weight, [self.size], dtype=self.dtype)
+        self.weight = frozen(taken + self.offset if self.offset else taken)
+        self.bias = frozen(scope.take(bias, [self.size], dtype=self.dtype)) if self.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
@@ -98,3 +120,41 @@ class LayerNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add and normalise: -> (norm of the sum, the sum)."""
         return ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+
+class HeadLayerNorm(nn.Module):
+    """Layer norm of each head of a projection [T, heads * dim], with weights for each head and without bias.
+
+    The checkpoint has them as one matrix, or a vector for each head under `norms`.
+    """
+
+    weight: nn.Parameter  # [heads, dim]
+
+    def __init__(self, heads: Span, dim: int, eps: float, order: RowOrder | None = None) -> None:
+        """`order`: the order in which the rows of a head are wanted, if that is not theirs."""
+        super().__init__()
+        self.heads = heads
+        self.dim = dim
+        self.eps = eps
+        self.order = order
+
+    def pull(self, weights: Weights) -> None:
+        cut = cut_of(0, self.heads)
+        if "norms.0.weight" in weights:
+            rows = [weights.take(f"norms.{head}.weight", [self.dim]) for head in range(self.heads.size)]
+            taken = torch.stack(rows) if cut is None else cut.of(torch.stack(rows))
+        else:
+            taken = weights.take("weight", [self.heads.size, self.dim], cut)
+        if self.order is not None:
+            taken = taken[:, self.order.order(self.dim).to(taken.device)]
+        self.weight = frozen(taken)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Weights that differ by head are known to no kernel.
+        heads = x.float().unflatten(-1, (-1, self.dim))
+        normed = torch.nn.functional.layer_norm(heads, (self.dim,), eps=self.eps)
+        return (normed * self.weight.float()).flatten(-2).to(x.dtype)
+
+
+Norm = RMSNorm | LayerNorm
+"""The norms that also normalise a sum."""

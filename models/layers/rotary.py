@@ -108,9 +108,13 @@ class DynamicRope(DefaultRope, frozen=True, kw_only=True):
     """The base grows with the length. It is chosen once, by `max_len`: cached keys are not rotated again."""
 
     factor: float
+    alpha: float | None = None
+    """HunYuan's number by which it grows, whatever the length."""
 
     def rope(self, dim: int, max_len: int) -> Rope:
-        stretch = self.factor * max(1.0, max_len / self.max_position_embeddings) - (self.factor - 1)
+        stretch = self.alpha or self.factor * max(1.0, max_len / self.max_position_embeddings) - (
+            self.factor - 1
+        )
         return _rope(_frequencies(self.rope_theta * stretch ** (dim / (dim - 2)), dim))
 
 

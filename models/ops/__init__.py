@@ -40,6 +40,7 @@ from models.ops.reference import (  # noqa: F401
     split_words,
     spread_rms_norm,
     sum_squares,
+    xielu,
 )
 
 SPECIFIED: Mapping[str, Callable[..., Any]] = {

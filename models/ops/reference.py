@@ -162,18 +162,26 @@ def add_layer_norm(
     return layer_norm(total, weight, bias, eps), total
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+}
+
+
 def activation(x: Tensor, kind: str) -> Tensor:
-    match kind:
-        case "silu":
-            return F.silu(x)
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        case "relu":
-            return F.relu(x)
-        case _:
-            raise ValueError(f"no activation {kind!r}; there are silu, gelu, gelu_tanh and relu")
+    if kind not in _ACTIVATIONS:
+        raise ValueError(f"no activation {kind!r}; there are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[kind](x)
+
+
+def xielu(x: Tensor, curves: Tensor) -> Tensor:
+    """Half of x [T, F], and a square above 0 and an exponential below; curves [2] float32: their factors."""
+    wide, (square, exponential) = x.float(), curves
+    below = wide.clamp(max=0)
+    return (wide / 2 + square * F.relu(wide).square() + exponential * (below.expm1() - below)).to(x.dtype)
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:

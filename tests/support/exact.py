@@ -118,5 +118,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
             return wide * (1 + (wide / math.sqrt(2)).erf()) / 2
         case "gelu_tanh":
             return wide * (1 + (math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)).tanh()) / 2
+        case "relu_squared":
+            return wide.clamp(min=0) ** 2
         case _:
             return wide.clamp(min=0)

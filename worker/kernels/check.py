@@ -182,7 +182,7 @@ def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: T
 
 
 def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_Case]:
-    """A convolution and the delta rule: two key heads of 24 numbers, and four value heads of 40."""
+    """A convolution, the delta rule (two key heads of 24 numbers, four value heads of 40) and others."""
     x = values(10, 2 * 2 * 24 + 4 * 40)
     taps, before = values(4, x.shape[1]).float(), values(9, 3, x.shape[1]).float()
     rates, states = -values(4).float().abs(), values(9, 4, 24, 40).float()
@@ -190,6 +190,7 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
         _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
         _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2)),
         _Case("gate", (x, values(*x.shape), "sigmoid")),
+        _Case("xielu", (x, torch.tensor([0.8, 1.3]))),
         _Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),
     ]
 

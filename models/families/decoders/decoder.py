@@ -1,7 +1,6 @@
-"""The decoder that Llama-like families share: attention and a gated MLP, each with its norms, on one stream.
+"""The decoder that families share: attention and an MLP, each with its norms, on one stream.
 
-A family is a `DecoderSpec`, which its own file makes of its own fields of config.json. A family that would
-need yet another switch here gets a decoder of its own instead.
+A family is a `DecoderSpec`, which its own file makes of its own fields of config.json.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -23,35 +23,32 @@ from models.layers.attention import Attention, CachedAttention, EncoderAttention
 from models.layers.embedding import Embedding, LMHead
 from models.layers.latent_attention import LatentSelfAttention
 from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
-from models.layers.mlp import GATE_AND_UP, GatedMLP
+from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP
 from models.layers.moe import MoeMLP
-from models.layers.norm import RMSNorm, SpreadRMSNorm
+from models.layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
 
 
 class DecoderAttention(nn.Module):
-    ignored = ("rotary_emb.inv_freq",)  # checkpoints of 2023 carry the rope frequencies
+    ignored = ("rotary_emb.inv_freq", "bias", "masked_bias")
+    """The rope frequencies, which checkpoints of 2023 carry, and the causal mask, which older ones do."""
 
     def __init__(self, config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> None:
         super().__init__()
         heads = parallel.share_heads(config.num_heads)
         kv_heads = parallel.share_kv_heads(config.num_kv_heads)
         q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
-        sources = () if spec.fused else ("q_proj", "k_proj", "v_proj")
-        pairs = Pairs(config.head_dim, config.head_dim) if spec.turns_neighbours else None
-        outputs, orders = [q, kv, kv], (pairs, pairs, None)
-        if spec.output_gate:
-            gated = Interleaved((config.head_dim, config.head_dim))
-            outputs, orders = [heads.times(2 * config.head_dim), kv, kv], (gated, pairs, None)
-        self.qkv_proj = Linear(
-            config.hidden_size, outputs, bias=spec.qkv_bias, sources=sources, orders=orders
-        )
+        self.widths = [q.length * (2 if spec.output_gate else 1), kv.length, kv.length]
+        self.qkv_proj = _projections(config, spec, layer, heads, kv_heads)
+        self.limit = spec.qkv_limit
+        self.head_dim = config.head_dim
         self.gate_width = q.length if spec.output_gate else 0
-        self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias)
+        self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias, transposed=spec.transposed)
         if looks_ahead(config):
             self.attention = _look_around(config, spec, layer)
         else:
@@ -59,31 +56,40 @@ class DecoderAttention(nn.Module):
                 heads=heads.length,
                 kv_heads=kv_heads.length,
                 head_dim=config.head_dim,
-                scale=spec.attention_scale,
+                scale=_scale(spec, layer),
                 window=layer.window,
                 softcap=spec.attention_softcap,
                 sinks=heads if spec.sinks else None,
             )
         self.query_growth = spec.query_growth
         self.qk_norm = spec.qk_norm
-        if spec.qk_norm == "head":
+        if spec.qk_norm in ("head", "rotated head"):
             self.q_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
             self.k_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
         elif spec.qk_norm == "projection":
             self.q_norm = SpreadRMSNorm(q, spec.eps, parallel)
             self.k_norm = SpreadRMSNorm(kv, spec.eps, parallel)
+        elif spec.qk_norm == "layer norm":
+            pairs = _pairs(config, spec, layer)
+            self.q_norm = HeadLayerNorm(heads, config.head_dim, spec.eps, pairs)
+            self.k_norm = HeadLayerNorm(kv_heads, config.head_dim, spec.eps, pairs)
 
     def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
-        q, k, v = self.qkv_proj(x).split(self.qkv_proj.widths, dim=-1)
+        projected = self.qkv_proj(x)
+        if self.limit is not None:
+            projected = projected.clamp(-self.limit, self.limit)
+        q, k, v = projected.split(self.widths, dim=-1)
         gate = None
         if self.gate_width:
             q, gate = q.split(self.gate_width, dim=-1)
-        if self.qk_norm == "head":
+        prep = HeadPrep(cos_sin)
+        if self.qk_norm in ("head", "rotated head"):
             prep = HeadPrep(cos_sin, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        else:
-            prep = HeadPrep(cos_sin)
-        if self.qk_norm == "projection":
+        elif self.qk_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.qk_norm == "rotated head" and cos_sin is not None:
+            q, k = (ops.rotate(x.view(len(x), -1, self.head_dim), cos_sin) for x in (q, k))
+            prep = msgspec.structs.replace(prep, cos_sin=None)
         if (growth := self.query_growth) is not None:
             q = growth.of(q)
         out = self.attention(q, k, v, prep)
@@ -100,6 +106,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.rope = layer.rope
         self.residual_scale = spec.residual_scale
+        self.is_parallel = spec.is_parallel
+        self.norms_sums = spec.norms_sums
         self.before_attention = self._norm(spec.norms.before_attention, config, spec)
         if layer.state is None:
             self.self_attn = _attention(config, spec, layer, parallel)
@@ -113,23 +121,27 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, delta: Tensor | None, stream: Tensor, rotations: Mapping[Rope, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | None, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
         x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
         out = self.state(x) if self.has_state else self.self_attn(x, cos_sin)
-        delta = self._leave(self.after_attention, out)
+        if self.is_parallel:
+            x = x if self.before_mlp is None else self.before_mlp(stream)
+            return ops.add(out, self.mlp(x)), stream
+        delta, stream = self._leave(self.after_attention, out, stream)
         x, stream = _enter(self.before_mlp, delta, stream)
-        return self._leave(self.after_mlp, self.mlp(x)), stream
+        return self._leave(self.after_mlp, self.mlp(x), stream)
 
-    def _leave(self, norm: RMSNorm | None, x: Tensor) -> Tensor:
+    def _leave(self, norm: Norm | None, x: Tensor, stream: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Finish a sublayer that computed `x` -> (what is still to be added, the stream)."""
+        if norm is not None and self.norms_sums:
+            return None, norm.add(x, stream)[0]
         x = norm(x) if norm else x
-        return x if self.residual_scale == 1.0 else ops.scale(x, self.residual_scale)
+        return x if self.residual_scale == 1.0 else ops.scale(x, self.residual_scale), stream
 
     @staticmethod
-    def _norm(source: str, config: ModelConfig, spec: DecoderSpec) -> RMSNorm | None:
-        if not source:
-            return None
-        return RMSNorm(config.hidden_size, spec.eps, source=source, offset=spec.norm_offset)
+    def _norm(source: str, config: ModelConfig, spec: DecoderSpec) -> Norm | None:
+        return make_norm(config.hidden_size, spec, source) if source else None
 
 
 class Decoder(nn.Module):
@@ -137,31 +149,46 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, parallel, scale=spec.embedding_scale
-        )
+        size, width = config.hidden_size, spec.embedding_width or config.hidden_size
+        self.embed_tokens = Embedding(config.vocab_size, width, parallel, scale=spec.embedding_scale)
+        if width != size:
+            self.project_in = if_held(parallel.first, Linear(width, size))
+            self.project_out = if_held(parallel.last, Linear(size, width))
+        self.is_projected = width != size
+        if spec.learned_positions:
+            self.embed_positions = Embedding(spec.learned_positions, size, parallel.undivided)
+        self.first_position = spec.first_position if spec.learned_positions else None
         self.layers = Layers(
             len(spec.layers),
             parallel,
             lambda number: DecoderLayer(config, spec, spec.layers[number], parallel),
         )
-        self.norm = if_held(parallel.last, RMSNorm(config.hidden_size, spec.eps, offset=spec.norm_offset))
+        self.norm = if_held(parallel.last, make_norm(size, spec) if spec.final_norm else nn.Identity())
         ropes = dict.fromkeys(layer.rope for layer in spec.layers if layer.rope)
         self.rotaries = nn.ModuleList(Rotary(rope) for rope in ropes)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
-        rows, delta = self.embed_tokens(ids) if stream is None else stream, None
+        rows, delta = self._embed(ids, positions) if stream is None else stream, None
         for layer in self.layers:
             delta, rows = layer(delta, rows, rotations)
         hidden, _ = _enter(self.norm, delta, rows)
-        return hidden
+        return self.project_out(hidden) if self.is_projected else hidden
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        rows = self.embed_tokens(ids)
+        rows = self.project_in(rows) if self.is_projected else rows
+        if self.first_position is None:
+            return rows
+        return ops.add(rows, ops.embed(positions, self.embed_positions.weight[self.first_position :]))
 
 
 class TrunkForCausalLM(nn.Module):
     """A trunk and the LM head behind it, which may share the matrix of the trunk's embeddings."""
 
-    def __init__(self, setup: ModelSetup, trunk: nn.Module, embedding: Embedding) -> None:
+    def __init__(
+        self, setup: ModelSetup, trunk: nn.Module, embedding: Embedding, *, head_bias: bool = False
+    ) -> None:
         super().__init__()
         self.model = trunk
         self.lm_head = LMHead(
@@ -171,6 +198,7 @@ class TrunkForCausalLM(nn.Module):
             embedding=embedding,
             tied=setup.config.tie_word_embeddings,
             tokens=setup.head_tokens,
+            bias=head_bias,
         )
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
@@ -189,13 +217,15 @@ class DecoderForCausalLM(TrunkForCausalLM):
     fields: ClassVar[type[DecoderFields]] = DecoderFields
     fixed: ClassVar[Mapping[str, Any]] = {}
     """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
+    trunks: ClassVar[tuple[str, ...]] = TRUNKS
+    """The scopes in which a checkpoint may have the trunk."""
     saved_names: ClassVar[Mapping[str, str]] = {}
-    """What the family's checkpoints call modules of the trunk, by the names that they have here."""
+    """What the family's checkpoints call modules, by the names that they have here."""
 
     def __init__(self, setup: ModelSetup) -> None:
         spec = replace(self.spec(setup), **self.fixed)
         trunk = Decoder(setup.config, spec, setup.parallel)
-        super().__init__(setup, trunk, trunk.embed_tokens)
+        super().__init__(setup, trunk, trunk.embed_tokens, head_bias=spec.head_bias)
         self.causal = not looks_ahead(setup.config)
         self.logit_scale = spec.logit_scale
         self.logit_softcap = spec.logit_softcap
@@ -210,7 +240,8 @@ class DecoderForCausalLM(TrunkForCausalLM):
         Of all matrices it takes the most memory while it is packed: there is room for that as long as the
         layers are not there.
         """
-        trunk = weights.first(*TRUNKS).renamed(self.saved_names)
+        weights = weights.renamed(self.saved_names)
+        trunk = weights.first(*self.trunks)
         for name, module in self.model.named_children():
             load(module, trunk / name)
             if name == "embed_tokens":
@@ -223,6 +254,54 @@ class DecoderForCausalLM(TrunkForCausalLM):
         if self.logit_softcap is not None:
             logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits
+
+
+def make_norm(size: int, spec: DecoderSpec, source: str = "") -> Norm:
+    """A norm of the stream; `source` is its name in the checkpoint, if that is not the module's own."""
+    if spec.norm == "rms":
+        return RMSNorm(size, spec.eps, source=source, offset=spec.norm_offset)
+    weighted = spec.norm == "layer"
+    return LayerNorm(
+        size, spec.eps, bias=spec.norm_bias, source=source, offset=spec.norm_offset, weighted=weighted
+    )
+
+
+def _projections(
+    config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, heads: Span, kv_heads: Span
+) -> Linear:
+    """The projections of a layer's input to queries, with their gates, to keys and to values."""
+    size, dim = config.hidden_size, config.head_dim
+    if spec.qkv == "by head":
+        shared = heads.size // kv_heads.size
+        if heads.length != shared * kv_heads.length:
+            raise ValueError(
+                f"--tensor-parallel-size: each key head of {config.architecture} is stored together with its "
+                f"queries, so there can be no more ranks than the {kv_heads.size} key heads"
+            )
+        rows, each = kv_heads.times((shared + 2) * dim), Interleaved((shared * dim, dim, dim))
+        return Linear(size, [rows], bias=spec.qkv_bias, sources=("qkv_proj",), orders=(each,))
+    pairs = _pairs(config, spec, layer)
+    q, kv = heads.times(2 * dim if spec.output_gate else dim), kv_heads.times(dim)
+    order_of_q = Interleaved((dim, dim)) if spec.output_gate else pairs
+    return Linear(
+        size,
+        [q, kv, kv],
+        bias=spec.qkv_bias,
+        sources=("q_proj", "k_proj", "v_proj") if spec.qkv == "apart" else (),
+        orders=(order_of_q, pairs, None),
+        transposed=spec.transposed,
+    )
+
+
+def _pairs(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> Pairs | None:
+    """The order of a head's dimensions, if its rotation pairs neighbours."""
+    if not spec.turns_neighbours or layer.rope is None:
+        return None
+    return Pairs(config.head_dim, 2 * len(layer.rope.frequencies), leading=True)
+
+
+def _scale(spec: DecoderSpec, layer: LayerSpec) -> float:
+    return spec.attention_scale if layer.attention_scale is None else layer.attention_scale
 
 
 def _attention(
@@ -245,13 +324,23 @@ def _attention(
 def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> nn.Module:
     if layer.experts is not None:
         return MoeMLP(config.hidden_size, layer.experts, parallel)
+    if not spec.is_gated:
+        return MLP(
+            config.hidden_size,
+            spec.intermediate_size,
+            parallel,
+            activation=spec.activation,
+            names=("up_proj", "down_proj"),
+            bias=spec.mlp_bias,
+            transposed=spec.transposed,
+        )
     return GatedMLP(
         config.hidden_size,
         spec.intermediate_size,
         parallel,
         activation=spec.activation,
         bias=spec.mlp_bias,
-        sources=() if spec.fused else GATE_AND_UP,
+        sources=() if spec.gate_up_in_one else GATE_AND_UP,
     )
 
 
@@ -261,12 +350,12 @@ def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> En
         what = "have sinks" if spec.sinks else "cap its attention"
         raise ValueError(f"{config.architecture} that attends in both directions cannot {what}")
     window = None if layer.window is None else layer.window // 2
-    return EncoderAttention(head_dim=config.head_dim, scale=spec.attention_scale, window=window)
+    return EncoderAttention(head_dim=config.head_dim, scale=_scale(spec, layer), window=window)
 
 
 def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Complete the stream -> (the next sublayer's input, the stream). The first sublayer has no delta."""
-    if not isinstance(norm, RMSNorm):  # the family has no such norm, or another stage has it
+    if not isinstance(norm, Norm):  # the family has no such norm, or another stage has it
         stream = stream if delta is None else ops.add(stream, delta)
         return stream, stream
     return (norm(stream), stream) if delta is None else norm.add(delta, stream)

@@ -43,6 +43,8 @@ class LayerSpec:
     rope: Rope | None
     """The rotation; None means that this layer does not see positions."""
     window: int | None = None
+    attention_scale: float | None = None
+    """The factor of this layer's scores; None means that of all layers."""
     experts: ExpertSpec | None = None
     """The mixture of experts; None means that this layer has an MLP."""
     state: StateSpec | None = None
@@ -59,16 +61,36 @@ class DecoderSpec:
     activation: str
     eps: float
     attention_scale: float
+    norm: Literal["rms", "layer", "layer without weight"] = "rms"
+    norm_bias: bool = False
+    """Whether layer norms have a bias."""
     norms: Norms = PRE_NORMS
     norm_offset: float = 0.0
     """The number 1 if the checkpoint stores norm weights w and means 1 + w."""
-    qk_norm: Literal["head", "projection"] | None = None
-    """Whether queries and keys are normalised head by head, all heads at once, or not at all."""
+    norms_sums: bool = False
+    """Whether norms after a sublayer normalise the stream with what it added, not what it adds."""
+    final_norm: bool = True
+    is_parallel: bool = False
+    """Whether attention and MLP read the same stream, and the same norm of it if the MLP has none."""
+    qk_norm: Literal["head", "rotated head", "projection", "layer norm"] | None = None
+    """How queries and keys are normalised: head by head, also after their rotation, all heads at once, or by
+    layer norms of heads with weights for each; None: they are not."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    fused: bool = False
-    """Whether the checkpoint holds q, k, v as one matrix, and gate and up as one."""
+    head_bias: bool = False
+    """Whether the LM head has a bias."""
+    qkv: Literal["apart", "in one", "by head"] = "apart"
+    """How the checkpoint holds q, k, v: as three matrices, as one, or as one in which each key head has all
+    its rows together."""
+    qkv_limit: float | None = None
+    """The largest number that queries, keys and values may be; larger ones are cut down to it."""
+    is_gated: bool = True
+    """Whether the MLP has a gate."""
+    gate_up_in_one: bool = False
+    """Whether the checkpoint holds gate and up as one matrix."""
+    transposed: bool = False
+    """Whether the checkpoint stores matrices as [inputs, outputs]."""
     output_gate: bool = False
     """Whether each query head has a gate, which its output passes."""
     sinks: bool = False
@@ -80,6 +102,12 @@ class DecoderSpec:
     """Latent attention in place of keys and values for heads; None means that there is none."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    learned_positions: int = 0
+    """The rows of a table of learned positions, which are added to embeddings; 0 means that there is none."""
+    first_position: int = 0
+    """The row of that table for the first token of a text."""
+    embedding_width: int | None = None
+    """The width of embeddings that are projected to the layers' and back; None means that of the layers."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """A factor of everything that a sublayer adds to the stream."""
@@ -98,6 +126,8 @@ class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
 
     default_theta: ClassVar[float] = 10000.0
     """The base of the rotation where config.json says none."""
+    default_part: ClassVar[float] = 1.0
+    """The part of each head that is rotated where config.json says none."""
 
     intermediate_size: Size
     rms_norm_eps: Eps = 1e-6
@@ -119,8 +149,9 @@ class DecoderFields(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rope(self, setup: ModelSetup) -> Rope:
-        config = setup.config
-        return read_rope(config.raw, config.head_dim, setup.max_len, default_theta=self.default_theta)
+        raw, head_dim = setup.config.raw, setup.config.head_dim
+        raw = {"partial_rotary_factor": self.default_part, **raw}
+        return read_rope(raw, head_dim, setup.max_len, default_theta=self.default_theta)
 
     def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
         return tuple(

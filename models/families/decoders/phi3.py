@@ -13,4 +13,4 @@ class Phi3Fields(DecoderFields, frozen=True, kw_only=True):
 
 class Phi3ForCausalLM(DecoderForCausalLM):
     fields = Phi3Fields
-    fixed = {"fused": True, **WITHOUT_BIASES}
+    fixed = {"qkv": "in one", "gate_up_in_one": True, **WITHOUT_BIASES}

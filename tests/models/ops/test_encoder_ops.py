@@ -98,7 +98,7 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, output
 
 
 @pytest.mark.parametrize("width", [48, 50, 1536])
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 @pytest.mark.usefixtures("cpu_kernels", "threads")
 def test_an_activated_row_has_the_same_bits_in_any_company(width: int, kind: str) -> None:
     assert_rows_are_alone(lambda x: ops.activation(x, kind), width)
@@ -133,7 +133,7 @@ def assert_rows_are_alone(operation: Callable[[Tensor], Tensor], width: int) -> 
 
 
 @pytest.mark.usefixtures("portable_kernels")
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 def test_the_portable_activations_are_the_reference(kind: str) -> None:
     x = torch.cat([torch.randn(1000) * 4, torch.tensor([0.0, -200.0, 200.0, -88.0, -1e-8])])
     exact = reference.activation(x.double(), kind).float()

@@ -20,7 +20,7 @@ from worker.kernels.cpu.packing import CODES, Packed
 from worker.kernels.cpu.quantization import Quantized
 from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
 
-FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 6}
 """The activations that kernels compute: `function` in `csrc/functions.h`."""
 GATES = FUNCTIONS | {"clamped": 5}
 """The activations of gates."""
@@ -234,6 +234,7 @@ def _sums_over_rows(library: Library) -> Operations:
 
 def activations(library: Library) -> Operations:
     run = library.function("activation", quick=True)
+    curve = library.function("xielu", quick=True)
 
     def activation(x: Tensor, kind: str) -> Tensor:
         if x.dtype not in KINDS or kind not in FUNCTIONS:
@@ -253,7 +254,17 @@ def activations(library: Library) -> Operations:
         run(x.data_ptr(), stride, out.data_ptr(), rows, width // 2, 1, GATES[kind], KINDS[x.dtype])
         return out
 
-    return {"activation": activation, "gated": gated}
+    def xielu(x: Tensor, curves: Tensor) -> Tensor:
+        if curves.shape != (2,) or curves.dtype != torch.float32:
+            refuse("xielu", x=x, curves=curves)
+        if x.dtype not in KINDS:
+            return reference.xielu(x, curves)
+        x, stride, rows, width = _rows(x)
+        out = empty(x.shape, x.dtype)
+        curve(x.data_ptr(), stride, out.data_ptr(), rows, width, curves.data_ptr(), KINDS[x.dtype])
+        return out
+
+    return {"activation": activation, "gated": gated, "xielu": xielu}
 
 
 def _kinds(operation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from worker.kernels.cuda.products.quantized import look_up, multiply_plain, mult
 
 logger = logging.getLogger(__name__)
 
-FUNCTIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+FUNCTIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 5}
 """The activations, by the number that a variant of the kernel is compiled with."""
 _BLOCK = 1024
 
@@ -49,6 +49,8 @@ def activate(
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         y = tl.where(x > 0, x, 0.0)
+        if FUNCTION == 5:
+            y *= y
     if GATED:
         y *= tl.load(x_ptr + row * x_stride + width + at, mask=there, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + at, y.to(out_ptr.dtype.element_ty), mask=there)

@@ -50,7 +50,7 @@ def test_the_result_is_the_sum_rounded_once(table: Table) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 def test_activations_and_gates_follow(table: Table, dtype: torch.dtype, kind: str) -> None:
     weight, bias, x = (torch.randn(*shape).to(dtype) for shape in ((90, 65), (90,), (14, 65)))
     sums = exact(x, weight, bias)

@@ -113,7 +113,7 @@ def test_the_kernels_compute_what_is_specified(
                 torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 def test_activations_and_gates_follow(table: Table, plain: Table, kind: str) -> None:
     weight, bias, x = torch.randn(90, 65), torch.randn(90), torch.randn(14, 65)
     specified = plain["pack"](weight)

@@ -125,7 +125,7 @@ def test_the_reference_computes_types_that_kernels_do_not_know(table: Table) -> 
     assert torch.equal(out, reference.rms_norm(x.float(), half, EPS))
 
 
-ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu"]
+ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -150,6 +150,15 @@ def test_activations_keep_infinity_and_nan(table: Table, kind: str) -> None:
     out = table["activation"](x, kind)[0]
     assert out[0].isnan()
     assert out[1] == torch.inf
+
+
+@pytest.mark.parametrize("width", [1, 67])
+def test_xielu(table: Table, width: int) -> None:
+    x, curves = torch.randn(900, 2 * width)[:, :width] * 4, torch.tensor([0.8, 1.3])
+    exact = reference.xielu(x.double(), curves)
+    torch.testing.assert_close(table["xielu"](x, curves).double(), exact.double(), rtol=3e-6, atol=1e-6)
+    half = table["xielu"](x.bfloat16(), curves)
+    torch.testing.assert_close(half, reference.xielu(x.bfloat16(), curves), rtol=2**-8, atol=1e-6)
 
 
 def test_gates(table: Table) -> None:

@@ -55,5 +55,7 @@ INLINE void finish_gated_rows(const product *p, const float *sums, long start, l
         break;
 
 static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
-    switch (p->function) { FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) FINISH(CLAMPED) }
+    switch (p->function) {
+        FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) FINISH(CLAMPED) FINISH(RELU_SQUARED)
+    }
 }
