@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.plugins import register_model
     from server.errors import ApiError, BadRequest, Unavailable
-    from server.grammars.structured_params import StructuredOutputsParams
+    from server.grammars.form_grammar import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM
-    from server.offline.engine_args import AsyncEngineArgs, EngineArgs
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
     from server.offline.prompt_forms import TextPrompt, TokensPrompt
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from server.options.server_options import AsyncEngineArgs, EngineArgs
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
 
@@ -67,15 +67,15 @@ __all__ = [
 _HOMES = {
     "LLM": "server.offline.llm",
     "ApiError": "server.errors",
-    "AsyncEngineArgs": "server.offline.engine_args",
+    "AsyncEngineArgs": "server.options.server_options",
     "AsyncLLM": "server.offline.async_llm",
     "BadRequest": "server.errors",
-    "EngineArgs": "server.offline.engine_args",
+    "EngineArgs": "server.options.server_options",
     "LLMEngine": "server.offline.llm_engine",
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
-    "StructuredOutputsParams": "server.grammars.structured_params",
+    "StructuredOutputsParams": "server.grammars.form_grammar",
     "TextPrompt": "server.offline.prompt_forms",
     "TokensPrompt": "server.offline.prompt_forms",
     "Unavailable": "server.errors",

@@ -17,7 +17,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.joint_steps.joint_executor import JointExecutor
+from engine_core.joint_steps import JointExecutor
 from engine_core.protocol import (
     Add,
     Failed,
@@ -29,8 +29,8 @@ from engine_core.protocol import (
     Stats,
     Tokens,
 )
-from engine_core.ranks.executor_choice import make_executor
 from engine_core.ranks.layout import check_layout
+from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes

@@ -18,28 +18,11 @@ from math import ceil
 import msgspec
 import zmq
 
+from engine_core import protocol
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
-from engine_core.protocol import (
-    Abort,
-    Add,
-    AddMany,
-    Answer,
-    Ask,
-    Dead,
-    Drain,
-    Go,
-    Leaving,
-    Outputs,
-    OutputsByClient,
-    Pause,
-    Progress,
-    Request,
-    ResetPrefixCache,
-    Spelling,
-)
-from engine_core.ranks.executor_choice import make_executor
+from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
@@ -89,7 +72,7 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         return BROKE
     finally:
         engine.stop()
-    _send_all(ends, Dead("the engine has been stopped"))
+    _send_all(ends, protocol.Dead("the engine has been stopped"))
     return STOPPED
 
 
@@ -139,7 +122,7 @@ class EngineLoop:
 
     def _drain(self, seconds: float) -> None:
         """Finish the accepted requests, then end. Servers learn of it first and choose other replicas."""
-        _send_all(self._ends, Leaving())
+        _send_all(self._ends, protocol.Leaving())
         self._drain_until = time.monotonic() + seconds
         self._engine.drain()
 
@@ -186,38 +169,38 @@ class EngineLoop:
             else:
                 end.greet()
                 ready = self._engine.ready
-                end.send(Progress(phase="ready", fraction=1.0, folder=ready.folder))
+                end.send(protocol.Progress(phase="ready", fraction=1.0, folder=ready.folder))
                 end.send(ready)
 
-    def _handle(self, client: int, request: Request) -> None:
+    def _handle(self, client: int, request: protocol.Request) -> None:
         match request:
-            case Add():
+            case protocol.Add():
                 self._engine.add(client, request)
-            case AddMany(adds):
+            case protocol.AddMany(adds):
                 for add in adds:
                     self._engine.add(client, add)
-            case Spelling():
+            case protocol.Spelling():
                 self._engine.spell(request)
-            case Abort(ids):
+            case protocol.Abort(ids):
                 self._engine.abort(client, ids)
-            case Pause(ids):
+            case protocol.Pause(ids):
                 self._engine.pause(client, ids)
-            case Go(ids):
+            case protocol.Go(ids):
                 self._engine.pause(client, ids, paused=False)
-            case Ask(id):
+            case protocol.Ask(id):
                 self._engine.ask(client, id)
-            case Drain(seconds):
+            case protocol.Drain(seconds):
                 self._drain(seconds)
-            case ResetPrefixCache():
+            case protocol.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
 
-    def _write(self, outputs: OutputsByClient) -> None:
+    def _write(self, outputs: protocol.OutputsByClient) -> None:
         """Send its outputs to each server, and statistics now and then."""
         stats = self._stats_filter.due(self._engine.stats, time.monotonic(), idle=self._engine.idle)
         for client, end in enumerate(self._ends):
             own = outputs.get(client)
             if own:
-                keeps_up = end.send(Outputs(outputs=own, stats=stats))
+                keeps_up = end.send(protocol.Outputs(outputs=own, stats=stats))
             else:
                 keeps_up = stats is None or bool(end.backlog) or end.send(stats)
             if not keeps_up:
@@ -231,9 +214,9 @@ class _ProgressSender:
     def __init__(self, ends: list[EngineEnd]) -> None:
         self._ends = ends
         self._lock = threading.Lock()
-        self._last = Progress(phase="", fraction=0.0)
+        self._last = protocol.Progress(phase="", fraction=0.0)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: protocol.Progress) -> None:
         with self._lock:
             step = progress.fraction - self._last.fraction
             same = (progress.phase, progress.detail) == (self._last.phase, self._last.detail)
@@ -243,13 +226,13 @@ class _ProgressSender:
             _send_all(self._ends, progress)
 
 
-def _send_all(ends: list[EngineEnd], answer: Answer) -> None:
+def _send_all(ends: list[EngineEnd], answer: protocol.Answer) -> None:
     for end in ends:
         end.send(answer)
 
 
 def _report_end(ends: list[EngineEnd], error: Exception, reason: str) -> None:
-    _send_all(ends, Dead(reason, with_another=isinstance(error, OtherEngineDead)))
+    _send_all(ends, protocol.Dead(reason, with_another=isinstance(error, OtherEngineDead)))
     print(f"error: {logs.printable(reason)}", file=sys.stderr)
 
 

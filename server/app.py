@@ -11,23 +11,81 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from server.access.keyring import Access, HeadCheck, head_check
+from server.errors import ANTHROPIC
 from server.frontend.frontend import Frontend
-from server.http.allowed_hosts import HostRules
-from server.http.authentication import KeyCheck
-from server.http.documented_answers import DocumentedApp
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
-from server.http.middleware import HeaderChecks, HttpMetrics, RequestIds, TimingHeaders
-from server.http.traces import Traces, make_tracer
+from server.http.middleware import (
+    HeaderChecks,
+    HostRules,
+    HttpMetrics,
+    KeyCheck,
+    RequestIds,
+    TimingHeaders,
+    Traces,
+    make_tracer,
+)
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
-from server.routes import admin, chat, completions, models, pooling, scores, tei, tokenize
+from server.routes import admin, chat, completions, models, pooling, tei
 from server.routes.conversations import messages, responses
 from server.routes.request_context import require_room
 
-_ROUTES = (admin, models, completions, chat, responses, messages, pooling, scores, tei, tokenize)
-ROUTERS = [*(routes.router for routes in _ROUTES), page.events]
+
+def _object(required: str, **fields: Any) -> dict[str, Any]:
+    """The schema of an object with these fields, of which those named first are always there."""
+    return {"type": "object", "required": required.split(), "properties": fields}
+
+
+_TEXT = {"type": "string"}
+_CODE = {"type": ["integer", "string", "null"]}
+_ERROR = _object(
+    "error",
+    error=_object("message type", message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE),
+)
+_ANTHROPIC_ERROR = _object(
+    "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
+)
+_ERRORS = {
+    "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
+    "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
+}
+
+
+class DocumentedApp(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        known = self.openapi_schema is not None
+        schema = super().openapi()
+        if not known:
+            for path, methods in schema["paths"].items():
+                error = _ANTHROPIC_ERROR if path.startswith(ANTHROPIC) else _ERROR
+                for operation in methods.values():
+                    _document(operation, error, schema["components"]["schemas"])
+        return schema
+
+
+def _document(operation: dict[str, Any], error: dict[str, Any], schemas: dict[str, Any]) -> None:
+    answers = operation["responses"]
+    answers.pop("422", None)  # errors of bodies are 400 here
+    for status, description in _ERRORS.items():
+        answers[status] = {"description": description, "content": {"application/json": {"schema": error}}}
+    if _may_stream(operation, schemas):
+        answers["200"]["content"]["text/event-stream"] = {}
+
+
+def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
+    """Whether the body has a field `stream`."""
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = body.get("$ref", "").rpartition("/")[2]
+    return "stream" in schemas.get(name, {}).get("properties", {})
+
+
+_ROUTES = (admin, models, completions, chat, responses, messages, pooling)
+ROUTERS = [
+    *(routes.router for routes in _ROUTES),
+    *(pooling.scores, tei.router, models.tokenizer, page.events),
+]
 
 
 def openapi_schema() -> dict[str, Any]:

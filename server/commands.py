@@ -22,11 +22,10 @@ from importlib import import_module
 from pathlib import Path
 
 from engine_core.engine_processes import start_engines
-from server.http.allowed_hosts import is_loopback
 from server.http.connection.limits import why_too_few_descriptors
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import key_file_of_environment, parse
+from server.options.server_options import is_loopback, parse
 from server.run.api_processes import ApiProcesses
 from worker import logs
 
@@ -71,6 +70,7 @@ TERMINAL = {
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
     "kernels": "server.terminal.compile_kernels",
+    "keys": "server.terminal.keys",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 
@@ -109,10 +109,6 @@ def _command(words: Sequence[str]) -> int:
     match words:
         case ["bench", *arguments]:
             return _bench(arguments, "facet bench")
-        case ["keys", *arguments]:
-            from server.access.keys import keys_command as keys  # not needed to serve
-
-            return keys.run(arguments, key_file_of_environment())
         case [name, *arguments] if name in TERMINAL:
             return _call(TERMINAL[name], arguments, f"facet {name}")
         case ["--version" | "-V"]:
@@ -122,7 +118,7 @@ def _command(words: Sequence[str]) -> int:
             print(USAGE, end="")
             return 0
         case [name, *_]:
-            near = difflib.get_close_matches(name, ("serve", "bench", "keys", *TERMINAL), n=1)
+            near = difflib.get_close_matches(name, ("serve", "bench", *TERMINAL), n=1)
             meant = f"did you mean {near[0]}?" if near else "facet --help lists all"
             return _fail(f"there is no command {name}; {meant}", BAD_USAGE)
         case _:
@@ -275,7 +271,7 @@ def _check_files(config: ServerConfig) -> None:
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
     if (keys := config.access.api_key_file) is not None:
-        from server.access.keys.key_file import KeyFileError, read_keys  # few servers need it
+        from server.access.key_file import KeyFileError, read_keys  # few servers need it
 
         try:
             read_keys(Path(keys))

@@ -33,8 +33,8 @@ from worker.devices.base import CacheBudget
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.experts.balancer import Balancer
+from worker.host.machine import times_killed
 from worker.host.memory import ReadPages, release_after_loading
-from worker.host.out_of_memory import times_killed
 from worker.kv_cache import (
     Cache,
     bind_cache,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.config import WorkerConfig
-from worker.host.out_of_memory import OutOfMemory, explain_shortage
+from worker.host.machine import OutOfMemory, explain_shortage
 from worker.kernels.cpu.library import prepare
 
 if TYPE_CHECKING:

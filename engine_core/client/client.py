@@ -16,30 +16,12 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
+from engine_core import protocol
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Address, Replicas
-from engine_core.protocol import (
-    PROTOCOL,
-    Add,
-    Answer,
-    Dead,
-    Drain,
-    Hello,
-    Leaving,
-    Outputs,
-    Pooled,
-    Progress,
-    Ready,
-    Request,
-    ResetPrefixCache,
-    Spelling,
-    Stats,
-    Tokens,
-    Welcome,
-)
 from engine_core.reason_codes import Reason
 from engine_core.wire.transport import ServerEnd, Unreachable
 from worker.child import BROKE, CANNOT_START, describe_exit
@@ -63,7 +45,7 @@ class EngineClient:
         server: int = 0,
         servers: int = 1,
         restart_wait: float | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[protocol.Progress], None] | None = None,
     ) -> None:
         """Call this in the event loop that is used. This is number `server` of so many `servers`.
 
@@ -103,11 +85,11 @@ class EngineClient:
             read()  # a descriptor of ZMQ wakes only for what comes after the socket was found empty
 
     @property
-    def ready(self) -> Ready | None:
+    def ready(self) -> protocol.Ready | None:
         return self._table.ready
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> protocol.Progress:
         return self._table.progress
 
     @property
@@ -115,7 +97,7 @@ class EngineClient:
         return self._table.restarting
 
     @property
-    def stats(self) -> Stats | None:
+    def stats(self) -> protocol.Stats | None:
         return self._table.stats
 
     @property
@@ -135,10 +117,10 @@ class EngineClient:
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
-    ) -> Stream[Tokens]:
+    ) -> Stream[protocol.Tokens]:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
-        add = Add(id=self.new_number(), tokens=tokens, params=params, sent=self._now(), **options)
-        stream: Stream[Tokens] = Stream(add.id, self._loop)
+        add = protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=self._now(), **options)
+        stream: Stream[protocol.Tokens] = Stream(add.id, self._loop)
         self._dispatcher.dispatch([InFlight(add, stream, replica)])
         return stream
 
@@ -148,24 +130,24 @@ class EngineClient:
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
-    ) -> list[Stream[Pooled]]:
+    ) -> list[Stream[protocol.Pooled]]:
         """Send many requests for vectors, in few frames. Each stream has one answer.
 
         The option `wait` is for the first: others wait for it, too, and not for other clients alone.
         """
         sent, wait = self._now(), options.pop("wait", 0.0)
         adds = [
-            Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+            protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
             for tokens, params in requests
         ]
         if wait:
             adds[0] = replace(adds[0], wait=wait)
-        streams = [Stream[Pooled](add.id, self._loop, pools=True) for add in adds]
+        streams = [Stream[protocol.Pooled](add.id, self._loop, pools=True) for add in adds]
         pairs = zip(adds, streams, strict=True)
         self._dispatcher.dispatch([InFlight(add, stream, replica) for add, stream in pairs])
         return streams
 
-    def spell(self, spelling: Spelling) -> None:
+    def spell(self, spelling: protocol.Spelling) -> None:
         """Say how tokens are spelled, which engines are told before their first request with a grammar."""
         self._dispatcher.spelling = spelling
 
@@ -187,11 +169,11 @@ class EngineClient:
 
     def drain(self, seconds: float) -> None:
         """Let the engines finish what they have, within that time, and end."""
-        self._notify_all(Drain(seconds=seconds))
+        self._notify_all(protocol.Drain(seconds=seconds))
 
     def reset_prefix_cache(self) -> None:
         self._table.forget_prefixes()
-        self._notify_all(ResetPrefixCache())
+        self._notify_all(protocol.ResetPrefixCache())
 
     # Engines end.
 
@@ -276,11 +258,11 @@ class EngineClient:
 
     # Messages to an engine.
 
-    def _send(self, number: int, request: Request) -> None:
+    def _send(self, number: int, request: protocol.Request) -> None:
         self._end.send(number, request)
         self._read_greetings()  # sending may clear the socket's one notice that something can be read
 
-    def _notify_all(self, request: Request) -> None:
+    def _notify_all(self, request: protocol.Request) -> None:
         for replica in self.replicas:
             self._dispatcher.notify(replica.number, request)
 
@@ -298,15 +280,17 @@ class EngineClient:
     def _read_greetings(self) -> None:
         layout = self._table.layout
         for frame, greeting in self._end.greetings.read_with_frames():
-            if isinstance(greeting, Hello):
+            if isinstance(greeting, protocol.Hello):
                 self._reachable(greeting)
                 continue
             with suppress(Unreachable):  # the machine that wants to join has gone again
-                self._end.welcome(frame.bytes, Welcome(PROTOCOL, self._servers, layout.size, layout.here))
+                self._end.welcome(
+                    frame.bytes, protocol.Welcome(protocol.PROTOCOL, self._servers, layout.size, layout.here)
+                )
 
     def _read_answers(self) -> None:
         for number, answer in self._end.read_answers():
-            if isinstance(answer, Hello):
+            if isinstance(answer, protocol.Hello):
                 self._connected(answer)
             elif (replica := self._table.replicas.get(number)) is not None:
                 self._receive(replica, answer)
@@ -318,23 +302,23 @@ class EngineClient:
             if replica is not None:
                 self._lose(number, replica.how_it_ended())
 
-    def _find(self, hello: Hello) -> Replica | None:
+    def _find(self, hello: protocol.Hello) -> Replica | None:
         """The replica that says hello, or None if it is of another version or has too high a number."""
         replica = self._table.find(hello.engine)
-        if replica is not None and hello.protocol != PROTOCOL:
+        if replica is not None and hello.protocol != protocol.PROTOCOL:
             reason = "the engine is of another version than this server: restart all of them"
             self._lose(hello.engine, reason, for_good=True)
             return None
         return replica
 
-    def _reachable(self, hello: Hello) -> None:
+    def _reachable(self, hello: protocol.Hello) -> None:
         """Note that requests can be sent to an engine from now on."""
         replica = self._find(hello)
         if replica is not None:
             replica.reachable = True
             self._refresh()
 
-    def _connected(self, hello: Hello) -> None:
+    def _connected(self, hello: protocol.Hello) -> None:
         """Note that answers come from an engine: a new one, one in another's place, or the same one again."""
         replica = self._find(hello)
         if replica is None:
@@ -348,34 +332,34 @@ class EngineClient:
                 replica, ready
             )  # it aborted all its requests when its connection ended
 
-    def _receive(self, replica: Replica, answer: Answer) -> None:
+    def _receive(self, replica: Replica, answer: protocol.Answer) -> None:
         match answer:
-            case Outputs(outputs, stats):
+            case protocol.Outputs(outputs, stats):
                 for output in outputs:
                     self._dispatcher.deliver(replica, output)
                 replica.stats = stats or replica.stats
-            case Stats():
+            case protocol.Stats():
                 replica.stats = answer
-            case Progress(folder=folder):
+            case protocol.Progress(folder=folder):
                 replica.progress = answer
                 if folder and replica.number in self._table.layout.local:
                     self.folder = folder
                     self.folder_known.set()
                 if self._on_progress is not None:
                     self._on_progress(self.progress)
-            case Ready():
+            case protocol.Ready():
                 self._set_ready(replica, answer)
-            case Leaving():
+            case protocol.Leaving():
                 replica.leaving = True
-            case Dead(reason, with_another):
+            case protocol.Dead(reason, with_another):
                 replica.leaving |= with_another
                 self._lose(replica.number, reason, explained=replica.number in self._table.layout.local)
-            case Hello():
+            case protocol.Hello():
                 pass  # it is handled before
 
-    def _set_ready(self, replica: Replica, ready: Ready) -> None:
+    def _set_ready(self, replica: Replica, ready: protocol.Ready) -> None:
         if refusal := self._table.set_ready(replica, ready):
-            self._dispatcher.notify(replica.number, Drain(seconds=0))
+            self._dispatcher.notify(replica.number, protocol.Drain(seconds=0))
             self._lose(replica.number, refusal, for_good=True)
             return
         self._refresh()

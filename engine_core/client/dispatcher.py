@@ -7,31 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from engine_core.client.in_flight import InFlight, Stream
+from engine_core import protocol
+from engine_core.client.in_flight import InFlight, Quarantine, Stream, blame, take_back
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.takeover import Quarantine, blame, take_back
-from engine_core.protocol import (
-    DEADLINE,
-    QUARANTINED,
-    Abort,
-    Add,
-    AddMany,
-    Admitted,
-    Alone,
-    Ask,
-    Failed,
-    Go,
-    Output,
-    Pause,
-    Pooled,
-    Ready,
-    Request,
-    Spelling,
-    Standing,
-    Tokens,
-    quarantined,
-)
 from engine_core.reason_codes import Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
@@ -53,7 +32,7 @@ class Dispatcher:
     """Sends requests to replicas. Each gets exactly one terminal answer, whatever becomes of the engines."""
 
     def __init__(
-        self, table: ReplicaTable, send: Callable[[int, Request], None], restart_wait: float
+        self, table: ReplicaTable, send: Callable[[int, protocol.Request], None], restart_wait: float
     ) -> None:
         """`send` sends to the engine of a number, and raises Unreachable or RequestTooLarge."""
         self._table = table
@@ -64,9 +43,9 @@ class Dispatcher:
         self._in_flight: dict[int, InFlight] = {}
         self._held: dict[int, asyncio.TimerHandle] = {}
         """The requests that no replica could take, in the order in which they came; timers refuse them."""
-        self._asked: dict[int, asyncio.Future[Standing]] = {}
+        self._asked: dict[int, asyncio.Future[protocol.Standing]] = {}
         """The requests of which somebody wants to know how far they have come, one at a time of each."""
-        self.spelling: Spelling | None = None
+        self.spelling: protocol.Spelling | None = None
         """How tokens are spelled, which an engine is told before its first request with a grammar."""
         self._closed: tuple[str, Reason] | None = None
         """Why no request is taken any more, in words and as a code for clients."""
@@ -80,7 +59,7 @@ class Dispatcher:
         for one in requests:
             self._in_flight[one.id] = one
             if self._quarantine.digests and self._quarantine.holds(one.add):
-                self._answer(one, quarantined(one.id))
+                self._answer(one, protocol.quarantined(one.id))
                 continue
             chosen = self._table.choose(one, without) if self._closed is None else None
             if chosen is None:
@@ -104,37 +83,39 @@ class Dispatcher:
             one.shorten()
         self.dispatch(held)
 
-    def deliver(self, replica: Replica, output: Output) -> None:
+    def deliver(self, replica: Replica, output: protocol.Output) -> None:
         one = self._in_flight.get(output.id)
         if one is None or one.replica is not replica:
             return  # aborted here a moment ago, or given to another replica
-        if isinstance(output, Tokens) and output.finish is None:
+        if isinstance(output, protocol.Tokens) and output.finish is None:
             if not one.started:
                 one.start()
             one.emitted.extend(output.tokens)
             one.stream.put(output)
-        elif isinstance(output, Admitted):
+        elif isinstance(output, protocol.Admitted):
             one.stream.notify(output)
-        elif isinstance(output, Alone):
+        elif isinstance(output, protocol.Alone):
             one.runs_alone = True
-        elif isinstance(output, Standing):
+        elif isinstance(output, protocol.Standing):
             if (asked := self._asked.get(output.id)) is not None and not asked.done():
                 asked.set_result(output)
         else:
             self._end(one, replica, output)
 
-    def _end(self, one: InFlight, replica: Replica, output: Tokens | Pooled | Failed) -> None:
+    def _end(
+        self, one: InFlight, replica: Replica, output: protocol.Tokens | protocol.Pooled | protocol.Failed
+    ) -> None:
         """Take the last output of a request, unless another replica can go on after it."""
         moves = replica.leaving and (not one.emitted or self._table.goes_on)
         if moves and _is_declined(output):
             take_back(one)
             self.dispatch([one])
             return
-        if isinstance(output, Failed):
-            if output.error == QUARANTINED:
+        if isinstance(output, protocol.Failed):
+            if output.error == protocol.QUARANTINED:
                 self._quarantine.put(one.add)
             elif one.emitted and not one.started and output.code == 400:
-                output = Failed(id=output.id, code=503, message=_HALF_DONE)
+                output = protocol.Failed(id=output.id, code=503, message=_HALF_DONE)
         self._answer(one, output)
 
     def abort(self, ids: Iterable[int]) -> None:
@@ -146,10 +127,12 @@ class Dispatcher:
                 continue
             if one.replica is not None:
                 by_replica.setdefault(one.replica.number, []).append(id)
-            aborted = Tokens(id=id, tokens=[], finish="abort")
-            self._answer(one, Failed(id=id, code=503, message=_ABORTED) if one.stream.pools else aborted)
+            aborted = protocol.Tokens(id=id, tokens=[], finish="abort")
+            self._answer(
+                one, protocol.Failed(id=id, code=503, message=_ABORTED) if one.stream.pools else aborted
+            )
         for number, aborted_ids in by_replica.items():
-            self.notify(number, Abort(ids=aborted_ids))
+            self.notify(number, protocol.Abort(ids=aborted_ids))
 
     def pause(self, ids: Iterable[int], *, paused: bool) -> None:
         """Let engines compute nothing for these requests, or go on. Those that have ended are passed over."""
@@ -162,15 +145,15 @@ class Dispatcher:
             if one.replica is not None:
                 by_replica.setdefault(one.replica.number, []).append(id)
         for number, changed in by_replica.items():
-            self.notify(number, Pause(ids=changed) if paused else Go(ids=changed))
+            self.notify(number, protocol.Pause(ids=changed) if paused else protocol.Go(ids=changed))
 
-    async def standing(self, id: int) -> Standing | None:
+    async def standing(self, id: int) -> protocol.Standing | None:
         """Ask its engine how far a request has come; None if no engine has it, or says so in time."""
         one = self._in_flight.get(id)
         if one is None or one.replica is None:
             return None
         answer = self._asked[id] = self._loop.create_future()
-        self.notify(one.replica.number, Ask(id=id))
+        self.notify(one.replica.number, protocol.Ask(id=id))
         try:
             async with asyncio.timeout(_STANDING_SECONDS):
                 return await answer
@@ -179,7 +162,7 @@ class Dispatcher:
         finally:
             self._asked.pop(id, None)
 
-    def hand_over(self, replica: Replica, ready: Ready | None) -> None:
+    def hand_over(self, replica: Replica, ready: protocol.Ready | None) -> None:
         """Give the requests of a lost replica to others, those that had begun first.
 
         `ready` is what the replica had said of itself, or None if no request can be what ended it.
@@ -191,7 +174,7 @@ class Dispatcher:
         if guilty is not None:
             orphans.remove(guilty)
             self._quarantine.put(guilty.add)
-            self._answer(guilty, quarantined(guilty.id))
+            self._answer(guilty, protocol.quarantined(guilty.id))
         # Those that run alone run first, and the one that got nowhere at all is the likeliest to be found.
         orphans.sort(key=lambda one: (not one.add.alone, len(one.emitted) * one.add.alone, not one.emitted))
         if orphans:
@@ -203,7 +186,7 @@ class Dispatcher:
         self._closed = reason, code
         self._refuse(list(self._in_flight.values()))
 
-    def notify(self, number: int, request: Request) -> None:
+    def notify(self, number: int, request: protocol.Request) -> None:
         """Send a request that has no answer. An engine that cannot be reached does not need it either."""
         with suppress(Unreachable):
             self._send(number, request)
@@ -213,9 +196,11 @@ class Dispatcher:
         try:
             if self.spelling is not None and any(add.grammar is not None for add in adds):
                 self._spell(number, self.spelling)
-            self._send(number, AddMany(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0])
+            self._send(
+                number, protocol.AddMany(adds) if requests[0].stream.pools or len(adds) > 1 else adds[0]
+            )
             if paused := [one.id for one in requests if one.paused]:
-                self.notify(number, Pause(ids=paused))
+                self.notify(number, protocol.Pause(ids=paused))
         except RequestTooLarge as error:
             for one in requests:
                 self._fail(one, 400, str(error))
@@ -225,16 +210,16 @@ class Dispatcher:
                 one.unassign()
             self.dispatch(requests, without | {number})
 
-    def _spell(self, number: int, spelling: Spelling) -> None:
+    def _spell(self, number: int, spelling: protocol.Spelling) -> None:
         """Tell an engine how tokens are spelled, unless this process of it knows."""
         replica = self._table.replicas[number]
         if not replica.spelled:
             self._send(number, spelling)
             replica.spelled = True
 
-    def _send_again(self, query: Add, replica: Replica) -> InFlight:
+    def _send_again(self, query: protocol.Add, replica: Replica) -> InFlight:
         """A late-interaction query whose vectors are lost, and needed. Nobody waits for the answer."""
-        one = InFlight(query, Stream[Pooled](query.id, self._loop, pools=True))
+        one = InFlight(query, Stream[protocol.Pooled](query.id, self._loop, pools=True))
         self._in_flight[query.id] = one
         one.assign(replica, len(query.tokens))
         return one
@@ -258,14 +243,14 @@ class Dispatcher:
             message, error = self._closed or (_HALF_DONE if one.emitted else nobody, "")
             late = not error and one.since > 0 and one.seconds_left <= 0
             if late:
-                self._fail(one, 504 if one.emitted else 503, _TOO_LATE, DEADLINE)
+                self._fail(one, 504 if one.emitted else 503, _TOO_LATE, protocol.DEADLINE)
             else:
                 self._fail(one, 503, message, error)
 
     def _fail(self, one: InFlight, code: int, message: str, error: str = "") -> None:
-        self._answer(one, Failed(id=one.id, code=code, message=message, error=error))
+        self._answer(one, protocol.Failed(id=one.id, code=code, message=message, error=error))
 
-    def _answer(self, one: InFlight, last: Tokens | Pooled | Failed) -> None:
+    def _answer(self, one: InFlight, last: protocol.Tokens | protocol.Pooled | protocol.Failed) -> None:
         self._in_flight.pop(one.id, None)
         if (timer := self._held.pop(one.id, None)) is not None:
             timer.cancel()
@@ -273,11 +258,11 @@ class Dispatcher:
         one.stream.put(last)
 
 
-def _is_declined(output: Tokens | Pooled | Failed) -> bool:
+def _is_declined(output: protocol.Tokens | protocol.Pooled | protocol.Failed) -> bool:
     """Whether an engine that ends did not begin the request: it came too late, or time ran out."""
-    if isinstance(output, Tokens):
+    if isinstance(output, protocol.Tokens):
         return output.finish == "abort" and not output.tokens
-    return isinstance(output, Failed) and output.code == 503 and output.error != DEADLINE
+    return isinstance(output, protocol.Failed) and output.code == 503 and output.error != protocol.DEADLINE
 
 
 def _frames(requests: Sequence[InFlight]) -> Iterator[Sequence[InFlight]]:

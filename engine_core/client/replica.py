@@ -7,10 +7,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine_core.client.routing import DECODE_TOKENS
 from engine_core.engine_stats import Rates
 from engine_core.protocol import PHASES, Progress, Ready, Stats
 from worker.child import STOPPED, describe_exit
+
+DECODE_TOKENS = 32
+"""The load of a request that is being generated, in tokens. It needs one a step, but for many steps."""
 
 EndCode = Literal["engine_lost", "engine_killed", "engine_broke", "engine_stopped"]
 """How the last process of a replica ended: its connection ended and no more is known, a signal killed it, it

@@ -18,33 +18,17 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig, ProcessConfig
+from engine_core.ranks import rank_groups
 from engine_core.ranks.layout import backend_of
-from engine_core.ranks.local_ranks import LocalRanks
-from engine_core.ranks.remote_ranks import (
-    KILL,
-    PING,
-    PROTOCOL,
-    STOP,
-    NodeHello,
-    NodeTask,
-    guarded_socket,
-    node_name,
-)
+from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.startup import find_checkpoint
-from engine_core.wire.sockets import (
-    CONNECTED,
-    DISCONNECTED,
-    REFUSED,
-    ClusterKeys,
-    socket_events,
-    stop_monitor,
-)
+from engine_core.wire import sockets
 from models.config import read_config
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.ranks.channel import RankFailed, RankMessage, RankProgress
 
-_ENDS = {STOP: STOPPED, KILL: BROKE}
+_ENDS = {rank_groups.STOP: STOPPED, rank_groups.KILL: BROKE}
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
 
 _log = logging.getLogger(__name__)
@@ -69,11 +53,13 @@ class Node:
         self._local = LocalRanks(())
         self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._dealer = guarded_socket(self._context, zmq.DEALER)
-        self._dealer.setsockopt(zmq.ROUTING_ID, node_name(config.node_rank))
+        self._dealer = rank_groups.guarded_socket(self._context, zmq.DEALER)
+        self._dealer.setsockopt(zmq.ROUTING_ID, rank_groups.node_name(config.node_rank))
         self._dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        self._monitor = self._dealer.get_monitor_socket(CONNECTED | DISCONNECTED | REFUSED)
+        self._monitor = self._dealer.get_monitor_socket(
+            sockets.CONNECTED | sockets.DISCONNECTED | sockets.REFUSED
+        )
         self._connected = False
         self._warned = False
 
@@ -86,32 +72,34 @@ class Node:
             return code
         finally:
             self._local.stop(by_force=code != STOPPED)  # ranks hang if others have ended
-            stop_monitor(self._dealer, self._monitor)
+            sockets.stop_monitor(self._dealer, self._monitor)
             self._dealer.close()
             self._context.term()
 
     def _connect(self) -> None:
         host, port = self._config.master_addr, self._config.master_port
-        ClusterKeys.derive(self._config.cluster_key or "").present(self._dealer)
+        sockets.ClusterKeys.derive(self._config.cluster_key or "").present(self._dealer)
         address = _own_address(host, port)
         self._dealer.connect(f"tcp://{host}:{port}")
         node = self._config.node_rank
-        hello = NodeHello(node, PROTOCOL, socket.gethostname(), address, _free_port(address))
+        hello = rank_groups.NodeHello(
+            node, rank_groups.PROTOCOL, socket.gethostname(), address, _free_port(address)
+        )
         self._dealer.send(self._encoder.encode(hello))
         _log.info("waiting for the engine at %s:%d", host, port)
 
-    def _wait_for_task(self) -> NodeTask | int:
+    def _wait_for_task(self) -> rank_groups.NodeTask | int:
         """The engine's first message, or the exit code if the engine ends before it has sent one."""
         while not self._engine_left():
             self._wait()
             for frame in self._frames():
                 if frame in _ENDS:
                     return _ENDS[frame]
-                return msgspec.msgpack.decode(frame, type=NodeTask)
+                return msgspec.msgpack.decode(frame, type=rank_groups.NodeTask)
         _log.error("the engine has gone before it sent the options of the ranks")
         return BROKE
 
-    def _work(self, task: NodeTask) -> int:
+    def _work(self, task: rank_groups.NodeTask) -> int:
         try:
             self._start(task)
         except Exception as error:
@@ -120,7 +108,7 @@ class Node:
             return CANNOT_START
         return self._relay()
 
-    def _start(self, task: NodeTask) -> None:
+    def _start(self, task: rank_groups.NodeTask) -> None:
         config = self._config
         folder = find_checkpoint(
             config, lambda fraction: self._send(task, RankProgress("download", fraction))
@@ -152,21 +140,21 @@ class Node:
     def _frames(self) -> Iterator[bytes]:
         while self._dealer.poll(0):
             frame = self._dealer.recv()
-            if frame != PING:
+            if frame != rank_groups.PING:
                 yield frame
 
-    def _send(self, task: NodeTask, message: RankMessage) -> None:
+    def _send(self, task: rank_groups.NodeTask, message: RankMessage) -> None:
         """Send a message in the name of the node's first rank, while its ranks do not run yet."""
         self._dealer.send_multipart([b"%d" % task.places[0].rank, self._encoder.encode(message)])
 
     def _engine_left(self) -> bool:
-        for event, _ in socket_events(self._monitor):
-            if event == CONNECTED:
+        for event, _ in sockets.socket_events(self._monitor):
+            if event == sockets.CONNECTED:
                 self._connected = True
                 _log.info("connected to the engine")
-            elif event == DISCONNECTED and self._connected:
+            elif event == sockets.DISCONNECTED and self._connected:
                 return True
-            elif event != DISCONNECTED and not self._warned:
+            elif event != sockets.DISCONNECTED and not self._warned:
                 self._warned = True
                 _log.warning("the engine refuses this machine: is the cluster key the same there?")
         return False

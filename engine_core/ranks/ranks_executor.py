@@ -1,9 +1,10 @@
-"""The executor for a model whose ranks have processes of their own, on this machine or on others."""
+"""The executor that a configuration asks for, and the one for ranks that have processes of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -11,19 +12,19 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from engine_core.executor import ExecutorDead, ReportPhase
+from engine_core.config import ProcessConfig
+from engine_core.executor import Executor, ExecutorDead, InlineExecutor, MakeExecutor, ReportPhase
+from engine_core.expert_options import check_halves
+from engine_core.joint_steps import Halving, JointExecutor
 from engine_core.protocol import PHASES
+from engine_core.ranks.layout import backend_of, rank_places
+from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
+from engine_core.ranks.ray_ranks import RayRanks
+from engine_core.wire.sockets import ClusterKeys
 from worker.config import Place, WorkerConfig
 from worker.protocol import Bound, StepBounds, StepInput, StepOutput, WorkerFacts
-from worker.ranks.channel import (
-    Prepare,
-    RankFailed,
-    RankMessage,
-    RankPrepared,
-    RankProgress,
-    RankReady,
-    StepFailed,
-)
+from worker.ranks import channel
+from worker.ranks.unix_sockets import connect_all
 
 _WORD, _ID_BYTES = 32, 4  # bits of a word of a bound, bytes of a token's id
 _LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way
@@ -75,13 +76,13 @@ class RanksExecutor:
         self._log_level = log_level
         self._ranks = {place.rank: _Rank(place) for place in places}
         self._report = report
-        self._landed: dict[int, StepOutput | StepFailed] = {}
+        self._landed: dict[int, StepOutput | channel.StepFailed] = {}
         self._dead: ExecutorDead | None = None
         self._idle_work = False
         self._preparing = False
         self._poller = zmq.Poller()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(RankMessage)
+        self._decoder = msgspec.msgpack.Decoder(channel.RankMessage)
 
     def start(self) -> WorkerFacts:
         for group in self._groups:
@@ -105,7 +106,7 @@ class RanksExecutor:
     def idle(self, *, wait: bool = False) -> bool:
         if not self._preparing and self._idle_work:
             self._preparing = True
-            self._send(Prepare())
+            self._send(channel.Prepare())
         is_preparing = self._preparing
         while wait and self._preparing:
             self._receive()
@@ -116,7 +117,7 @@ class RanksExecutor:
         while number not in self._landed:
             self._receive()
         landed = self._landed.pop(number)
-        if isinstance(landed, StepFailed):
+        if isinstance(landed, channel.StepFailed):
             raise RuntimeError(landed.message)
         return landed
 
@@ -139,7 +140,7 @@ class RanksExecutor:
         if self._dead is None:
             self._dead = ExecutorDead("the workers have been stopped")
 
-    def _send(self, message: StepInput | StepBounds | Prepare) -> None:
+    def _send(self, message: StepInput | StepBounds | channel.Prepare) -> None:
         frame = self._encoder.encode(message)
         for group in self._groups:
             group.send(frame)
@@ -160,23 +161,23 @@ class RanksExecutor:
         self.register(self._poller)
         self._poller.poll(timeout)
 
-    def _handle(self) -> dict[int, RankFailed]:
+    def _handle(self) -> dict[int, channel.RankFailed]:
         """Handle all messages that have come; returns the ranks that have ended."""
-        failed: dict[int, RankFailed] = {}
+        failed: dict[int, channel.RankFailed] = {}
         for group in self._groups:
             for rank, frame in group.receive():
-                message: RankMessage = self._decoder.decode(frame)
+                message: channel.RankMessage = self._decoder.decode(frame)
                 match message:
-                    case StepOutput() | StepFailed():
+                    case StepOutput() | channel.StepFailed():
                         self._landed[message.number] = message
-                    case RankProgress(phase, fraction):
+                    case channel.RankProgress(phase, fraction):
                         self._ranks[rank].phase, self._ranks[rank].fraction = phase, fraction
                         self._report_progress()
-                    case RankReady(facts):
+                    case channel.RankReady(facts):
                         self._ranks[rank].facts = facts
-                    case RankPrepared(left):
+                    case channel.RankPrepared(left):
                         self._preparing, self._idle_work = False, left
-                    case RankFailed():
+                    case channel.RankFailed():
                         failed.setdefault(rank, message)  # its own message, if it sent one, comes first
         return failed
 
@@ -187,7 +188,7 @@ class RanksExecutor:
         detail = f"rank {last.place.rank} is behind {ahead} of {len(self._ranks) - 1} others" if ahead else ""
         self._report(last.phase, last.fraction, detail)
 
-    def _death(self, failed: dict[int, RankFailed]) -> ExecutorDead:
+    def _death(self, failed: dict[int, channel.RankFailed]) -> ExecutorDead:
         """The error that names the rank to blame: one that sent no message, or else the first to fail.
 
         A rank that died without a message did so by itself; the others failed because it did.
@@ -277,3 +278,58 @@ def _ids(words: np.ndarray, vocab_size: int) -> bytes:
     rows, columns = bits.nonzero()
     ids = places[rows] * _WORD + columns
     return ids[ids < vocab_size].astype("<i4").tobytes()
+
+
+_MEETING_SECONDS = 600.0
+"""The longest time that an engine which is ready waits for others that share experts with it."""
+
+
+def make_executor(process: ProcessConfig) -> MakeExecutor:
+    """A function that makes the executor of this engine process, once the worker's options are known."""
+    backend, shares_experts = backend_of(process), process.expert_replicas > 1
+    check_halves(process.engine, process.expert_replicas)
+    places = rank_places(process, _expert_rendezvous(process) if shares_experts else "")
+
+    def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
+        worker = replace(worker, run_folder=process.folder or "")
+        if backend == "uni":
+            return InlineExecutor(replace(worker, place=places[0]), report)
+        groups = _groups(process, backend, places, report)
+        ranks = RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
+        return _in_joint_steps(process, ranks) if shares_experts else ranks
+
+    return make
+
+
+def _expert_rendezvous(process: ProcessConfig) -> str:
+    """The address at which the ranks of all replicas meet that share experts: another one at each start."""
+    folder = Path(process.folder or "", f"experts-{process.generation}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return f"file://{folder}/m"  # short, because it begins the paths of sockets
+
+
+def _in_joint_steps(process: ProcessConfig, ranks: RanksExecutor) -> JointExecutor:
+    """The executor of an engine whose ranks compute experts together with those of other engines."""
+    prefix, size = f"{process.folder}/joint-{process.generation}", process.expert_replicas
+    return JointExecutor(
+        ranks,
+        process.index,
+        lambda: connect_all(prefix, process.index, size, _MEETING_SECONDS),
+        Halving.asked_for(process.engine),
+    )
+
+
+def _groups(
+    process: ProcessConfig, backend: str, places: list[Place], report: ReportPhase
+) -> list[RankGroup]:
+    config = process.engine
+    if backend == "ray":
+        return [RayRanks(config, places, report)]
+    per_node = config.ranks // config.nnodes
+    local = LocalRanks(places[:per_node], folder=process.folder, progress_page=process.progress_page)
+    if config.nnodes == 1:
+        return [local]
+    keys = ClusterKeys.derive(config.cluster_key or "")
+    nodes = {node: places[node * per_node : (node + 1) * per_node] for node in range(1, config.nnodes)}
+    # Other machines come first: local ranks that wait for them would not report it.
+    return [RemoteRanks(config.master_addr, config.master_port, keys, nodes, report), local]

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.ranks.node_process import Node
-from engine_core.ranks.remote_ranks import RemoteRanks
+from engine_core.ranks.rank_groups import RemoteRanks
 from engine_core.wire.sockets import ClusterKeys
 from worker import logs
 from worker.config import Place, WorkerConfig

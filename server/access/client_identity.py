@@ -1,17 +1,134 @@
-"""Who sends a request: the owner of its share of the server, and what it may do."""
+"""Who sends a request: the owner of its share of the server, what it may do, its quotas and its time."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, floor, inf
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from engine_core.client.in_flight import AddOptions
-from server.access.keys.key_file import Key, Right
-from server.access.quotas import Account
+from server.access.key_file import Key, Right
+from server.errors import BadRequest, DeadlineExceeded, QuotaExceeded, TooLate
+from server.metrics.server_metrics import KeyCounters
+from server.options.server_config import AccessOptions
+
+Clock = Callable[[], float]
+RawHeaders = list[tuple[bytes, bytes]]
+
+_MINUTE = 60.0
+
+
+class Bucket:
+    """A quota for each minute: it fills steadily, holds a minute's worth at most, and may go into debt."""
+
+    __slots__ = ("_at", "_clock", "_level", "limit")
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._level = float(limit)
+        self._at = clock()
+
+    def set_limit(self, limit: int) -> None:
+        self._level, self.limit = min(self.level, limit), limit
+
+    @property
+    def level(self) -> float:
+        """What is left now."""
+        now = self._clock()
+        self._level = min(self.limit, self._level + (now - self._at) * self.limit / _MINUTE)
+        self._at = now
+        return self._level
+
+    def take(self, amount: int) -> None:
+        self._level = self.level - amount
+
+    def seconds_until(self, level: float) -> float:
+        """The seconds until so much is there, if nothing is taken meanwhile."""
+        return max(0.0, (level - self.level) * _MINUTE / self.limit)
+
+
+class Account:
+    """The quotas of one key, which outlive a change of the file."""
+
+    def __init__(self, key: Key, counters: KeyCounters, clock: Clock = time.monotonic) -> None:
+        self.counters = counters
+        self._clock = clock
+        self._name = key.name
+        self._buckets: dict[str, Bucket] = {}
+        """What is left of the quotas of `requests` and of `tokens` that the key has."""
+        self.update(key)
+
+    def update(self, key: Key) -> None:
+        """Take over the limits of the key as the file has them now. What was used stays used."""
+        known, self._buckets = self._buckets, {}
+        for what, limit in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
+            if limit is not None:
+                self._buckets[what] = known.get(what) or Bucket(limit, self._clock)
+                self._buckets[what].set_limit(limit)
+
+    @property
+    def has_quotas(self) -> bool:
+        return bool(self._buckets)
+
+    def begin_request(self) -> None:
+        """Count a request, or raise QuotaExceeded if a quota is used up."""
+        for what, bucket in self._buckets.items():
+            if bucket.level < 1:
+                raise self._exceeded(what, bucket)
+        self._take("requests", 1)
+        self.counters.requests.inc()
+
+    def _take(self, what: str, amount: int) -> None:
+        if what in self._buckets:
+            self._buckets[what].take(amount)
+
+    def _exceeded(self, what: str, bucket: Bucket) -> QuotaExceeded:
+        self.counters.refusals.inc()
+        return QuotaExceeded(
+            f"Rate limit reached for {self._name}: {bucket.limit} {what} per minute. Try again later.",
+            what,
+            retry_after=max(1, ceil(bucket.seconds_until(1))),
+        )
+
+    def read(self, tokens: int) -> None:
+        """Count tokens of prompts."""
+        self.counters.prompt_tokens.inc(tokens)
+        self._take("tokens", tokens)
+
+    def wrote(self, tokens: int) -> None:
+        """Count tokens of answers."""
+        self.counters.generation_tokens.inc(tokens)
+        self._take("tokens", tokens)
+
+    def headers(self) -> RawHeaders:
+        """The headers from which OpenAI's clients know what is left of their quotas."""
+        found: RawHeaders = []
+        for name, bucket in self._buckets.items():
+            what, left = name.encode(), max(0, floor(bucket.level))
+            found.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.limit))
+            found.append((b"x-ratelimit-remaining-" + what, b"%d" % left))
+            found.append((b"x-ratelimit-reset-" + what, _duration(bucket.seconds_until(bucket.limit))))
+        return found
+
+
+def _duration(seconds: float) -> bytes:
+    """A duration as OpenAI writes it: 120ms, 7.66s, 1m30s."""
+    if seconds < 1:
+        return b"%dms" % ceil(1000 * seconds)
+    minutes, rest = divmod(seconds, 60)
+    if not minutes:
+        return f"{rest:.3g}s".encode()
+    return b"%dm%ds" % (minutes, ceil(rest))
+
 
 _PROXIES = ("127.0.0.1", "::1")
 """Addresses whose X-Forwarded-For uvicorn believes."""
@@ -103,3 +220,70 @@ def _network_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((address, _NETWORK), strict=False).network_address)
+
+
+HEADER = b"x-request-timeout"
+MOST_SECONDS = 1e6
+RETRY_SECONDS = 5
+"""Seconds after which a client may try again whose time was over before the engine was asked."""
+
+_NUMBER = re.compile(rb"[0-9]{1,8}(\.[0-9]{1,9})?")
+
+
+class TimeLimits(NamedTuple):
+    """Times on the monotonic clock, which never leave this process: engines are told durations."""
+
+    begins: float
+    """When the engine must have begun with the request."""
+    ends: float
+    """When the request must be answered."""
+
+    def add_to(self, options: AddOptions, *, begun: bool = False) -> None:
+        """Tell the engine what is left of the time. Raises TooLate if nothing is."""
+        now = time.monotonic()
+        if now >= self.ends and begun:
+            raise DeadlineExceeded("The request has taken longer than it may.")
+        if now >= self.ends or (now >= self.begins and not begun):
+            raise TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
+        if self.ends < inf:
+            options["budget"] = self.ends - now
+        if self.begins < inf and not begun:
+            options["wait"] = self.begins - now
+
+
+def limits_of(
+    request: Request, options: AccessOptions, arrived: float, asked: float | None
+) -> TimeLimits | None:
+    """The limits of a request that arrived at this time; None if it has none. `asked` is its body's."""
+    seconds = options.request_timeout or inf
+    for name, value in request.scope["headers"]:
+        if name == HEADER:
+            seconds = min(seconds, _seconds(value))
+    if asked is not None:
+        seconds = min(seconds, asked)
+    if seconds == inf and not options.max_queue_wait:
+        return None
+    return TimeLimits(arrived + (options.max_queue_wait or inf), arrived + seconds)
+
+
+def _seconds(value: bytes) -> float:
+    if not _NUMBER.fullmatch(value) or not 0 < (seconds := float(value)) <= MOST_SECONDS:
+        shown = value[:20].decode("latin-1")
+        raise BadRequest(
+            f"X-Request-Timeout: {shown!r} is no number of seconds above 0 and up to {MOST_SECONDS:.0f}.",
+            "X-Request-Timeout",
+        )
+    return seconds
+
+
+def of_later_texts(options: AddOptions, seconds: float) -> AddOptions:
+    """The options of texts that are sent so long after the first ones of their request."""
+    if "wait" not in options and "budget" not in options:
+        return options
+    later = options.copy()
+    later.pop("wait", None)
+    if "budget" in later:
+        later["budget"] -= seconds
+        if later["budget"] <= 0:
+            raise DeadlineExceeded("The request has taken longer than it may.")
+    return later

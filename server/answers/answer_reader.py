@@ -11,10 +11,9 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from server.answers.answer_parts import AnswerPart, Reasoning, Text, TextSegment
 from server.answers.dialects import NO_MARKERS, Dialect, ThinkingMarkers
 from server.answers.formats.call_format import ParsedCalls, Schema
-from server.answers.unread_text import Literals, Parse, UnreadText
+from server.answers.unread_text import AnswerPart, Literals, Parse, Reasoning, Text, TextSegment, UnreadText
 
 _PIECE = 4096
 """The most characters that are read at a time, because taking from the front of a text copies the rest."""

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from server.answers.formats.bare_keys import BareKeys
 from server.answers.formats.call_format import CallFormat
-from server.answers.formats.elements import Elements
-from server.answers.formats.json_object import JsonObject
-from server.answers.formats.named_json import Channels, EitherFormat, NamedJson, numbered, with_call_id
+from server.answers.formats.json_calls import (
+    Channels,
+    EitherFormat,
+    JsonObject,
+    NamedJson,
+    numbered,
+    with_call_id,
+)
+from server.answers.formats.nested_values import BareKeys, Elements
 from server.answers.formats.python_calls import PythonCalls
 from server.answers.formats.tagged import Tagged
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from server.answers.answer_format import AnswerFormat, format_with, literals_of
-from server.answers.answer_parts import Arguments, CallBegun
 from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import (
     AUTO,
@@ -21,6 +20,7 @@ from server.answers.dialects import (
     thinking_named,
 )
 from server.answers.response_template import NAME, described_calls, described_thinking
+from server.answers.unread_text import Arguments, CallBegun
 from server.errors import BadRequest
 
 if TYPE_CHECKING:

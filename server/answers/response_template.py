@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from server.answers.dialects import DIALECTS, THINKING, Dialect, ThinkingMarkers
-from server.answers.formats.bare_keys import CALL, BareKeys
 from server.answers.formats.call_format import CallFormat
-from server.answers.formats.json_object import JsonObject
-from server.answers.formats.named_json import NamedJson
+from server.answers.formats.json_calls import JsonObject, NamedJson
+from server.answers.formats.nested_values import CALL, BareKeys
 from server.answers.formats.tagged import Tagged
 
 NAME = "response_template"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from pydantic import Field
 
-from server.api.fields import Body
+from server.api.fields import Body, optional
 from server.errors import BadRequest
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
+from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
 
 _FORMATS = "text, json_object, json_schema and structural_tag"
 
@@ -18,33 +17,27 @@ _FORMATS = "text, json_object, json_schema and structural_tag"
 class StructuredBody(Body):
     """Every field is one way to say it; a request uses one of them."""
 
-    response_format: object = Field(
-        default=None,
-        description="The form of the answer as OpenAI describes it: `text`, `json_object`, `json_schema`, or "
+    response_format: object = optional(
+        "The form of the answer as OpenAI describes it: `text`, `json_object`, `json_schema`, or "
         "`structural_tag`. What cannot be enforced is refused with `strict: true`; otherwise the header "
-        "`Warning` names it.",
+        "`Warning` names it."
     )
-    structured_outputs: object = Field(
-        default=None,
-        description="The same in vLLM's words: one of json, regex, choice, grammar, json_object and "
-        "structural_tag, and how JSON is written.",
+    structured_outputs: object = optional(
+        "The same in vLLM's words: one of json, regex, choice, grammar, json_object and "
+        "structural_tag, and how JSON is written."
     )
-    structural_tag: object = Field(default=None, description="structured_outputs.structural_tag")
-    guided_json: object = Field(default=None, description="structured_outputs.json")
-    guided_regex: object = Field(default=None, description="structured_outputs.regex")
-    guided_choice: object = Field(default=None, description="structured_outputs.choice")
-    guided_grammar: object = Field(default=None, description="structured_outputs.grammar")
-    guided_json_object: object = Field(default=None, description="structured_outputs.json_object")
-    guided_whitespace_pattern: object = Field(
-        default=None, description="structured_outputs.whitespace_pattern"
-    )
-    guided_decoding_backend: object = Field(
-        default=None, description="Without effect: there is one engine for all grammars."
-    )
-    json_schema: object = Field(default=None, description="structured_outputs.json, as SGLang has it.")
-    regex: object = Field(default=None, description="structured_outputs.regex, as SGLang has it.")
-    ebnf: object = Field(default=None, description="structured_outputs.grammar, as SGLang has it.")
-    grammar: object = Field(default=None, description="structured_outputs.grammar, as llama.cpp has it.")
+    structural_tag: object = optional("structured_outputs.structural_tag")
+    guided_json: object = optional("structured_outputs.json")
+    guided_regex: object = optional("structured_outputs.regex")
+    guided_choice: object = optional("structured_outputs.choice")
+    guided_grammar: object = optional("structured_outputs.grammar")
+    guided_json_object: object = optional("structured_outputs.json_object")
+    guided_whitespace_pattern: object = optional("structured_outputs.whitespace_pattern")
+    guided_decoding_backend: object = optional("Without effect: there is one engine for all grammars.")
+    json_schema: object = optional("structured_outputs.json, as SGLang has it.")
+    regex: object = optional("structured_outputs.regex, as SGLang has it.")
+    ebnf: object = optional("structured_outputs.grammar, as SGLang has it.")
+    grammar: object = optional("structured_outputs.grammar, as llama.cpp has it.")
 
     def asked_form(self) -> AskedForm | None:
         """What is asked of the form of the answer, if anything is. Raises BadRequest."""

@@ -9,12 +9,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.conversations.reasoning_options import ReasoningOptions
-from server.api.conversations.tools import ToolChoice, read_tool_choice
-from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
-from server.api.messages import Messages, TemplateOptions
-from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, Usage
+from server.api.messages import Messages, TemplateOptions, ToolChoice, read_tool_choice
+from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, ReasoningOptions, Usage
 from server.errors import BadRequest
 from server.requests.sampling import SamplingParams
 from server.text.chat_template import AnswerStyle, Verbosity
@@ -40,24 +38,19 @@ class ChatRequest(GenerationBody, TemplateOptions, ReasoningOptions):
     }
 
     messages: Messages
-    max_completion_tokens: int | None = Field(default=None, description="null fills the context.")
-    max_tokens: int | None = Field(default=None, description="The older name of max_completion_tokens.")
+    max_completion_tokens: int | None = optional("null fills the context.")
+    max_tokens: int | None = optional("The older name of max_completion_tokens.")
     logprobs: Flag | None = False
     top_logprobs: int | None = None
     add_special_tokens: Flag = Field(
         default=False, description="Chat templates write special tokens themselves."
     )
-    tool_choice: object = Field(
-        default=None,
-        description="none, auto (the default), required, a tool, or allowed tools. A required call is "
-        "drawn in the model's own form under a grammar.",
+    tool_choice: object = optional(
+        "none, auto (the default), required, a tool, or allowed tools. A required call is "
+        "drawn in the model's own form under a grammar."
     )
-    parallel_tool_calls: Flag | None = Field(
-        default=None, description="false: an answer calls one tool at most."
-    )
-    verbosity: Verbosity | None = Field(
-        default=None, description="Passed to the chat template, if that reads it."
-    )
+    parallel_tool_calls: Flag | None = optional("false: an answer calls one tool at most.")
+    verbosity: Verbosity | None = optional("Passed to the chat template, if that reads it.")
 
     @model_validator(mode="after")
     def check_chat(self) -> Self:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts, optional
 from server.api.messages import Content
 from server.api.shared_fields import Int64, RequestTerms, check_cache_salt
 from server.errors import BadRequest, invalid
@@ -36,25 +36,20 @@ class CohereRequest(Body):
     stand_ins = {"texts": ["-"], "inputs": None}
     texts_field: ClassVar[str] = "texts"
 
-    model: Text | None = Field(default=None, description="null is the served model.")
+    model: Text | None = optional("null is the served model.")
     texts: Texts | None = None
-    inputs: Annotated[list[CohereInput], FIRST_ERROR] | None = Field(
-        default=None, description="Texts in parts; or use texts."
+    inputs: Annotated[list[CohereInput], FIRST_ERROR] | None = optional("Texts in parts; or use texts.")
+    input_type: Text | None = optional(
+        "The texts' purpose, such as search_query: finds the model's prompt for it."
     )
-    input_type: Text | None = Field(
-        default=None,
-        description="The texts' purpose, such as search_query: finds the model's prompt for it.",
-    )
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1), FIRST_ERROR] | None = Field(
-        default=None, description="null is float."
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1), FIRST_ERROR] | None = optional(
+        "null is float."
     )
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] = Field(
         default="END", description="The end of too long a text that is cut; NONE refuses it."
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The longest text, in tokens."
-    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = optional("The longest text, in tokens.")
     priority: Int64 = 0
     request_id: str | None = None
     cache_salt: Text | None = None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self, cast
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
-from server.api.conversations.reasoning_options import BudgetOptions
-from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag, optional, read_sources
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
-from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, Usage
-from server.errors import BadRequest, too_many
+from server.api.shared_fields import BudgetOptions, CacheDiagnoses, ChunkChoice, GenerationBody, Usage
+from server.errors import BadRequest
 from server.model_facts import LIMITS
 from server.requests.sampling import SamplingParams
 
@@ -22,22 +20,10 @@ Prompt = str | list[int]
 _SHAPES = "Input should be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
-def _is_ids(value: object) -> bool:
-    # type() and not isinstance(), because true is not a token
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
 def _prompts(value: object) -> list[Prompt]:
     if value is None or value == []:
         raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    prompts = value if isinstance(value, list) else [value]
-    if len(prompts) > LIMITS.prompts and type(prompts[0]) is not int:
-        raise too_many("prompt", LIMITS.prompts, "prompts", len(prompts))
-    if isinstance(value, str) or _is_ids(value):
-        return [cast("Prompt", value)]
-    if all(isinstance(one, str) for one in prompts) or all(_is_ids(one) for one in prompts):
-        return cast("list[Prompt]", prompts)
-    raise PydanticCustomError("prompt_type", _SHAPES)
+    return read_sources(value, "prompt", LIMITS.prompts, "prompts", _SHAPES)
 
 
 Prompts = Annotated[
@@ -53,15 +39,12 @@ class CompletionRequest(GenerationBody, BudgetOptions):
 
     prompt: Prompts = Field(default=None, validate_default=True)
     max_tokens: int | None = Field(default=16, description="null is 16; 0 goes with echo only.")
-    logprobs: int | None = Field(
-        default=None, description="Most likely tokens to report beside the chosen one."
-    )
+    logprobs: int | None = optional("Most likely tokens to report beside the chosen one.")
     add_special_tokens: Flag | None = True
 
-    best_of: int | None = Field(
-        default=None,
-        description="Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
-        "in the mean. Not with `stream`, unless it equals n.",
+    best_of: int | None = optional(
+        "Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
+        "in the mean. Not with `stream`, unless it equals n."
     )
 
     @model_validator(mode="after")

@@ -11,9 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 import msgspec
 from msgspec import UNSET
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
-from server.api.fields import FIRST_ERROR, MEANINGLESS, Flag, Neutral, Text, check_text
+from server.api.fields import (
+    FIRST_ERROR,
+    MEANINGLESS,
+    Flag,
+    Neutral,
+    Text,
+    check_text,
+    optional,
+    read_sources,
+)
 from server.api.messages import Message, Messages, TemplateOptions
 from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
 from server.errors import BadRequest, too_many
@@ -50,16 +58,15 @@ class PoolingBody(RequestBody):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
 
-    use_activation: Flag | None = Field(
-        default=None,
-        description="Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
-        "raw. Older names are normalize, activation and softmax.",
+    use_activation: Flag | None = optional(
+        "Normalise vectors, or turn logits into probabilities. null: as the model does; false: "
+        "raw. Older names are normalize, activation and softmax."
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
-        default=None, description="Keep so many tokens of a text; -1 keeps what the model can read."
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
+        "Keep so many tokens of a text; -1 keeps what the model can read."
     )
-    truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="The end that is cut; null is right, which keeps the beginning."
+    truncation_side: Literal["left", "right"] | None = optional(
+        "The end that is cut; null is right, which keeps the beginning."
     )
 
     @model_validator(mode="before")
@@ -78,19 +85,11 @@ class PoolingBody(RequestBody):
         return Truncation.from_request(self.truncate_prompt_tokens, self.truncation_side, facts)
 
 
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(id) is int for id in value)
-
-
 def _inputs(value: object) -> list[Source] | None:
     if value is None:
         return None
-    if isinstance(value, list) and len(value) > LIMITS.inputs and type(value[0]) is not int:
-        raise too_many("input", LIMITS.inputs, "texts", len(value))
-    texts = value if isinstance(value, list) and not (value and _is_ids(value)) else [value]
-    if not (all(isinstance(one, str) for one in texts) or all(_is_ids(one) for one in texts)):
-        raise PydanticCustomError("input_type", _SHAPES)
-    return [check_text(one) if isinstance(one, str) else cast("list[int]", one) for one in texts]
+    texts = read_sources(value, "input", LIMITS.inputs, "texts", _SHAPES)
+    return [check_text(one) if isinstance(one, str) else one for one in texts]
 
 
 Inputs = Annotated[
@@ -127,11 +126,9 @@ class TextBody(PoolingBody, TemplateOptions):
     stand_ins = {**TemplateOptions.stand_ins, "input": "-"}
     texts_field: ClassVar[str] = "input"
 
-    input: Inputs = Field(default=None, description="Texts, as strings or token ids; or use messages.")
-    messages: Conversations | None = Field(default=None, description="A conversation, or a list of them.")
-    add_special_tokens: Flag | None = Field(
-        default=None, description="null: true for texts, false for conversations."
-    )
+    input: Inputs = optional("Texts, as strings or token ids; or use messages.")
+    messages: Conversations | None = optional("A conversation, or a list of them.")
+    add_special_tokens: Flag | None = optional("null: true for texts, false for conversations.")
     add_generation_prompt: Flag = False
 
     @model_validator(mode="before")
@@ -176,13 +173,11 @@ class TextBody(PoolingBody, TemplateOptions):
 class VectorsBody(TextBody):
     """Fields for the instruction that texts are read with, and for the form of their vectors."""
 
-    prompt_name: Text | None = Field(
-        default=None,
-        description="Name of the model's prompt that is written before each text. null: the default, if any.",
+    prompt_name: Text | None = optional(
+        "Name of the model's prompt that is written before each text. null: the default, if any."
     )
-    input_type: Text | None = Field(
-        default=None,
-        description="The texts' purpose, such as query or document: finds the prompt for it.",
+    input_type: Text | None = optional(
+        "The texts' purpose, such as query or document: finds the prompt for it."
     )
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
         default="float",
@@ -191,10 +186,8 @@ class VectorsBody(TextBody):
     )
     embed_dtype: EmbedDtype = Field(default="float32", description="Number type of base64 and bytes.")
     endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
-    dimensions: int | None = Field(
-        default=None,
-        description="Keep so many numbers of each vector, if the task makes any and the model was trained "
-        "for it.",
+    dimensions: int | None = optional(
+        "Keep so many numbers of each vector, if the task makes any and the model was trained for it."
     )
 
     @model_validator(mode="after")
@@ -228,10 +221,9 @@ class EmbeddingRequest(VectorsBody):
 
 
 class PoolingRequest(VectorsBody):
-    task: Text | None = Field(
-        default=None,
-        description="embed, token_embed, classify or token_classify; also encode, score and reward. null: "
-        "the first of them that the model does.",
+    task: Text | None = optional(
+        "embed, token_embed, classify or token_classify; also encode, score and reward. null: "
+        "the first of them that the model does."
     )
 
     def params(self) -> PoolingParams:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Flag, check_text
+from server.api.fields import Flag, check_text, optional
 from server.api.messages import TEXT_PARTS
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
 from server.api.shared_fields import CacheDiagnoses, Usage
@@ -56,12 +56,9 @@ class ComparingBody(PoolingBody):
 
     max_tokens_per_query: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
     max_tokens_per_doc: int = Field(default=0, description="Longer texts are cut; 0 is no limit.")
-    instruction: str | None = Field(
-        default=None,
-        description="Says what makes a document a good answer; for models that read one.",
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Arguments of the template, for models that read both texts through one."
+    instruction: str | None = optional("Says what makes a document a good answer; for models that read one.")
+    chat_template_kwargs: dict[str, Any] | None = optional(
+        "Arguments of the template, for models that read both texts through one."
     )
 
     @property
@@ -101,13 +98,13 @@ class ScoreRequest(ComparingBody):
         "text_2": "-",
     }
 
-    text_1: Texts | None = Field(default=None, description="One text for all of text_2, or one for each.")
+    text_1: Texts | None = optional("One text for all of text_2, or one for each.")
     text_2: Texts | None = None
-    queries: Texts | None = Field(default=None, description="The same as text_1.")
-    documents: Texts | None = Field(default=None, description="The same as text_2.")
-    items: Texts | None = Field(default=None, description="The same as text_2.")
-    data_1: Texts | None = Field(default=None, description="The same as text_1.")
-    data_2: Texts | None = Field(default=None, description="The same as text_2.")
+    queries: Texts | None = optional("The same as text_1.")
+    documents: Texts | None = optional("The same as text_2.")
+    items: Texts | None = optional("The same as text_2.")
+    data_1: Texts | None = optional("The same as text_1.")
+    data_2: Texts | None = optional("The same as text_2.")
 
     @model_validator(mode="after")
     def check_one_pair(self) -> Self:
@@ -135,9 +132,7 @@ class RerankRequest(ComparingBody):
 
     query: OneText
     documents: Texts
-    top_n: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Return so many documents; 0 and null are all."
-    )
+    top_n: Annotated[int, Field(ge=0)] | None = optional("Return so many documents; 0 and null are all.")
     return_documents: Flag | None = Field(default=True, description="false: return their indexes only.")
 
     @property

@@ -13,15 +13,81 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from server.api.answer_form import StructuredBody
-from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts
+from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts, optional
 from server.errors import BadRequest
 from server.model_facts import LIMITS
 from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
+from server.text.chat_template import Effort
+
+Budget = Annotated[int, Field(ge=-1)]
+
+
+class Reasoning(BaseModel):
+    """OpenRouter's object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Effort | None = None
+    max_tokens: Budget | None = None
+    exclude: Flag | None = None
+    enabled: Flag | None = None
+
+
+class BudgetOptions(Body):
+    """What prompts of text may have, too."""
+
+    thinking_token_budget: Budget | None = optional(
+        "The most tokens of reasoning, after which its end is written; -1 is no bound."
+    )
+    reasoning_budget: Budget | None = optional("thinking_token_budget, as llama.cpp has it.")
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, if there is a bound."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    def read_budget(self) -> None:
+        """Puts a budget under another name where ours has it."""
+        self._take("thinking_token_budget", "reasoning_budget", self.reasoning_budget)
+        self.reasoning_budget = None
+
+    def _take(self, field: str, name: str, value: object) -> None:
+        """Raises BadRequest if the field says something else than its other name."""
+        if value is None:
+            return
+        if getattr(self, field) not in (None, value):
+            raise BadRequest(f"`{name}` and `{field}` say different things. Give one of them.", name)
+        setattr(self, field, value)
+
+
+class ReasoningOptions(BudgetOptions):
+    include_reasoning: Flag = Field(default=True, description="Answer with the reasoning too.")
+    reasoning_effort: Effort | None = optional(
+        "Passed to the chat template, if that reads it; none switches thinking off where the "
+        "template has a switch, and all others switch it on."
+    )
+    enable_thinking: Flag | None = optional("The template's switch for thinking, whatever its name there.")
+    reasoning: Reasoning | None = optional(
+        "OpenRouter's object: `effort` is reasoning_effort, `max_tokens` thinking_token_budget, "
+        "`exclude: true` is include_reasoning: false, and `enabled` is enable_thinking."
+    )
+
+    def read_reasoning(self) -> None:
+        """Puts what was said under other names where ours have it."""
+        told = self.reasoning or Reasoning()
+        self._take("reasoning_effort", "reasoning.effort", told.effort)
+        self._take("enable_thinking", "reasoning.enabled", told.enabled)
+        self.read_budget()
+        self._take("thinking_token_budget", "reasoning.max_tokens", told.max_tokens)
+        if told.exclude:
+            self.include_reasoning = False
+        self.reasoning = None
+
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
@@ -95,7 +161,7 @@ class RequestTerms:
 class RequestBody(Body):
     """Fields of requests that generate and of those that pool."""
 
-    model: Text | None = Field(default=None, description="null is the served model.")
+    model: Text | None = optional("null is the served model.")
     request_id: str | None = None
     timeout: Timeout = None
     priority: Int64 = Field(
@@ -103,7 +169,7 @@ class RequestBody(Body):
         description="Above 0: background work, which gets what others leave. Under --scheduling-policy "
         "priority, lower numbers run earlier. The header X-Priority goes before it.",
     )
-    cache_salt: Text | None = Field(default=None, description="Share cached prefixes with equal salts only.")
+    cache_salt: Text | None = optional("Share cached prefixes with equal salts only.")
     include: Include = INCLUDE
 
     @model_validator(mode="after")
@@ -139,18 +205,14 @@ class GenerationBody(RequestBody, StructuredBody):
     }
 
     n: int | None = 1
-    temperature: float | None = Field(
-        default=None, description="0 is greedy. null: the checkpoint's default."
-    )
+    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
-    seed: Int64 | None = Field(
-        default=None, description="Draws the same tokens again while `system_fingerprint` stays the same."
-    )
+    seed: Int64 | None = optional("Draws the same tokens again while `system_fingerprint` stays the same.")
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: Ids | None = None
     bad_words: Annotated[Texts, BeforeValidator(_or_empty)] = NO_ENTRIES
@@ -166,14 +228,12 @@ class GenerationBody(RequestBody, StructuredBody):
     prompt_logprobs: int | None = None
     echo: Flag | None = False
     return_token_ids: Flag | None = False
-    return_tokens_as_token_ids: Flag | None = Field(
-        default=None,
-        description="Write tokens of logprobs as `token_id:123`. null: what the server was started with.",
+    return_tokens_as_token_ids: Flag | None = optional(
+        "Write tokens of logprobs as `token_id:123`. null: what the server was started with."
     )
 
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
-        default=None,
-        description="Keep so many tokens of the prompt; -1 keeps what leaves room for the answer.",
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
+        "Keep so many tokens of the prompt; -1 keeps what leaves room for the answer."
     )
     truncation_side: str | None = Field(
         default=None,
@@ -183,8 +243,8 @@ class GenerationBody(RequestBody, StructuredBody):
 
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
-    stream_interval: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Tokens per chunk, if more than the server's own interval."
+    stream_interval: Annotated[int, Field(ge=1)] | None = optional(
+        "Tokens per chunk, if more than the server's own interval."
     )
 
     @model_validator(mode="after")

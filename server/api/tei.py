@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Body, Flag, Text, Texts, check_text
+from server.api.fields import Body, Flag, Text, Texts, check_text, optional
 from server.api.pooling_bodies import Inputs
 from server.api.scores import RerankRequest
 from server.api.shared_fields import RequestTerms
@@ -45,9 +45,7 @@ class TeiBody(Body):
 
 
 class PromptedTeiBody(TeiBody):
-    prompt_name: Text | None = Field(
-        default=None, description="The model's prompt that is written first, by name."
-    )
+    prompt_name: Text | None = optional("The model's prompt that is written first, by name.")
 
     def prompt(self, task: Task, facts: Facts) -> str:
         """The instruction that is written before each text."""

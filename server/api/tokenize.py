@@ -7,7 +7,7 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Flag, Text, optional
 from server.api.messages import Messages, TemplateOptions
 from server.errors import BadRequest
 
@@ -22,9 +22,7 @@ class TokenizeRequest(TemplateOptions):
     model: Text | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: Flag | None = Field(
-        default=None, description="null: true for a text, false for a conversation."
-    )
+    add_special_tokens: Flag | None = optional("null: true for a text, false for a conversation.")
     return_token_strs: Flag | None = False
 
     @model_validator(mode="after")

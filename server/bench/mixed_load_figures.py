@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from server.bench.endpoints import Outcome
-from server.bench.load_figures import FORMAT, Spread, spread
+from server.bench.load_generator import FORMAT, Spread, spread
 from server.terminal.console import aligned
 
 _TITLES = {

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from server.bench.serve_options import BenchError, write_result
+from server.model_facts import GENERATE
 from server.offline.llm import LLM
 from server.options.option_table import flatten
 from server.options.server_options import parse
 from server.requests.sampling import SamplingParams
-from server.task_names import GENERATE
 from server.terminal.console import check_folder, parser_of
 from worker import logs
 

@@ -22,19 +22,18 @@ from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
 from engine_core.protocol import Failed, Pooled
 from server.access.admission import Admission, Admissions
-from server.access.client_identity import ANYONE, Caller
+from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
-from server.access.time_limits import of_later_texts
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
-from server.http import server_status as statuses
+from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
-from server.reading.context import ReadingContext, ReadingOptions
 from server.reading.helper import Helper
+from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
@@ -78,7 +77,7 @@ class Frontend:
         self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
         self.grammars = ModelGrammars(self, client, config)
-        self._draining: statuses.Draining | None = None
+        self._draining: Status | None = None
         self._restarting_since = 0.0
         self.access = Access(config.access, metrics.key_counters)
         self.admissions = Admissions(
@@ -143,21 +142,21 @@ class Frontend:
         return self.admissions.live
 
     @property
-    def status(self) -> statuses.Status:
+    def status(self) -> Status:
         if self._client.dead is not None:
-            return statuses.Dead("engine_given_up")
+            return Status("dead", "engine_given_up", fraction=0.0, refuses=True)
         if self._draining is not None:
             return self._draining
         if self._facts is not None and (reason := self._client.restarting) is not None:
-            stalled = reason == "engine_stalled"
-            return statuses.Stalled() if stalled else statuses.Restarting(reason, self._restarting_since)
+            state = "stalled" if reason == "engine_stalled" else "restarting"
+            return Status(state, reason, fraction=0.0, since=self._restarting_since)
         if self._client.ready is not None:
-            return statuses.Ready() if self._facts is not None else statuses.Starting("tokenizer", 0.0)
-        return statuses.Starting(self._client.progress.phase, self._client.progress.fraction)
+            return READY if self._facts is not None else loading("tokenizer", 0.0)
+        return loading(self._client.progress.phase, self._client.progress.fraction)
 
     def require_ready(self) -> None:
         """Raises Unavailable if requests are refused. While an engine is started again, they are let in."""
-        statuses.raise_if_refused(self.status)
+        self.status.raise_if_refused()
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None or empty."""
@@ -303,7 +302,7 @@ class Frontend:
 
     def begin_drain(self, *, refuse: bool) -> None:
         """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
-        self._draining = statuses.Draining(refuses=refuse)
+        self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)
 
     @property
     def idle(self) -> asyncio.Event:

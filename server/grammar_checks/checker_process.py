@@ -1,23 +1,123 @@
-"""The process that compiles clients' grammars first: `python -m server.grammar_checks.checker_process FD`."""
+"""The process that compiles clients' grammars first: `python -m server.grammar_checks.checker_process FD`.
+
+It is asked for a form, or for the tools that an answer may call, whose schemas are a stranger's too.
+"""
 
 from __future__ import annotations
 
 import importlib
 import logging
-import resource
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
+from server.answers.answer_format import AnswerFormat, AnswerWriter, format_of_names
+from server.answers.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable
 from server.errors import ApiError, BadRequest, Internal
-from server.grammar_checks.tool_calls import AskedCalls, build_call_grammar
-from server.grammars.form_grammar import AnswerGrammar, build_grammar
-from server.grammars.structured_params import AskedForm
-from server.offload.memory_limits import give_back, resident, set_most_memory
-from server.offload.messages import NO_MEMORY, SentError, frame, receive_frame, sent_error
+from server.grammars.form_grammar import AnswerGrammar, AskedForm, build_grammar, unknown_keywords, validate
+from server.grammars.grammar_limits import check_schema
+from server.grammars.json_schema import prepare_schema
+from server.offload.messages import NO_MEMORY, SentError, answer_questions, sent_error
 from worker import child, logs
+
+
+class AskedTool(msgspec.Struct, frozen=True):
+    name: str
+    schema: dict[str, Any]
+    """The schema of its arguments, as the client has sent it."""
+    bound: bool
+    """Whether its arguments are held to the schema; otherwise to be an object."""
+    strict: bool = False
+    """Whether the request is refused if not all of the schema can be enforced."""
+
+
+class AskedCalls(msgspec.Struct, frozen=True, tag=True):
+    """An answer that calls tools in the model's own form."""
+
+    dialect: str
+    thinking: str
+    """The name of the markers of reasoning; empty if the model has none."""
+    opener: str
+    """What the model writes before calls."""
+    tokens: dict[str, int]
+    """The special tokens of the markup."""
+    tools: list[AskedTool]
+    required: bool
+    """Whether the answer is calls; otherwise it may be text, too."""
+    several: bool
+    is_thinking: bool
+    """Whether the prompt has opened the reasoning."""
+    described: dict[str, Any] | None = None
+    """What the checkpoint says itself of its answers, if the names are of that."""
+    field: str = "tools"
+    """The field of the request to which errors belong."""
+
+
+def ask_for_calls(
+    format: AnswerFormat, tools: list[AskedTool], *, required: bool, several: bool, is_thinking: bool
+) -> AskedCalls:
+    """The question to the process that checks grammars."""
+    return AskedCalls(
+        dialect=format.dialect.name if format.dialect else "",
+        thinking=format.thinking.name if format.thinking else "",
+        opener=format.as_written(format.opener),
+        tokens={format.written[mark]: id for mark, id in format.tokens.items()},
+        tools=tools,
+        required=required,
+        several=several,
+        is_thinking=is_thinking,
+        described=None if format.described is None else dict(format.described),
+    )
+
+
+def build_call_grammar(asked: AskedCalls) -> AnswerGrammar:
+    """The grammar of the answer. Raises BadRequest for what cannot be enforced, though it has to be."""
+    names = asked.dialect, asked.thinking
+    format = format_of_names(*names, asked.tokens, asked.opener, asked.described)
+    tool = what = ""
+    for lenient in (False, True):
+        forms = list(_forms(asked, lenient=lenient))
+        writer = AnswerWriter(format, forms, several=asked.several, is_thinking=asked.is_thinking)
+        try:
+            grammar = writer.required() if asked.required else writer.possible()
+        except Unenforceable as found:
+            tool, what = found.tool, found.keyword
+            continue
+        except RecursionError:
+            raise BadRequest("The schema of a tool is nested too deep.", asked.field) from None
+        error, warnings = validate(grammar)
+        if not error:
+            keywords = {keyword for warning in warnings for keyword in unknown_keywords(warning)}
+            return msgspec.structs.replace(grammar, ignored=sorted({*grammar.ignored, *keywords}))
+        tool, what = "", ", ".join(unknown_keywords(error)) or error
+    raise _refused(asked, tool, what)
+
+
+def _forms(asked: AskedCalls, *, lenient: bool) -> Iterator[ToolForm]:
+    for tool in asked.tools:
+        strict = tool.strict or not lenient
+        if not tool.bound:
+            yield ToolForm(tool.name, ANY_OBJECT)
+            continue
+        check_schema(tool.schema, asked.field)
+        prepared = prepare_schema(tool.schema, asked.field, closed=None, counts=strict)
+        yield ToolForm(tool.name, {"type": "object", **prepared}, strict)
+
+
+def _refused(asked: AskedCalls, tool: str, what: str) -> BadRequest:
+    strict = [each.name for each in asked.tools if each.strict]
+    if strict:
+        named = repr(tool) if tool else "one of " + ", ".join(map(repr, strict))
+        return BadRequest(
+            f"`strict` is true for the tool {named}, and {what[:200]} of its schema cannot be enforced. "
+            "Leave that out, or have the rest enforced without `strict`.",
+            asked.field,
+        )
+    return BadRequest(f"The schema of a tool cannot be used: {what[:300]}", asked.field)
+
 
 MUCH, TOO_MUCH = 16 << 20, 128 << 20
 """Bytes left behind by grammars: so many are given back to the system; with so many the process ends."""
@@ -44,23 +144,13 @@ def main() -> int:
     setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=CheckerSetup)
     logs.setup("grammar checker", setup.log_level)
     importlib.import_module("llguidance")  # before memory is bounded
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    set_most_memory(setup.memory, for_good=True)
+
+    def verdict(data: bytes) -> bytes:
+        return msgspec.msgpack.encode(check(msgspec.msgpack.decode(data, type=Question), setup.tokens))
+
     with socket.socket(fileno=setup.socket) as connection:
-        _serve(connection, setup.tokens)
+        answer_questions(connection, 1, verdict, memory=setup.memory, much=MUCH, most=TOO_MUCH)
     return child.STOPPED
-
-
-def _serve(connection: socket.socket, tokens: Mapping[str, int]) -> None:
-    at_rest = resident()
-    connection.sendall(frame(b""))
-    while (data := receive_frame(connection)) is not None:
-        verdict = check(msgspec.msgpack.decode(data, type=Question), tokens)
-        connection.sendall(frame(msgspec.msgpack.encode(verdict)))
-        if resident() > at_rest + MUCH:
-            give_back()
-        if resident() > at_rest + TOO_MUCH:
-            return
 
 
 def check(asked: Question, tokens: Mapping[str, int]) -> Verdict:

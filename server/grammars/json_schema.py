@@ -14,18 +14,9 @@ _OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords with schemas under names."""
 _ONE_SCHEMA = (
-    "additionalProperties",
-    "unevaluatedProperties",
-    "propertyNames",
-    "items",
-    "additionalItems",
-    "unevaluatedItems",
-    "contains",
-    "not",
-    "if",
-    "then",
-    "else",
-)
+    "additionalProperties", "unevaluatedProperties", "propertyNames", "items", "additionalItems",
+    "unevaluatedItems", "contains", "not", "if", "then", "else",
+)  # fmt: skip
 _SAYS_OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 """Keywords with which a schema says what other properties its objects may have."""
 

@@ -1,24 +1,98 @@
-"""Middleware that every HTTP request passes before its route: metrics, request ids, header checks.
+"""Middleware that every HTTP request passes before its route: metrics, ids, checks of headers and keys.
 
 Plain ASGI, because it runs for every message of every answer.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BadRequest, HttpError
-from server.http import body
-from server.http.allowed_hosts import HostRules
+from server.access.client_identity import Caller
+from server.access.keyring import OPERATOR, Access
+from server.errors import ApiError, BadRequest, Forbidden, HttpError, Unauthorized
+from server.http import endpoint
 from server.http.error_answers import error_response, path_of
 from server.metrics.server_metrics import Metrics
+from server.options.server_options import is_loopback
 from server.requests.timing import RequestTimes
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+class HostRules:
+    """Refuses requests that name a foreign host or come from a foreign web page.
+
+    A page on the web can send requests to a server on its visitor's machine, and read the answers if its own
+    name is made to resolve to that machine. Such a request names a foreign host, or origin, or both.
+    """
+
+    def __init__(
+        self, address: str | None, *, allowed_hosts: Collection[str], allowed_origins: Collection[str]
+    ) -> None:
+        """`address` is the one that is listened to; None if it is a Unix socket."""
+        self._takes_addresses = address is None or not is_loopback(address)
+        self._any_host = "*" in allowed_hosts or (self._takes_addresses and not allowed_hosts)
+        names = {"localhost", *allowed_hosts}
+        if address is not None and not self._takes_addresses:
+            names |= _names_of(address)
+        self._names = {name.lower().encode() for name in names}
+        self._origins = {origin.lower().encode() for origin in allowed_origins}
+        self._any_origin = "*" in allowed_origins
+
+    def refusal(self, host: bytes, origin: bytes | None) -> ApiError | None:
+        """Why a request is refused that has these headers, if it is."""
+        if not (self._any_host or self._answers_to(_without_port(host.lower()))):
+            name = _without_port(host).decode("latin-1")
+            return HttpError(
+                421,
+                f"This server does not answer to the name {name!r}. Use localhost or its address, or start "
+                "it with --allowed-hosts NAME.",
+            )
+        if origin is not None and not (self._any_origin or self._is_ours(origin.lower(), host.lower())):
+            return HttpError(
+                403,
+                "Web pages of other origins may not call this server. Start it with --allowed-origins ORIGIN "
+                "to let them.",
+            )
+        return None
+
+    def _answers_to(self, name: bytes) -> bool:
+        # A number cannot be made to resolve to another machine, and probes of load balancers use numbers.
+        return name in self._names or (self._takes_addresses and _is_address(name))
+
+    def _is_ours(self, origin: bytes, host: bytes) -> bool:
+        # The scheme is left out: behind a proxy that ends TLS it is not the one of this connection.
+        return origin.partition(b"://")[2] == host or origin in self._origins
+
+
+def _names_of(address: str) -> set[str]:
+    if address.lower() == "localhost":
+        return {"127.0.0.1", "[::1]"}
+    return {f"[{address}]" if ":" in address else address}
+
+
+def _without_port(host: bytes) -> bytes:
+    name, colon, port = host.rpartition(b":")
+    return (name if colon and port.isdigit() else host).removesuffix(b".")
+
+
+def _is_address(name: bytes) -> bool:
+    try:
+        ipaddress.ip_address(name.strip(b"[]").decode("latin-1"))
+    except ValueError:
+        return False
+    return True
+
 
 HOST = re.compile(rb"[^\s/\\?#@]+")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -127,10 +201,167 @@ class HeaderChecks:
         if hosts and (foreign := self._hosts.refusal(hosts[0], headers.get(b"origin"))):
             return foreign
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > body.MAX_BODY:
-            return body.body_too_large()
+        if length.isdigit() and int(length) > endpoint.MAX_BODY:
+            return endpoint.body_too_large()
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return HttpError(415, "Compressed bodies are not accepted: send the body as it is.")
-        if length.isdigit() and not body.BODY_MEMORY.has_room(int(length)):
-            return body.no_room_for_body()
+        if length.isdigit() and not endpoint.BODY_MEMORY.has_room(int(length)):
+            return endpoint.no_room_for_body()
         return None
+
+
+OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
+"""Paths that are answered without a key: they tell only whether the server lives, and `/` is a page that asks
+for the key."""
+PAGE_FOLDER = "/page/"
+"""The beginning of the paths of the page's files, which anybody may read."""
+DEEP = "deep"
+"""The query parameter of /health with which it has the model compute a token."""
+ADMIN_PATHS = frozenset({"/metrics", "/load", "/live/events", "/docs", "/openapi.json"})
+"""Paths that a key of a file must be an administrator's for."""
+
+KEY_NAME: ContextVar[str] = ContextVar("key_name")
+"""The name of the key with which the request of this task came."""
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether anybody may ask this: the page and signs of life, but no check that has the model compute."""
+    query: bytes = scope.get("query_string", b"")
+    path = path_of(scope)
+    if path.startswith(PAGE_FOLDER):
+        return True
+    return path in OPEN_PATHS and not (query and DEEP in QueryParams(query))
+
+
+class KeyCheck:
+    """Refuses a request without a valid key, unless its path is open to all, and notes who sends others."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or is_open(scope):
+            return await self._app(scope, receive, send)
+        caller: Caller | None = scope.get("caller") or self._access.holder(scope)
+        error = _refusal(scope, caller)
+        if error is not None:
+            if scope["type"] == "websocket":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await error_response(error, path_of(scope))(scope, receive, send)
+        if caller is None or caller is OPERATOR:
+            return await self._app(scope, receive, send)
+        scope["caller"] = caller
+        scope.setdefault("state", {})["key"] = caller.owner
+        KEY_NAME.set(caller.owner)
+        if (account := caller.account) is not None and account.has_quotas:
+
+            def tell_quotas(head: Message) -> None:
+                head["headers"] = [*head.get("headers", ()), *account.headers()]
+
+            send = on_head(send, tell_quotas)
+        await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
+    if caller is None:
+        return Unauthorized(
+            "A valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key'."
+        )
+    if (key := caller.key) is None:
+        return None
+    if key.has_expired():
+        return Unauthorized(f"The API key of {key.name} has expired: ask the operator for another one.")
+    if path_of(scope) in ADMIN_PATHS and not key.admin:
+        return Forbidden(f"The API key of {key.name} may not be used for this: it is for administrators.")
+    return None
+
+
+Attributes = Mapping[str, str | int | float | None]
+"""Names and values; None if nothing is known."""
+
+_CONTEXT = ("traceparent", "tracestate")
+"""The headers by which W3C Trace Context says which span a request belongs to."""
+
+
+class Described(Protocol):
+    """The work of a request, which its route has put into the scope as `work`."""
+
+    def describe(self) -> Attributes: ...
+
+
+def make_tracer(endpoint: str) -> Tracer:
+    """A tracer that sends spans from a thread of its own, and what is left when the process ends.
+
+    The service's name and more of the resource come from OpenTelemetry's own variables, such as
+    OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, and so do headers for the collector.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create()
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": "facet"}))
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=5)))
+    return provider.get_tracer("facet")
+
+
+class Traces:
+    """Makes the span of each request that had work for the engine when its answer has ended, in vLLM's words.
+
+    It is there with --otlp-traces-endpoint only; without it nothing of OpenTelemetry is imported. No text of
+    a request or an answer is in a span.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._app = app
+        self._tracer = tracer
+        self._kind, self._error = SpanKind.SERVER, Status(StatusCode.ERROR)
+        self._extract = TraceContextTextMapPropagator().extract
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = time.time_ns(), 500
+
+        def note_status(head: Message) -> None:
+            nonlocal status
+            status = head["status"]
+
+        try:
+            await self._app(scope, receive, on_head(send, note_status))
+        finally:
+            if "work" in scope:
+                self._report(scope, began, status)
+
+    def _report(self, scope: Scope, began: int, status: int) -> None:
+        work, times = scope["work"], scope["times"]
+        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        context = self._extract({name: given[name] for name in _CONTEXT if name in given})
+        span = self._tracer.start_span("llm_request", context, self._kind, start_time=began)
+        described = {**work.describe(), **_latencies(times)}
+        span.set_attributes({name: value for name, value in described.items() if value is not None})
+        span.set_attribute("http.route", getattr(scope.get("route"), "path", ""))
+        span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            span.set_status(self._error)
+        span.end()
+
+
+def _latencies(times: RequestTimes) -> Attributes:
+    """The times of a request in seconds; those of the engine only if it has computed something."""
+    whole = {"gen_ai.latency.e2e": time.monotonic() - times.started}
+    if not times.steps:
+        return whole
+    return {
+        **whole,
+        "gen_ai.latency.time_to_first_token": times.first_token,
+        "gen_ai.latency.time_in_queue": times.queued_time,
+        "gen_ai.latency.time_in_model_prefill": times.prefill_time,
+        "gen_ai.latency.time_in_model_decode": times.decode_time,
+        "gen_ai.latency.time_in_model_inference": times.prefill_time + times.decode_time,
+    }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
 from engine_core.protocol import Stats
-from server.metrics.plain_metrics import add_histogram
 
 LABELS = ["model_name", "engine"]
 
@@ -123,3 +124,15 @@ _BALANCEDNESS = (
     ("avg", "average", "Balancedness of experts, the mean of all layers."),
 )
 """End of a metric's name, the field of Balancedness that it shows, its help text."""
+
+
+def add_histogram(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    bounds: Sequence[float],
+    counts: Sequence[int],
+    total: float,
+) -> None:
+    """Adds a histogram to what is shown. The last of `counts` is that of values above all bounds."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)

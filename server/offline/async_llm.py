@@ -19,18 +19,18 @@ from engine_core.restarts import keep_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
-from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
+from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import OutputBuilder, tokens_per_output
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.options.server_config import ServerConfig
-from server.options.server_options import from_python
+from server.options.server_options import EngineArgs, from_python
+from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress_bar import ProgressDisplay
-from server.task_names import GENERATE, require_task
 from server.text.tokenizer import LONG_TEXT, unpack
 from worker import logs
 

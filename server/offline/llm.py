@@ -7,31 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from server.errors import ApiError, BadRequest
+from server.offline import prompt_forms, request_outputs
 from server.offline.engine_requests import EngineRequest, Output, PoolingRequest
 from server.offline.llm_engine import LLMEngine
-from server.offline.prompt_forms import (
-    Message,
-    Prompt,
-    Prompts,
-    ReadOptions,
-    TextPrompt,
-    for_each,
-    read_conversations,
-    read_items,
-    read_prompts,
-    read_texts,
-)
-from server.offline.request_outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    classification_output,
-    embedding_output,
-)
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Pairs, ScoreOptions, score
@@ -42,10 +20,10 @@ from server.text.chat_template import AskedFormat
 _UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-Texts = str | TextPrompt | Sequence[str | TextPrompt]
+Texts = str | prompt_forms.TextPrompt | Sequence[str | prompt_forms.TextPrompt]
 
 
-class TextOptions(ReadOptions, total=False):
+class TextOptions(prompt_forms.ReadOptions, total=False):
     """Keyword arguments of every call that pools."""
 
     use_tqdm: bool
@@ -73,23 +51,23 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompts,
+        prompts: prompt_forms.Prompts,
         sampling_params: Sampling = None,
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         **others: Any,
-    ) -> list[RequestOutput]:
+    ) -> list[request_outputs.RequestOutput]:
         """Returns the answers in the order of the prompts. Give one SamplingParams for all, or one for each.
 
         If any request is refused, none runs.
         """
         refuse_keywords("generate", others, _UNSUPPORTED)
-        return self._generate(read_prompts(prompts), sampling_params, use_tqdm, priority)
+        return self._generate(prompt_forms.read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[prompt_forms.Message] | Sequence[Sequence[prompt_forms.Message]],
         sampling_params: Sampling = None,
         use_tqdm: bool = True,
         *,
@@ -101,7 +79,7 @@ class LLM:
         documents: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         **others: Any,
-    ) -> list[RequestOutput]:
+    ) -> list[request_outputs.RequestOutput]:
         """Answers conversations, or one, which the model's chat template writes as prompts."""
         refuse_keywords("chat", others, _UNSUPPORTED)
         if continue_final_message and add_generation_prompt:
@@ -111,7 +89,7 @@ class LLM:
             )
         kwargs = {**self.llm_engine.config.default_chat_template_kwargs, **(chat_template_kwargs or {})}
         prompts = [
-            Prompt(
+            prompt_forms.Prompt(
                 self.tokenizer.chat.render(
                     conversation,
                     add_generation_prompt=add_generation_prompt,
@@ -123,39 +101,44 @@ class LLM:
                     content_format=chat_template_content_format,
                 )
             )
-            for conversation in read_conversations(messages)
+            for conversation in prompt_forms.read_conversations(messages)
         ]
         return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)
 
     def encode(
         self,
-        prompts: Prompts,
+        prompts: prompt_forms.Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
         task: str | None = None,
         **options: Unpack[TextOptions],
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+    ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """Runs a task of the model on each text, by default its first. `task` is short for `pooling_task`."""
         return self._pool(
             "encode", prompts, pooling_task or task, {"pooling_params": pooling_params, **options}
         )
 
-    def embed(self, prompts: Prompts, **options: Unpack[PoolingOptions]) -> list[EmbeddingRequestOutput]:
+    def embed(
+        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+    ) -> list[request_outputs.EmbeddingRequestOutput]:
         """Returns a vector for each text."""
-        return [embedding_output(pooled) for pooled in self._pool("embed", prompts, "embed", {**options})]
+        return [
+            request_outputs.embedding_output(pooled)
+            for pooled in self._pool("embed", prompts, "embed", {**options})
+        ]
 
     def classify(
-        self, prompts: Prompts, **options: Unpack[PoolingOptions]
-    ) -> list[ClassificationRequestOutput]:
+        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+    ) -> list[request_outputs.ClassificationRequestOutput]:
         """Returns the probability of each label, for each text."""
         labels = self.facts.pooling.labels
         pooled = self._pool("classify", prompts, "classify", {**options})
-        return [classification_output(one, labels) for one in pooled]
+        return [request_outputs.classification_output(one, labels) for one in pooled]
 
     def reward(
-        self, prompts: Prompts, **options: Unpack[PoolingOptions]
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+    ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """Returns the rewards of each text: one for each token or step, or else one for the text."""
         return self._pool("reward", prompts, "reward", {**options})
 
@@ -169,7 +152,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         instruction: str | None = None,
         **others: Any,
-    ) -> list[ScoringRequestOutput]:
+    ) -> list[request_outputs.ScoringRequestOutput]:
         """Compares texts: one with one, one with all of data_2, or each with the one at its index."""
         refuse_keywords("score", others, _UNSUPPORTED)
         asked = pooling_params or PoolingParams()
@@ -180,7 +163,7 @@ class LLM:
             instruction=instruction,
             names=("data_1", "data_2"),
         )
-        pairs = Pairs(read_texts(data_1), read_texts(data_2))
+        pairs = Pairs(prompt_forms.read_texts(data_1), prompt_forms.read_texts(data_2))
         return self._score(pairs, options, "pool" if use_tqdm else "")
 
     def get_tokenizer(self) -> Any:
@@ -207,48 +190,50 @@ class LLM:
 
     def _generate(
         self,
-        prompts: list[Prompt],
+        prompts: list[prompt_forms.Prompt],
         sampling_params: Sampling,
         show: bool,
         priority: Sequence[int] | None = None,
         *,
         add_special_tokens: bool = True,
-    ) -> list[RequestOutput]:
+    ) -> list[request_outputs.RequestOutput]:
         requests = self.llm_engine.generation_requests(
             self._new_ids(len(prompts)),
             prompts,
-            for_each(sampling_params, self.get_default_sampling_params(), len(prompts)),
+            prompt_forms.for_each(sampling_params, self.get_default_sampling_params(), len(prompts)),
             kind=RequestOutputKind.FINAL_ONLY,
             add_special_tokens=add_special_tokens,
         )
         outputs = self._run(requests, "generate" if show else "", priority)
-        return [output for output in outputs if isinstance(output, RequestOutput)]
+        return [output for output in outputs if isinstance(output, request_outputs.RequestOutput)]
 
     def _pool(
         self,
         call: str,
-        prompts: Prompts,
+        prompts: prompt_forms.Prompts,
         task: str | None,
         options: Mapping[str, Any],
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+    ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """`task` wins over the task of the parameters. `options` are PoolingOptions, to be checked here."""
         refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _UNSUPPORTED)
-        read = read_prompts(prompts)
-        params = for_each(options.get("pooling_params"), PoolingParams(), len(read))
-        reading = ReadOptions(
+        read = prompt_forms.read_prompts(prompts)
+        params = prompt_forms.for_each(options.get("pooling_params"), PoolingParams(), len(read))
+        reading = prompt_forms.ReadOptions(
             prompt_name=options.get("prompt_name"),
             truncate_prompt_tokens=options.get("truncate_prompt_tokens"),
             truncation_side=options.get("truncation_side"),
         )
-        items = read_items(read, params, self.facts, self.tokenizer, task, reading)
+        items = prompt_forms.read_items(read, params, self.facts, self.tokenizer, task, reading)
         requests = self._pooling_requests(items)
         for request, prompt in zip(requests, read, strict=True):
             request.salt = prompt.salt
         stage = "pool" if options.get("use_tqdm", True) else ""
         outputs = self._run(requests, stage, options.get("priority"))
-        return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
+        return [output for output in outputs if isinstance(output, request_outputs.PoolingRequestOutput)]
 
-    def _score(self, pairs: Pairs, options: ScoreOptions, stage: str) -> list[ScoringRequestOutput]:
+    def _score(
+        self, pairs: Pairs, options: ScoreOptions, stage: str
+    ) -> list[request_outputs.ScoringRequestOutput]:
         scorer = score(pairs, options, self.facts, self.tokenizer)
         items = next(scorer)
         outputs: list[Output] = []
@@ -264,12 +249,12 @@ class LLM:
         except StopIteration as end:
             scores: list[float] = end.value
         results = [
-            ScoringRequestOutput(id, ScoringOutput(one))
+            request_outputs.ScoringRequestOutput(id, request_outputs.ScoringOutput(one))
             for id, one in zip(self._new_ids(len(scores)), scores, strict=True)
         ]
         if self.facts.score_type == "cross-encoder":  # which reads the two texts of a score as one
             for result, pooled in zip(results, outputs, strict=True):
-                if isinstance(pooled, PoolingRequestOutput):
+                if isinstance(pooled, request_outputs.PoolingRequestOutput):
                     result.prompt_token_ids, result.metrics = pooled.prompt_token_ids, pooled.metrics
                     result.num_cached_tokens = pooled.num_cached_tokens
         return results

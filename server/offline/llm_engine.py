@@ -11,19 +11,17 @@ import msgspec
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
-from server.grammars.form_grammar import build_grammar
-from server.grammars.structured_params import AskedForm
-from server.offline.engine_args import EngineArgs, open_transformers_tokenizer
+from server.grammars.form_grammar import AskedForm, build_grammar
+from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.prompt_forms import Prompt, PromptLike, encode_prompts, read_items, read_prompt
 from server.options.server_config import ServerConfig
-from server.options.server_options import from_python
-from server.requests.checkpoint_facts import find_facts, open_tokenizer
+from server.options.server_options import EngineArgs, from_python
+from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
-from server.task_names import GENERATE, require_task
 
 _MOST_GRAMMARS = 1024
 """Grammars that are kept for later requests."""

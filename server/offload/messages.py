@@ -1,11 +1,16 @@
-"""What an API process and those that work for it send each other: frames of bytes, and errors.
+"""Frames and errors between an API process and those that work for it, and how these answer within bounds.
 
 A frame is eight bytes with its length, then the data.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import resource
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -60,3 +65,62 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
             return None
         rest = rest[received:]
     return bytes(data)
+
+
+def set_most_memory(more: int, *, for_good: bool = False) -> None:
+    """Bounds the address space to so many bytes more than it has now."""
+    now, _ = _memory()
+    if now:
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        bound = now + more if most < 0 else min(now + more, most)
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound if for_good else most))
+
+
+def unset_most_memory() -> None:
+    """Goes back to the bound that is for good."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _resident() -> int:
+    """The bytes of memory that this process has; 0 where they are not known."""
+    return _memory()[1]
+
+
+def _memory() -> tuple[int, int]:
+    """The address space in bytes, and what is resident of it. Both are 0 where the system is not Linux, which
+    alone can bound them."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            pages = file.read().split()
+    except FileNotFoundError:
+        return 0, 0
+    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
+
+
+def _give_back() -> None:
+    """Give the allocator's free memory back to the system."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def answer_questions(
+    connection: socket.socket, frames: int, answer: Callable[..., bytes], *, memory: int, much: int, most: int
+) -> None:
+    """Answers questions of so many frames each until the connection ends, with `memory` bytes more at most.
+
+    After an answer that leaves `much` memory that is given back. One that leaves more than `most`
+    is the last, because some libraries give back little.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_most_memory(memory, for_good=True)
+    at_rest = _resident()
+    connection.sendall(frame(b""))
+    while None not in (question := [receive_frame(connection) for _ in range(frames)]):
+        connection.sendall(frame(answer(*question)))
+        question.clear()
+        if _resident() > at_rest + much:
+            _give_back()
+        if _resident() > at_rest + most:
+            return

@@ -20,8 +20,8 @@ from server.model_facts import Facts
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import NO_MEMORY, ReceivedError, SentError, sent_error
 from server.reading.body_table import Reading
-from server.reading.context import ReadingOptions
 from server.reading.helper_process import Answer, HelperLimits, HelperSetup, ReadingOrder
+from server.reading.prompts import ReadingOptions
 from server.text.tokenizer_files import TokenizerFiles
 
 R = TypeVar("R")

@@ -10,7 +10,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -21,15 +20,19 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from server.api.fields import Body, unknown_fields
-from server.api.json_body import read_json
+from server.api.fields import Body, read_json, unknown_fields
 from server.errors import ApiError, BadRequest, Internal
 from server.model_facts import Facts
-from server.offload.memory_limits import give_back, resident, set_most_memory, unset_most_memory
-from server.offload.messages import NO_MEMORY, SentError, frame, receive_frame, sent_error
+from server.offload.messages import (
+    NO_MEMORY,
+    SentError,
+    answer_questions,
+    sent_error,
+    set_most_memory,
+    unset_most_memory,
+)
 from server.reading.body_table import BY_NAME, Reading
-from server.reading.context import ReadingContext, ReadingOptions
-from server.reading.prompts import Prompt
+from server.reading.prompts import Prompt, ReadingContext, ReadingOptions
 from server.requests.pooling import Item
 from server.text.chat_template import AskedFormat, ChatTemplate
 from server.text.tokenizer import pack
@@ -113,19 +116,13 @@ def _serve(connection: socket.socket, setup: HelperSetup) -> None:
     tokenizer.encode_many(["warm up the threads"] * 64)
     gc.disable()  # values of JSON make no cycles, and to look for some takes longer than to read them
     gc.freeze()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    set_most_memory(limits.memory, for_good=True)
-    at_rest = resident()
-    connection.sendall(frame(b""))
-    while (order := receive_frame(connection)) is not None and (raw := receive_frame(connection)) is not None:
+
+    def read(order: bytes, raw: bytes) -> bytes:
         asked = msgspec.msgpack.decode(order, type=ReadingOrder)
         context = ReadingContext(asked.facts, tokenizer, setup.options)
-        connection.sendall(frame(msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))))
-        del order, raw, asked, context
-        if resident() > at_rest + MUCH:
-            give_back()
-        if resident() > at_rest + limits.kept_memory:
-            return
+        return msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))
+
+    answer_questions(connection, 2, read, memory=limits.memory, much=MUCH, most=limits.kept_memory)
 
 
 def answer(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer:

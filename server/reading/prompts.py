@@ -5,25 +5,64 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from server.answers.dialects import AUTO, NONE
+from server.answers.format_detection import find_format
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.api.conversations.tools import MOST_NAMED, UNENFORCED, held_schema
 from server.api.fields import check_text
-from server.api.messages import Message, TemplateOptions, Tool
+from server.api.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
 from server.api.shared_fields import GenerationBody
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
-from server.reading.context import A_LOT, ReadingContext
+from server.model_facts import Facts
+from server.options.server_config import ServerConfig
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
 from server.text.chat_template import AnswerStyle, ChatTemplate
-from server.text.tokenizer import TokenIds, count_ids, unpack
+from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
+
+
+class ReadingOptions(msgspec.Struct, frozen=True):
+    """The operator's options that decide how texts are read."""
+
+    trust_request_chat_template: bool = False
+    default_chat_template_kwargs: dict[str, object] = {}
+    ignore_unknown_fields: bool = False
+    tool_call_parser: str = AUTO
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ReadingOptions:
+        return cls(
+            config.trust_request_chat_template,
+            config.default_chat_template_kwargs,
+            config.ignore_unknown_fields,
+            config.tool_call_parser,
+        )
+
+
+A_LOT = 1 << 40
+"""More work than is done in the event loop, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingContext:
+    facts: Facts
+    tokenizer: Tokenizer
+    options: ReadingOptions
+
+    @property
+    def knows_no_calls(self) -> bool:
+        """Whether no form is known in which the model writes calls, though one was looked for."""
+        parser = self.options.tool_call_parser
+        return parser == AUTO and find_format(self.tokenizer, parser, NONE).dialect is None
+
 
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of a tool of which the request has none."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from engine_core.protocol import Ready
 from engine_core.startup import find_checkpoint
@@ -12,12 +14,11 @@ from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
 from server.answers.format_detection import describe_format
-from server.model_facts import Facts, read_defaults
+from server.model_facts import GENERATE, Facts, read_defaults, score_type
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER
-from server.task_names import GENERATE, score_type
 from server.text.tokenizer import Tokenizer
-from server.text.tokenizer_files import TokenizerFiles
+from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,19 @@ def load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
 
 def open_tokenizer(config: ServerConfig, folder: Path) -> Tokenizer:
     return tokenizer_files(config, folder).load()
+
+
+def open_transformers_tokenizer(config: ServerConfig, folder: Path) -> Any:
+    """Loads the checkpoint's tokenizer, or the one of the option `tokenizer`, by AutoTokenizer."""
+    transformers = import_module("transformers")  # by name: it brings torch, which the server never imports
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        tokenizer_folder(config, folder),
+        trust_remote_code=config.engine.worker.trust_remote_code,
+        local_files_only=True,
+    )
+    if config.chat_template is not None:
+        tokenizer.chat_template = template_text(config.chat_template)
+    return tokenizer
 
 
 def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Tokenizer) -> Facts:

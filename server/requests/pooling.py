@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from server.errors import BadRequest, invalid
-from server.model_facts import Facts
+from server.model_facts import Facts, find_task
 from server.requests.unsupported_parameters import UnsupportedPooling
-from server.task_names import find_task
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Pooling, Task
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.errors import BadRequest, invalid, too_many
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
+from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
 from server.requests.unsupported_parameters import UnsupportedSampling
 from worker.protocol import Sampling
@@ -130,10 +130,9 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
         temperature = self._temperature(facts)
-        if self.n < 1:
-            raise _broken_rule("n", "at least 1", self.n)
-        if self.n > facts.limits.n:
-            raise _broken_rule("n", f"at most {facts.limits.n}", self.n)
+        _require(
+            "n", self.n, (self.n >= 1, "at least 1"), (self.n <= facts.limits.n, f"at most {facts.limits.n}")
+        )
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)
@@ -163,45 +162,35 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
 
     def _temperature(self, facts: Facts) -> float:
         value = _default(self.temperature, "temperature", facts, 1.0)
-        if not math.isfinite(value):
-            raise _broken_rule("temperature", "a finite number", value)
-        if value < 0:
-            raise _broken_rule("temperature", "non-negative", value)
-        if value > 2:
-            raise _broken_rule("temperature", "in [0, 2]", value)
+        _require(
+            "temperature", value, (math.isfinite(value), "a finite number"), (value >= 0, "non-negative")
+        )
+        _require("temperature", value, (value <= 2, "in [0, 2]"))
         return 0.0 if value < GREEDY_BELOW else max(value, COLDEST)
 
     def _top_p(self, facts: Facts) -> float:
         value = _default(self.top_p, "top_p", facts, 1.0)
-        if not 0 < value <= 1:
-            raise _broken_rule("top_p", "in (0, 1]", value)
-        return value
+        return _require("top_p", value, (0 < value <= 1, "in (0, 1]"))
 
     def _top_k(self, facts: Facts) -> int:
         value = int(_default(self.top_k, "top_k", facts, 0))
-        if value < -1:
-            raise _broken_rule("top_k", "0 (disable), or at least 1", value)
+        _require("top_k", value, (value >= -1, "0 (disable), or at least 1"))
         return 0 if value == -1 or value >= facts.vocab_size else value
 
     def _min_p(self, facts: Facts) -> float:
         value = _default(self.min_p, "min_p", facts, 0.0)
-        if not 0 <= value <= 1:
-            raise _broken_rule("min_p", "in [0, 1]", value)
-        return value
+        return _require("min_p", value, (0 <= value <= 1, "in [0, 1]"))
 
     def _repetition_penalty(self, facts: Facts) -> float:
-        name, value = (
-            "repetition_penalty",
-            _default(self.repetition_penalty, "repetition_penalty", facts, 1.0),
-        )
-        if not math.isfinite(value):
-            raise _broken_rule(name, "a finite number", value)
-        if value <= 0:
-            raise _broken_rule(name, "greater than zero", value)
+        value = _default(self.repetition_penalty, "repetition_penalty", facts, 1.0)
         within = 1 / MAX_REPETITION <= value <= MAX_REPETITION
-        if not within:
-            raise _broken_rule(name, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]", value)
-        return value
+        return _require(
+            "repetition_penalty",
+            value,
+            (math.isfinite(value), "a finite number"),
+            (value > 0, "greater than zero"),
+            (within, f"in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]"),
+        )
 
     def _seed(self) -> int:
         if self.seed is None or self.seed == -1:
@@ -214,8 +203,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         asked, room = self.max_tokens, facts.max_model_len - prompt_len
         if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
-        if asked < 1:
-            raise _broken_rule("max_tokens", "at least 1", asked)
+        _require("max_tokens", asked, (asked >= 1, "at least 1"))
         if asked > facts.max_model_len:
             raise invalid(
                 "max_tokens",
@@ -226,11 +214,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return min(asked, room)
 
     def _min_tokens(self, max_tokens: int) -> int:
-        asked = self.min_tokens
-        if asked < 0:
-            raise _broken_rule("min_tokens", "greater than or equal to 0", asked)
-        if asked > max_tokens:
-            raise _broken_rule("min_tokens", f"less than or equal to max_tokens={max_tokens}", asked)
+        asked, within = self.min_tokens, f"less than or equal to max_tokens={max_tokens}"
+        _require(
+            "min_tokens", asked, (asked >= 0, "greater than or equal to 0"), (asked <= max_tokens, within)
+        )
         return asked
 
     def _check_stops(self, facts: Facts) -> None:
@@ -295,23 +282,23 @@ def _default(value: float | None, name: str, facts: Facts, neutral: float) -> fl
     return value if value is not None else facts.defaults.get(name, neutral)
 
 
-def _broken_rule(name: str, rule: str, value: float) -> BadRequest:
-    """The refusal of a value for which a rule does not hold."""
-    return invalid(name, f"{name} must be {rule}, got {value}.", value)
+def _require(name: str, value: float, *rules: tuple[bool, str]) -> float:
+    """The value, or the refusal by the first rule that does not hold for it."""
+    for holds, rule in rules:
+        if not holds:
+            raise invalid(name, f"{name} must be {rule}, got {value}.", value)
+    return value
 
 
 def _penalty(name: str, value: float) -> float:
-    if not -2 <= value <= 2:
-        raise _broken_rule(name, "in [-2, 2]", value)
-    return value
+    return _require(name, value, (-2 <= value <= 2, "in [-2, 2]"))
 
 
 def check_logprobs(name: str, kind: str, asked: int | None, facts: Facts) -> int | None:
     """The number of logprobs to report; -1 is the whole vocabulary. Too many are refused by `name`."""
     if asked is None:
         return None
-    if asked < -1:
-        raise _broken_rule(name, "non-negative or -1", asked)
+    _require(name, asked, (asked >= -1, "non-negative or -1"))
     count = facts.vocab_size if asked == -1 else asked
     if facts.max_logprobs != -1 and count > facts.max_logprobs:
         raise invalid(

@@ -14,24 +14,13 @@ from typing import Any
 import msgspec
 
 from server.errors import BadRequest, Unavailable
-from server.model_facts import Facts
-from server.requests.pooling import (
-    NO_TRUNCATION,
-    TEXTS_AT_ONCE,
-    Item,
-    PoolingParams,
-    TextReader,
-    Truncation,
-    check_characters,
-    find_prompt,
-    prompt_for,
-)
+from server.model_facts import Facts, no_scores
+from server.requests import pooling
 from server.requests.vectors import compare, scalar
-from server.task_names import no_scores
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Vectors
 
-Scorer = Generator[list[Item], list[Vectors], list[float]]
+Scorer = Generator[list[pooling.Item], list[Vectors], list[float]]
 
 QUERIES_AT_ONCE = 64
 """Queries of late interaction at a time: the worker keeps them until their documents have come, and has
@@ -58,7 +47,7 @@ break before it."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
     use_activation: bool | None = None
-    truncation: Truncation = NO_TRUNCATION
+    truncation: pooling.Truncation = pooling.NO_TRUNCATION
     max_tokens_per_query: int = 0
     """The longest query in tokens, and likewise of documents; 0 is no limit."""
     max_tokens_per_doc: int = 0
@@ -89,13 +78,13 @@ class Pairs:
 class Compared(msgspec.Struct, frozen=True, gc=False):
     """The items of texts to compare."""
 
-    queries: list[Item]
-    documents: list[Item]
+    queries: list[pooling.Item]
+    documents: list[pooling.Item]
     """The documents, or each pair of texts if the model reads both as one; then there are no queries."""
     repeated: list[bytes] = []
     """The documents as JSON, if the answer shall repeat them."""
 
-    def query_of(self, document: int) -> Item:
+    def query_of(self, document: int) -> pooling.Item:
         return self.queries[0 if len(self.queries) == 1 else document]
 
 
@@ -122,11 +111,11 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
         texts = [(queries[0 if one else i], document) for i, document in enumerate(documents)]
         return Compared([], _read_together(texts, options, facts, tokenizer))
     task = "embed" if facts.score_type == "bi-encoder" else "token_embed"
-    params = PoolingParams(task=task).resolve(facts)
+    params = pooling.PoolingParams(task=task).resolve(facts)
     items = [
-        TextReader(facts, tokenizer, options.truncation, prompt_for(kind, facts), name=name).read_all(
-            texts, params
-        )
+        pooling.TextReader(
+            facts, tokenizer, options.truncation, pooling.prompt_for(kind, facts), name=name
+        ).read_all(texts, params)
         for kind, name, texts in (
             ("query", options.names[0], queries),
             ("document", options.names[1], documents),
@@ -155,29 +144,31 @@ def compare_all(compared: Compared, facts: Facts) -> Scorer:
 
 def _read_together(
     texts: list[tuple[str, str]], options: ScoreOptions, facts: Facts, tokenizer: Tokenizer
-) -> list[Item]:
+) -> list[pooling.Item]:
     """One item of each query with its document."""
-    params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    params = pooling.PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
     if facts.score_template is not None:
-        instruction = options.instruction or find_prompt(None, facts)
+        instruction = options.instruction or pooling.find_prompt(None, facts)
         kwargs = options.template_kwargs or {}
         written = [_write_pair(pair, facts.score_template, tokenizer, instruction, kwargs) for pair in texts]
-        reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
+        reader = pooling.TextReader(
+            facts, tokenizer, options.truncation, add_special_tokens=False, name="pair"
+        )
         return reader.read_all(written, params)
     if facts.pooling.use_sep_token is False:
-        reader = TextReader(facts, tokenizer, options.truncation, name="pair")
+        reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)
     return _pair_items(texts, options.truncation, params, facts, tokenizer)
 
 
 def _pair_items(
     texts: Sequence[tuple[str, str]],
-    truncation: Truncation,
+    truncation: pooling.Truncation,
     params: Pooling,
     facts: Facts,
     tokenizer: Tokenizer,
     first: int = 0,
-) -> list[Item]:
+) -> list[pooling.Item]:
     """Puts two texts together as the tokenizer was made to, with separators and types of tokens.
 
     `first` is the index of these among the request's pairs.
@@ -186,26 +177,26 @@ def _pair_items(
         texts = [(query.lower(), document.lower()) for query, document in texts]
     if truncation.keep is None:
         for index, (query, document) in enumerate(texts, first):
-            check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
-    items: list[Item] = []
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        some = texts[start : start + TEXTS_AT_ONCE]
+            pooling.check_characters(len(query) + len(document), f"pair {index}", facts, tokenizer)
+    items: list[pooling.Item] = []
+    for start in range(0, len(texts), pooling.TEXTS_AT_ONCE):
+        some = texts[start : start + pooling.TEXTS_AT_ONCE]
         for ids, second_at in tokenizer.encode_pairs(some, truncation.keep, left=truncation.left):
             facts.check_text(ids, "pair", first + len(items))
-            items.append(Item(ids, msgspec.structs.replace(params, second_at=second_at)))
+            items.append(pooling.Item(ids, msgspec.structs.replace(params, second_at=second_at)))
     return items
 
 
 def texts_and_pairs(
     inputs: Sequence[str | tuple[str, str]],
-    truncation: Truncation,
+    truncation: pooling.Truncation,
     params: Pooling,
     facts: Facts,
     tokenizer: Tokenizer,
-) -> list[Item]:
+) -> list[pooling.Item]:
     """Makes one item of one text or of a pair; errors count both kinds together."""
-    reader = TextReader(facts, tokenizer, truncation, name="inputs")
-    items: list[Item] = []
+    reader = pooling.TextReader(facts, tokenizer, truncation, name="inputs")
+    items: list[pooling.Item] = []
     for place, one in enumerate(inputs):
         if isinstance(one, str):
             items += reader.read([one], params, place)
@@ -258,8 +249,8 @@ def _compare_tokens(compared: Compared, facts: Facts) -> Scorer:
 
 
 def _ask_late(
-    queries: list[Item], documents: list[Item]
-) -> Generator[list[Item], list[Vectors], list[Vectors]]:
+    queries: list[pooling.Item], documents: list[pooling.Item]
+) -> Generator[list[pooling.Item], list[Vectors], list[Vectors]]:
     """Asks for one query and all documents, or for one query for each."""
     names = [uuid.uuid4().hex for _ in queries]
     yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
@@ -267,5 +258,5 @@ def _ask_late(
     return (yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)])
 
 
-def _renamed(item: Item, **names: str) -> Item:
-    return Item(item.tokens, msgspec.structs.replace(item.params, **names))
+def _renamed(item: pooling.Item, **names: str) -> pooling.Item:
+    return pooling.Item(item.tokens, msgspec.structs.replace(item.params, **names))

@@ -14,14 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.client_identity import begin_request
 from server.api.fields import FIRST_ERROR
-from server.http.authentication import DEEP
 from server.http.endpoint import Endpoint
-from server.http.server_status import Dead, Draining, Ready, Restarting, Stalled, Starting
+from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
+from server.model_facts import GENERATE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import admit, frontend_of, require_json
-from server.task_names import GENERATE
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -52,8 +51,10 @@ async def health(request: Request) -> JSONResponse:
 
     With ?deep=1, which needs a key if there are any, the model computes a token first, within 10 seconds.
     """
-    match frontend_of(request).status:
-        case Ready():
+    status = frontend_of(request).status
+    body: dict[str, object] = {"state": status.state, "reason": status.reason}
+    match status.state:
+        case "ready":
             if request.query_params.get(DEEP, "0") in ("0", "false"):
                 return JSONResponse({"state": "ready"})
             began = time.monotonic()
@@ -62,24 +63,14 @@ async def health(request: Request) -> JSONResponse:
                     await compute_token(request)
                 return JSONResponse({"state": "ready", "elapsed_s": round(time.monotonic() - began, 3)})
             except TimeoutError:
-                body: dict[str, object] = {"state": "slow", "reason": "too_slow", "elapsed_s": DEEP_SECONDS}
-        case Starting(stage, fraction):
-            body = {
-                "state": "loading",
-                "reason": "loading",
-                "stage": stage,
-                "progress": round(fraction, 3),
-                "elapsed_s": round(time.monotonic() - STARTED, 1),
-            }
-        case Restarting(reason, since):
-            seconds = round(time.monotonic() - since, 1)
-            body = {"state": "restarting", "reason": reason, "elapsed_s": seconds}
-        case Stalled():
-            body = {"state": "stalled", "reason": "engine_stalled"}
-        case Draining():
-            body = {"state": "draining", "reason": "draining"}
-        case Dead(reason):
-            body = {"state": "dead", "reason": reason}
+                body = {"state": "slow", "reason": "too_slow", "elapsed_s": DEEP_SECONDS}
+        case "loading":
+            body |= {"stage": status.stage, "progress": round(status.fraction, 3)}
+            body["elapsed_s"] = round(time.monotonic() - STARTED, 1)
+        case "restarting":
+            body["elapsed_s"] = round(time.monotonic() - status.since, 1)
+        case _:
+            pass
     return JSONResponse(body, 503, {"Retry-After": "2"})
 
 

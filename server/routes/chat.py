@@ -8,20 +8,9 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.answers.answer_reader import CustomToolInput
-from server.api.chat import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatMessage,
-    ChatRequest,
-    CustomDelta,
-    FunctionDelta,
-    ToolCallDelta,
-)
+from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.api import chat as api
 from server.api.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
@@ -42,14 +31,14 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
 @router.post("/v1/chat/completions", dependencies=GENERATES)
-async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+async def create_chat_completion(body: api.ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     config = config_of(request)
     call = await begin_conversation(request, body, body, CHAT, "chatcmpl-")
     writers = [_ChatChoiceWriter(call, index, config) for index in range(call.choices)]
     if not body.stream:
         return call.warn(await answer(request, _whole(call, writers)))
-    empty = ChatChunk(
+    empty = api.ChatChunk(
         id=call.id,
         created=call.created,
         model=call.model,
@@ -59,10 +48,10 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return call.warn(call.stream(chunk_events(call, writers, empty, _opening(call, writers, empty))))
 
 
-async def _whole(call: ConversationCall, writers: Sequence[_ChatChoiceWriter]) -> ChatCompletion:
+async def _whole(call: ConversationCall, writers: Sequence[_ChatChoiceWriter]) -> api.ChatCompletion:
     choices = await whole_choices(call, writers)
     entries = next((writer.prompt_entries for writer in writers if writer.prompt_entries), None)
-    return ChatCompletion(
+    return api.ChatCompletion(
         id=call.id,
         created=call.created,
         model=call.model,
@@ -75,7 +64,7 @@ async def _whole(call: ConversationCall, writers: Sequence[_ChatChoiceWriter]) -
     )
 
 
-def _opening(call: ConversationCall, writers: Sequence[_ChatChoiceWriter], empty: ChatChunk) -> bytes:
+def _opening(call: ConversationCall, writers: Sequence[_ChatChoiceWriter], empty: api.ChatChunk) -> bytes:
     """The first events of a stream: the role of each choice, and the echoed text.
 
     They are sent together with the first tokens, so that an error before those has a status of its own.
@@ -84,8 +73,8 @@ def _opening(call: ConversationCall, writers: Sequence[_ChatChoiceWriter], empty
     role, echo = writers[0].role, writers[0].echo
     for content in ("", echo) if echo else ("",):
         for index in range(call.choices):
-            delta = ChatDelta(content=content) if content else ChatDelta(role=role, content="")
-            chunk = replace(empty, choices=[ChatChunkChoice(index=index, delta=delta)])
+            delta = api.ChatDelta(content=content) if content else api.ChatDelta(role=role, content="")
+            chunk = replace(empty, choices=[api.ChatChunkChoice(index=index, delta=delta)])
             if call.sends_usage_always:
                 chunk.usage = call.usage_of(index)
             if call.chat.return_token_ids and not content:
@@ -109,15 +98,15 @@ class _ChatChoiceWriter:
         """Text of the last message, if the answer continues it and shall repeat it first."""
         self.prompt_entries: list[TokenLogprobs] | None = None
 
-    def chunk(self, delta: Delta) -> ChatChunkChoice:
+    def chunk(self, delta: Delta) -> api.ChatChunkChoice:
         body, ended = self._call.chat, delta.finish_reason is not None
         self.prompt_entries = delta.prompt_logprobs or self.prompt_entries
         if self._call.format is None:
-            message = ChatDelta(content=delta.text)
+            message = api.ChatDelta(content=delta.text)
         else:
             message = self._message.delta(self._parts.read(delta), ended=ended)
             self._call.count_reasoning(self._index, self._parts.reasoning_tokens)
-        chunk = ChatChunkChoice(index=self._index, delta=message)
+        chunk = api.ChatChunkChoice(index=self._index, delta=message)
         if body.logprobs and delta.token_ids:
             chunk.logprobs = ChatLogprobs(chat_logprobs(delta.token_ids, delta.logprobs, self._call.names))
         if body.return_token_ids:
@@ -129,7 +118,7 @@ class _ChatChoiceWriter:
             chunk.stop_reason = delta.stop_reason
         return chunk
 
-    def join(self, chunks: list[ChatChunkChoice]) -> ChatChoice:
+    def join(self, chunks: list[api.ChatChunkChoice]) -> api.ChatChoice:
         body, last = self._call.chat, chunks[-1]
         deltas = [chunk.delta for chunk in chunks]
         text = _joined_text([delta.content for delta in deltas])
@@ -138,9 +127,9 @@ class _ChatChoiceWriter:
         reasoning = _joined_text([delta.spoken() or "" for delta in deltas])
         logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
         ids = [id for chunk in chunks for id in chunk.token_ids or ()]
-        return ChatChoice(
+        return api.ChatChoice(
             index=self._index,
-            message=ChatMessage(
+            message=api.ChatMessage(
                 role=self.role,
                 content=text,
                 tool_calls=_joined_calls(deltas),
@@ -172,10 +161,10 @@ class _MessageDeltas:
         self._field = reasoning_field
         self._include_reasoning = include_reasoning
 
-    def delta(self, parts: Iterable[AnswerPart], *, ended: bool) -> ChatDelta:
+    def delta(self, parts: Iterable[AnswerPart], *, ended: bool) -> api.ChatDelta:
         """The delta that these next parts of the answer make, which may be empty."""
-        delta = ChatDelta()
-        calls: list[ToolCallDelta] = []
+        delta = api.ChatDelta()
+        calls: list[api.ToolCallDelta] = []
         for part in parts:
             self._add(part, delta, calls)
         if ended:
@@ -184,7 +173,7 @@ class _MessageDeltas:
             delta.tool_calls = calls
         return delta
 
-    def _add(self, part: AnswerPart, delta: ChatDelta, calls: list[ToolCallDelta]) -> None:
+    def _add(self, part: AnswerPart, delta: api.ChatDelta, calls: list[api.ToolCallDelta]) -> None:
         match part:
             case Text(text):
                 delta.content = ("" if isinstance(delta.content, UnsetType) else delta.content) + text
@@ -201,43 +190,43 @@ class _MessageDeltas:
                     self._add_input(index, self._custom_input.push(text), calls)
                     return
                 if not calls or calls[-1].index != index:
-                    calls.append(ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
+                    calls.append(api.ToolCallDelta(index=index, function=api.FunctionDelta(arguments="")))
                 calls[-1] = _extended(calls[-1], text)
             case CallEnded(index):
                 self._end_custom(index, calls)
             case _:
                 pass
 
-    def _begin(self, index: int, name: str, id: str) -> ToolCallDelta:
+    def _begin(self, index: int, name: str, id: str) -> api.ToolCallDelta:
         self._calls = index + 1
         if name in self._custom:
             self._custom_input = CustomToolInput()
-            return ToolCallDelta(index=index, id=id, type="custom", custom=CustomDelta(name=name))
-        return ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
+            return api.ToolCallDelta(index=index, id=id, type="custom", custom=api.CustomDelta(name=name))
+        return api.ToolCallDelta(index=index, id=id, type="function", function=api.FunctionDelta(name=name))
 
-    def _end_custom(self, index: int, calls: list[ToolCallDelta]) -> None:
+    def _end_custom(self, index: int, calls: list[api.ToolCallDelta]) -> None:
         """Pass the rest of a custom tool's input on, which has ended or broken off."""
         if self._custom_input is not None:
             self._add_input(index, self._custom_input.end(), calls)
             self._custom_input = None
 
-    def _add_input(self, index: int, text: str, calls: list[ToolCallDelta]) -> None:
+    def _add_input(self, index: int, text: str, calls: list[api.ToolCallDelta]) -> None:
         if calls and calls[-1].index == index and not isinstance(calls[-1].custom, UnsetType):
             calls[-1].custom.input += text
         elif text:
-            calls.append(ToolCallDelta(index=index, custom=CustomDelta(input=text)))
+            calls.append(api.ToolCallDelta(index=index, custom=api.CustomDelta(input=text)))
 
 
-def _extended(call: ToolCallDelta, arguments: str) -> ToolCallDelta:
+def _extended(call: api.ToolCallDelta, arguments: str) -> api.ToolCallDelta:
     """The same call with more of its arguments."""
     if not isinstance(call.function, UnsetType):
         call.function.arguments += arguments
     return call
 
 
-def _joined_calls(deltas: Iterable[ChatDelta]) -> list[ToolCallDelta]:
+def _joined_calls(deltas: Iterable[api.ChatDelta]) -> list[api.ToolCallDelta]:
     """The whole calls of a message, from all of its deltas."""
-    calls: list[ToolCallDelta] = []
+    calls: list[api.ToolCallDelta] = []
     for delta in deltas:
         for call in () if isinstance(delta.tool_calls, UnsetType) else delta.tool_calls:
             if call.index == len(calls):
@@ -251,7 +240,7 @@ def _joined_calls(deltas: Iterable[ChatDelta]) -> list[ToolCallDelta]:
     return calls
 
 
-def _copied(call: ToolCallDelta) -> ToolCallDelta:
+def _copied(call: api.ToolCallDelta) -> api.ToolCallDelta:
     function = call.function if isinstance(call.function, UnsetType) else replace(call.function)
     custom = call.custom if isinstance(call.custom, UnsetType) else replace(call.custom)
     return replace(call, function=function, custom=custom)

@@ -25,7 +25,7 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.reading.body_table import COMPLETION
 from server.reading.prompts import Prompt
-from server.routes.answer_grammars import AnswerPlan, plan_form
+from server.routes.conversations.conversation_call import AnswerPlan, plan_form
 from server.routes.generation import GenerationCall, admit_answers, chunk_events, whole_choices
 from server.routes.request_context import (
     GENERATES,

@@ -19,13 +19,12 @@ from server.errors import BadRequest
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
+from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
-from server.http.traces import Attributes
 from server.reading.prompts import MessageText, Prompt
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.sampling import SamplingParams
-from server.routes.engine_call import EngineCall
-from server.routes.request_context import admit, config_of, frontend_of
+from server.routes.request_context import EngineCall, admit, config_of, frontend_of
 from worker.protocol import Sampling
 
 _NO_OPTIONS = StreamOptions()

@@ -1,16 +1,19 @@
-"""GET /v1/models: the served model, under each of its names."""
+"""GET /v1/models: the served model, under each of its names. POST /tokenize, /detokenize: its tokenizer."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
+from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.model_facts import Facts
-from server.routes.request_context import frontend_of, require_ready
+from server.reading.body_table import DETOKENIZE, TOKENIZE
+from server.routes.request_context import ENTRY, frontend_of, read_texts, require_ready
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
+tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
 
 
 _ALLOWED = {
@@ -79,3 +82,17 @@ def _card(name: str, facts: Facts) -> ModelCard:
         quantization=facts.ready.quantization,
         permission=[permission],
     )
+
+
+@tokenizer.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Tokenize a text, or a conversation as the chat endpoint would write it."""
+    frontend_of(request).check_model(body.model)
+    return Response(await read_texts(request, body, TOKENIZE), media_type="application/json")
+
+
+@tokenizer.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """Return the text of tokens, special ones included."""
+    frontend_of(request).check_model(body.model)
+    return Response(await read_texts(request, body, DETOKENIZE), media_type="application/json")

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v2/embed, /pooling and /classify: a vector, or labels, for each text."""
+"""Vectors, labels or scores of texts: /v1/embeddings, /v2/embed, /pooling, /classify, /score and /rerank."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from server.access.client_identity import require_right
+from server.api import pooling_bodies as bodies
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
-from server.api.pooling_bodies import (
-    ByteRange,
-    Classification,
-    ClassifyRequest,
-    Embedding,
-    EmbeddingRequest,
-    PoolingData,
-    PoolingRequest,
-    VectorsBody,
-)
+from server.api.scores import Ranked, RankedDocument, Ranking, Score, ScoreRequest, best_first
+from server.api.tei import EitherRerank, RankedText, TextsRequest
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.model_facts import Facts
-from server.reading.body_table import CLASSIFY, COHERE, EMBEDDINGS, POOLING
+from server.reading.body_table import CLASSIFY, COHERE, EMBEDDINGS, POOLING, RERANK, SCORE
 from server.requests.pooling import Item
 from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json
-from server.routes.pooling_call import CLASSIFIES, EMBEDS, FEW_VECTORS, POOLS, PoolingCall, maybe_in_thread
+from server.routes.pooling_call import (
+    CLASSIFIES,
+    EMBEDS,
+    FEW_VECTORS,
+    POOLS,
+    SCORES,
+    PoolingCall,
+    maybe_in_thread,
+)
 from server.routes.request_context import cancelled_when_client_leaves, read_texts
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
+scores = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
@@ -39,28 +41,30 @@ MOST_IN_A_HEADER = 256
 
 @router.post("/v1/embeddings", dependencies=EMBEDS)
 @cancelled_when_client_leaves
-async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, or for each conversation."""
     call = PoolingCall(request, body, "embd-")
     found = await read_texts(request, body, EMBEDDINGS)
     return await _pool(
-        call, body, found.items, lambda index, vector: Embedding(index=index, embedding=vector)
+        call, body, found.items, lambda index, vector: bodies.Embedding(index=index, embedding=vector)
     )
 
 
 @router.post("/pooling", dependencies=POOLS)
 @cancelled_when_client_leaves
-async def pool(body: PoolingRequest, request: Request) -> Response:
+async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
     call = PoolingCall(request, body, "pooling-")
     found = await read_texts(request, body, POOLING)
     require_right(request, found.items[0].params.task)
-    return await _pool(call, body, found.items, lambda index, vector: PoolingData(index=index, data=vector))
+    return await _pool(
+        call, body, found.items, lambda index, vector: bodies.PoolingData(index=index, data=vector)
+    )
 
 
 @router.post("/classify", dependencies=CLASSIFIES)
 @cancelled_when_client_leaves
-async def classify(body: ClassifyRequest, request: Request) -> Response:
+async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
     call = PoolingCall(request, body, "classify-")
     vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
@@ -79,9 +83,9 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     )
 
 
-def _classification(index: int, vectors: Vectors, facts: Facts) -> Classification:
+def _classification(index: int, vectors: Vectors, facts: Facts) -> bodies.Classification:
     probs = as_array(vectors)
-    return Classification(
+    return bodies.Classification(
         index=index,
         label=label_of(int(np.argmax(probs)), facts),
         probs=probs.tolist(),
@@ -97,7 +101,7 @@ def label_of(index: int, facts: Facts) -> str | None:
 
 async def _pool(
     call: PoolingCall,
-    body: VectorsBody,
+    body: bodies.VectorsBody,
     items: list[Item],
     entry: Callable[[int, msgspec.Raw], msgspec.Struct],
 ) -> Response:
@@ -119,13 +123,13 @@ async def _pool(
     return call.answer(entry(index, _written(one, body)) for index, one in enumerate(vectors))
 
 
-def _written(vectors: Vectors, form: VectorsBody) -> msgspec.Raw:
+def _written(vectors: Vectors, form: bodies.VectorsBody) -> msgspec.Raw:
     if form.encoding_format == "base64":
         return msgspec.Raw(as_base64_json(vectors, form.embed_dtype, form.endianness))
     return msgspec.Raw(as_json(vectors))
 
 
-def _bytes(call: PoolingCall, form: VectorsBody, vectors: Sequence[Vectors]) -> Response:
+def _bytes(call: PoolingCall, form: bodies.VectorsBody, vectors: Sequence[Vectors]) -> Response:
     """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
     parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
     headers = {}
@@ -141,10 +145,12 @@ def _bytes(call: PoolingCall, form: VectorsBody, vectors: Sequence[Vectors]) -> 
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
 
 
-def _ranges(form: VectorsBody, vectors: Sequence[Vectors], parts: Sequence[bytes]) -> Iterator[ByteRange]:
+def _ranges(
+    form: bodies.VectorsBody, vectors: Sequence[Vectors], parts: Sequence[bytes]
+) -> Iterator[bodies.ByteRange]:
     start = 0
     for index, (one, part) in enumerate(zip(vectors, parts, strict=True)):
-        yield ByteRange(
+        yield bodies.ByteRange(
             index=index,
             embed_dtype=form.embed_dtype,
             endianness=form.endianness,
@@ -179,3 +185,42 @@ def _for_cohere(
         texts=[msgspec.Raw(text) for text in texts],
         meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
     )
+
+
+@scores.post("/score")
+@scores.post("/v1/score")
+@cancelled_when_client_leaves
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """Score each pair of texts; one text may be compared with many."""
+    call = PoolingCall(request, body, "score-")
+    found = await call.score(await read_texts(request, body, SCORE))
+    return call.answer(Score(index=i, score=one) for i, one in enumerate(found))
+
+
+@scores.post("/rerank")
+@scores.post("/v1/rerank")
+@scores.post("/v2/rerank")
+@cancelled_when_client_leaves
+async def rerank(body: EitherRerank, request: Request) -> Response:
+    """Order the documents by how well they answer the query, the best first."""
+    call = PoolingCall(request, body, "" if isinstance(body, TextsRequest) else "score-")
+    compared = await read_texts(request, body, RERANK)
+    found = await call.score(compared)
+    if isinstance(body, TextsRequest):
+        ranked = [RankedText(index, found[index]) for index in best_first(found)]
+        if body.return_text:
+            for text in ranked:
+                text.text = msgspec.Raw(compared.repeated[text.index])
+        return Response(encode(ranked), media_type="application/json")
+    results = [Ranked(index, found[index]) for index in best_first(found)[: body.top_n or None]]
+    if compared.repeated:
+        for one in results:
+            one.document = RankedDocument(msgspec.Raw(compared.repeated[one.index]))
+    ranking = Ranking(
+        id=call.id,
+        model=call.model,
+        usage=call.usage(),
+        cache_diagnosis=call.cache_diagnosis,
+        results=results,
+    )
+    return json_response(ranking)

@@ -18,15 +18,14 @@ from server.access.client_identity import caller_of, require_right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import ApiError
+from server.http.middleware import Attributes
 from server.http.sse import encode
-from server.http.traces import Attributes
-from server.reading.texts import PoolingRequestBody
+from server.model_facts import POOLING, no_scores, no_task, require_task
+from server.reading.body_table import PoolingRequestBody
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
-from server.routes.engine_call import EngineCall
-from server.routes.request_context import COMPUTES, admit, frontend_of
-from server.task_names import POOLING, no_scores, no_task, require_task
+from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of
 from server.text.tokenizer import unpack
 from worker.protocol import Vectors
 

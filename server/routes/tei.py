@@ -12,9 +12,8 @@ from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
-from server.model_facts import Facts
-from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading
-from server.reading.texts import ReadTexts
+from server.model_facts import Facts, require_task
+from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading, ReadTexts
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.pooling import label_of
 from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
@@ -24,7 +23,6 @@ from server.routes.request_context import (
     read_texts,
     require_ready,
 )
-from server.task_names import require_task
 from worker.protocol import Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["text-embeddings-inference"])

@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from server.options.server_options import share_metrics
-from server.run.supervisor_messages import ApiConfig, Message
+from server.run.api_processes import ApiConfig, Message
 from worker import child, logs
 
 

@@ -18,11 +18,11 @@ from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
-from server.run import supervisor_messages as messages
+from server.run import api_processes as messages
+from server.run.api_processes import NOTHING_LEFT, ApiConfig, Message
 from server.run.http_server import FLUSH_SECONDS, HttpServer
 from server.run.loop_watch import LoopWatch
 from server.run.progress_bar import ProgressDisplay
-from server.run.supervisor_messages import NOTHING_LEFT, ApiConfig, Message
 from worker import logs
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.progress_page import ProgressWriter

@@ -15,11 +15,11 @@ import uvicorn
 
 from server.app import create_app, early_admission
 from server.frontend.frontend import Frontend
-from server.http.authentication import KEY_NAME
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
 from server.http.connection.sockets import make_tls_context
+from server.http.middleware import KEY_NAME
 from server.options.server_config import ServerConfig
 
 FLUSH_SECONDS = 3.0

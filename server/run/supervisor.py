@@ -21,10 +21,9 @@ from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import Restarter, exit_of, keep_engines
 from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
-from server.run import supervisor_messages as messages
-from server.run.api_processes import ApiProcess, ApiProcesses
+from server.run import api_processes as messages
+from server.run.api_processes import NOTHING_LEFT, ApiProcess, ApiProcesses
 from server.run.standby import Standby
-from server.run.supervisor_messages import NOTHING_LEFT
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child
 from worker.host.machine import service_manager

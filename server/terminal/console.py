@@ -136,6 +136,14 @@ class ProgressBar:
         return f"{bar} {self._done}/{self._units(self._total)}, {rate:.1f}/s, {left:.0f} s left"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table of texts, whose columns are as wide as their widest cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table of figures: its first column to the left, all others to the right."""
     first = max(len(row[0]) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from server.terminal.console import parser_of, safe_text
+from server.terminal.console import columns, parser_of, safe_text
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of
 
 
@@ -23,11 +23,7 @@ def run(arguments: Sequence[str], command: str) -> int:
     rows = [("name", "longest", "tasks")]
     for card in answer["data"]:
         rows.append((card["id"], str(card.get("max_model_len", "?")), ", ".join(card.get("tasks", ["?"]))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            safe_text("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        )
+    print("\n".join(map(safe_text, columns(rows))))
     return 0
 
 

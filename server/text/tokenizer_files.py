@@ -23,13 +23,8 @@ from server.text.tokenizer import Tokenizer
 
 CONVERSION_SECONDS = 300
 _SOURCES = (
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
-)
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer_config.json",
+)  # fmt: skip
 
 
 class TokenizerError(ValueError):

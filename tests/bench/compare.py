@@ -33,7 +33,7 @@ import work
 from floor import ABOUT, NAME, Floor, Shape
 from servers import DidNotStart, Server, Side, cpu_seconds, resident_mib, tree
 
-from server.bench.load_figures import Figures
+from server.bench.load_generator import Figures
 from server.bench.serve_benchmark import measure
 
 HERE = Path(__file__).parent

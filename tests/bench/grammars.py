@@ -30,8 +30,11 @@ from engine_core.protocol import Grammar  # noqa: E402
 from server.answers.answer_reader import AnswerReader  # noqa: E402
 from server.answers.dialects import DIALECTS_BY_NAME  # noqa: E402
 from server.errors import BadRequest  # noqa: E402
-from server.grammars.form_grammar import build_grammar  # noqa: E402
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams  # noqa: E402
+from server.grammars.form_grammar import (  # noqa: E402
+    AskedForm,
+    StructuredOutputsParams,
+    build_grammar,
+)
 from server.text.tokenizer_files import TokenizerFiles  # noqa: E402
 
 LONGEST = 96

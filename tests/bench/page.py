@@ -9,7 +9,7 @@ from typing import Any
 
 import work
 
-from server.bench.charts import Chart, Line, svg
+from server.bench.serve_benchmark import Chart, Line, svg
 
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 OURS = "facet"

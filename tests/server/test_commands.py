@@ -90,7 +90,7 @@ def test_output_that_nobody_reads_is_no_error_to_tell() -> None:
 def test_help_names_every_command() -> None:
     said = command("--help").stdout
     words = said.replace("|", " ").split()
-    assert [name for name in ("serve", "bench", "keys", *TERMINAL) if name not in words] == []
+    assert [name for name in ("serve", "bench", *TERMINAL) if name not in words] == []
 
 
 @pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])

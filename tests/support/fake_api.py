@@ -16,7 +16,7 @@ from server.access.keyring import Access
 from server.app import create_app
 from server.frontend.frontend import Frontend
 from server.options.server_config import ServerConfig
-from server.reading.context import ReadingOptions
+from server.reading.prompts import ReadingOptions
 
 
 def make_app(frontend: FakeFrontend, **options: Any) -> ASGIApp:

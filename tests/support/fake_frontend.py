@@ -28,15 +28,16 @@ from server.errors import ApiError, NotFound
 from server.frontend.text_output import Delta, TextOutput
 from server.grammar_checks.checker_process import Question, Verdict, check
 from server.grammars.form_grammar import AnswerGrammar
-from server.http.server_status import Ready, Status
+from server.http import error_answers
+from server.http.error_answers import Status
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.offload.messages import ReceivedError, SentError
 from server.options.server_config import ServerConfig
 from server.reading.body_table import BY_NAME, Reading
-from server.reading.context import ReadingContext, ReadingOptions
 from server.reading.helper import ReadBody, opened
 from server.reading.helper_process import Answer, answer
+from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.pooling import Item
 from server.requests.sampling import SamplingParams
 from server.text.chat_template import ChatTemplate
@@ -139,7 +140,7 @@ class FakeFrontend:
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
-    status: Status = Ready()  # noqa: RUF009
+    status: Status = error_answers.READY
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     timing: Timing | None = None
     """The times that the engine reports of each choice and of each text."""

@@ -8,7 +8,7 @@ from engine_core import process
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ReportPhase
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.config import WorkerConfig
 

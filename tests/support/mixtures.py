@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.parallel.experts import ExpertPlace
-from worker.experts.balance import ExpertMap, map_of
+from worker.experts.balancer import ExpertMap, map_of
 
 FAMILIES: dict[str, dict[str, object]] = {
     "Qwen2MoeForCausalLM": {

@@ -19,8 +19,7 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.joint_steps.joint_executor import JointExecutor
-from engine_core.joint_steps.step_halves import Halving
+from engine_core.joint_steps import Halving, JointExecutor
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts

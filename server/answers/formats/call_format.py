@@ -7,13 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded
-from server.answers.unread_text import Parse, UnreadText
+from server.answers.unread_text import (
+    SPACE,
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Literals,
+    Parse,
+    UnreadText,
+)
 from server.grammars.lark import ANY_TEXT, WHITESPACE, LarkGrammar, exactly, quoted
 
 MAX_NAME = 256
 """The most characters of a name with what surrounds it: more is text."""
-SPACE = "SPACE?"
+ANY_SPACE = "SPACE?"
 """Some space between tokens of markup, or none."""
 ANY_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 """A regular expression of names of arguments, where the schema names none."""
@@ -61,7 +69,7 @@ class CallGrammar(LarkGrammar):
 
     def behind_space(self, literals: Sequence[str]) -> str:
         """The first of these literals, perhaps with space before it; empty if there are none."""
-        return f"{SPACE} {self.literal(literals[0])}" if literals else ""
+        return f"{ANY_SPACE} {self.literal(literals[0])}" if literals else ""
 
     def json_of(self, schema: Schema, *, strict: bool = False) -> str:
         """JSON of a schema. What of it cannot be enforced is left out, if it is not `strict`."""
@@ -124,6 +132,18 @@ class ParsedCalls:
         self.count += 1
         self._between = ""
         return True
+
+    def read_name(self, *ends: str) -> Parse[str]:
+        """Begin the call of the tool whose name ends here; returns the end, or "" if this is no call."""
+        found = yield from self.unread.read_until(Literals(ends), MAX_NAME)
+        return found[1] if found is not None and self.begin(found[0].strip(SPACE)) else ""
+
+    def read_string(self, end: str, emit: Callable[[str], None] | None = None) -> Parse[bool]:
+        """Pass a string on up to the literal that ends it; False if the answer ends in it."""
+        self.add_arguments('"')
+        found = yield from self.unread.pass_until(Literals((end,)), emit or self.add_string, in_markup=True)
+        self.add_arguments('"' if found else "")
+        return found is not None
 
     def as_written(self, text: str) -> str:
         """Text in which marks are special tokens again."""

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from server.answers.formats.arguments import Member, in_order, json_argument, members_of, types_in
 from server.answers.formats.call_format import (
     ANY_NAME,
+    ANY_SPACE,
     MAX_NAME,
-    SPACE,
     CallGrammar,
     ParsedCalls,
     ToolForm,
 )
-from server.answers.unread_text import MAX_VALUE, Literals, Parse, UnreadText
-from server.answers.unread_text import SPACE as SPACES
+from server.answers.unread_text import MAX_VALUE, SPACE, Literals, Parse, UnreadText
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -39,7 +38,7 @@ class PythonCalls:
         begin = '"["' if self.in_list and not opener.endswith("[") else ""
         end = '"]"' if self.in_list else ""
         closes = lark.behind_space(self.closes)
-        return lark.sequence("" if self.in_list else SPACE, begin, one, end, closes)
+        return lark.sequence("" if self.in_list else ANY_SPACE, begin, one, end, closes)
 
     def read(self, calls: ParsedCalls, opener: str) -> Parse[None]:
         unread = calls.unread
@@ -77,15 +76,14 @@ def _write_argument(lark: CallGrammar, tool: ToolForm, member: Member) -> tuple[
 def _read_call(calls: ParsedCalls) -> Parse[bool]:
     """Read one call; False if there is none, or the answer ends in it."""
     unread = calls.unread
-    found = yield from unread.read_until(Literals(["("]), MAX_NAME)
-    if found is None or not calls.begin(found[0].strip(SPACES)):
+    if not (yield from calls.read_name("(")):
         return False
     calls.add_arguments("{")
-    while (yield from unread.peek(SPACES + ",")) != ")":
+    while (yield from unread.peek(SPACE + ",")) != ")":
         name = yield from unread.read_until(Literals(["="]), MAX_NAME)
         if name is None:
             return False
-        calls.add_key(name[0].strip(SPACES))
+        calls.add_key(name[0].strip(SPACE))
         if not (yield from _read_value(calls)):
             return False
     unread.take(1)

@@ -22,14 +22,13 @@ from server.answers.formats.arguments import (
 )
 from server.answers.formats.call_format import (
     ANY_NAME,
+    ANY_SPACE,
     MAX_NAME,
-    SPACE,
     CallGrammar,
     ParsedCalls,
     ToolForm,
 )
-from server.answers.unread_text import MAX_VALUE, JsonSpan, Literals, Parse, UnreadText
-from server.answers.unread_text import SPACE as SPACES
+from server.answers.unread_text import MAX_VALUE, SPACE, JsonSpan, Literals, Parse, UnreadText
 
 _WRITTEN_AS_JSON = frozenset({"array", "object"})
 
@@ -62,10 +61,10 @@ class Tagged:
     def write(self, lark: CallGrammar, tools: Sequence[ToolForm], opener: str, several: bool) -> str:
         one = lark.one_of(self._write_one(lark, tool) for tool in tools)
         if several and self.holds_several(opener):
-            one = lark.many(one, SPACE)
+            one = lark.many(one, ANY_SPACE)
         of_opener = [each for each in self.closes if each.endswith(opener.lstrip("<"))]
         closes = lark.behind_space(of_opener or self.closes)
-        return lark.sequence(SPACE if self.name_opens else "", one, closes)
+        return lark.sequence(ANY_SPACE if self.name_opens else "", one, closes)
 
     def _write_one(self, lark: CallGrammar, tool: ToolForm) -> str:
         name_ends_itself = self.key_opens in self.name_ends
@@ -75,10 +74,10 @@ class Tagged:
             key_end = lark.literal(self._key_end(is_string=True))
             key = lark.sequence(lark.literal(self.key_opens), f"/{ANY_NAME}/", key_end)
             value = self._write_value_opens(lark), lark.raw(self.value_ends)
-            arguments = f"({lark.sequence(SPACE, key, *value)})*"
+            arguments = f"({lark.sequence(ANY_SPACE, key, *value)})*"
         else:
             arguments = in_order(lark, (self._write_argument(lark, tool, each) for each in members), "")
-        return lark.sequence(lark.literal(name), arguments, SPACE, lark.literal(self.ends[0]))
+        return lark.sequence(lark.literal(name), arguments, ANY_SPACE, lark.literal(self.ends[0]))
 
     def _write_argument(self, lark: CallGrammar, tool: ToolForm, member: Member) -> tuple[str, bool]:
         as_string = is_string(tool, member.schema)
@@ -91,7 +90,7 @@ class Tagged:
             end = newline, lark.literal(self.value_ends)
             free = lark.raw(self.value_ends) if takes_any_text(tool, member.schema) else ""
             value = free or lark.sequence(json_argument(lark, tool, member.schema), *end)
-        return lark.sequence(SPACE, key, begin, newline, value), member.required
+        return lark.sequence(ANY_SPACE, key, begin, newline, value), member.required
 
     def _write_value_opens(self, lark: CallGrammar) -> str:
         return lark.behind_space((self.value_opens,)) if self.value_opens else ""
@@ -116,11 +115,10 @@ class Tagged:
         unread = calls.unread
         if self.name_opens and not (yield from unread.expect(self.name_opens)):
             return False
-        found = yield from unread.read_until(Literals(self.name_ends), MAX_NAME)
-        if found is None or not calls.begin(found[0].strip(SPACES)):
+        if not (end := (yield from calls.read_name(*self.name_ends))):
             return False
-        if found[1] == self.key_opens or found[1] in self.ends:
-            unread.give_back(found[1])
+        if end == self.key_opens or end in self.ends:
+            unread.give_back(end)
         calls.add_arguments("{")
         while (taken := (yield from unread.expect(self.key_opens, *self.ends))) == self.key_opens:
             if not (yield from self._read_argument(calls)):
@@ -139,12 +137,13 @@ class Tagged:
         found = yield from unread.read_until(Literals(key_ends), MAX_NAME)
         if found is None or (self.value_opens and not (yield from unread.expect(self.value_opens))):
             return False
-        key = found[0].strip(SPACES)
+        key = found[0].strip(SPACE)
         calls.add_key(key)
         described = child_of(calls.schema, key, calls.schema)
         types = types_in(described, calls.schema)
         if types == {"string"} if self.says_string is None else self.says_string[found[1]]:
-            return (yield from self._read_string(calls))
+            value = _Trimmed(calls, trims=self.trims)
+            return (yield from calls.read_string(self.value_ends, value.push))
         text = yield from self._take_value(unread, is_json=bool(types) and types <= _WRITTEN_AS_JSON)
         if text is None:
             return False
@@ -152,14 +151,6 @@ class Tagged:
             text = text.removeprefix("\n").removesuffix("\n")
         calls.add_value(typed_value(described, calls.schema, text))
         return True
-
-    def _read_string(self, calls: ParsedCalls) -> Parse[bool]:
-        calls.add_arguments('"')
-        value = _Trimmed(calls, trims=self.trims)
-        end = yield from calls.unread.pass_until(Literals((self.value_ends,)), value.push, in_markup=True)
-        if end is not None:
-            calls.add_arguments('"')
-        return end is not None
 
     def _take_value(self, unread: UnreadText, *, is_json: bool) -> Parse[str | None]:
         """Take a value and its end; None if the answer ends in it. An end in a string of JSON is none."""

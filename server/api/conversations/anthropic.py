@@ -20,7 +20,7 @@ from server.api.conversations.transcript import (
     text_of,
     unsealed,
 )
-from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text
+from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
 from server.api.messages import MAX_MESSAGES
 from server.api.shared_fields import NO_ENTRIES, Strings
 from server.errors import BadRequest
@@ -49,28 +49,24 @@ System = Annotated[
 
 class ThinkingOptions(Body):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The most tokens to think, with enabled."
-    )
-    display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted: the thinking comes as a signature only. There are no summaries."
+    budget_tokens: Annotated[int, Field(ge=1)] | None = optional("The most tokens to think, with enabled.")
+    display: Literal["summarized", "omitted"] | None = optional(
+        "omitted: the thinking comes as a signature only. There are no summaries."
     )
 
 
 class OutputConfig(Body):
     meaningless = frozenset({"task_budget"})
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="Passed to the chat template as the reasoning effort."
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
+        "Passed to the chat template as the reasoning effort."
     )
-    format: dict[str, Any] | None = Field(
-        default=None, description='`{"type": "json_schema", "schema": ...}`'
-    )
+    format: dict[str, Any] | None = optional('`{"type": "json_schema", "schema": ...}`')
 
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(default=None, description="The tool to call, with tool.")
+    name: str | None = optional("The tool to call, with tool.")
     disable_parallel_tool_use: Flag = False
 
 
@@ -79,21 +75,12 @@ class MessagesInput(Body):
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],)}
     meaningless = frozenset(
-        [
-            "anthropic_beta",
-            "anthropic_version",
-            "betas",
-            "cache_control",
-            "context_management",
-            "diagnostics",
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "speed",
-            "user_profile_id",
+        {
+            "anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management",
+            "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
             "workspace_id",
-        ]
-    )
+        }
+    )  # fmt: skip
     bounds: ClassVar[Bounds] = {
         "messages": (MAX_MESSAGES, "messages"),
         "system": (MAX_MESSAGES, "blocks"),
@@ -108,15 +95,11 @@ class MessagesInput(Body):
     model: Text = Field(description="A name of the served model.")
     messages: AnthropicMessages
     system: System | None = None
-    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
-        default=None, description="Of the type custom."
-    )
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = optional("Of the type custom.")
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = Field(
-        default=None, description="The older place of `output_config.format`."
-    )
+    output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
 
     @property
     def hides_thinking(self) -> bool:
@@ -187,9 +170,7 @@ class MessagesRequest(MessagesInput):
     )
     stop_sequences: Strings = NO_ENTRIES
     stream: Flag | None = False
-    temperature: float | None = Field(
-        default=None, description="0 is greedy. null: the checkpoint's default."
-    )
+    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
     top_p: float | None = None
     top_k: int | None = None
 
@@ -221,22 +202,13 @@ BILLING = "x-anthropic-billing-header:"
 ROLES = ("user", "assistant", "system")
 
 NOT_READ = frozenset(
-    [
-        "advisor_tool_result",
-        "bash_code_execution_tool_result",
-        "code_execution_tool_result",
-        "compaction",
-        "container_upload",
-        "mcp_tool_result",
-        "mcp_tool_use",
-        "redacted_thinking",
-        "server_tool_use",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "web_fetch_tool_result",
-        "web_search_tool_result",
-    ]
-)
+    {
+        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result",
+        "compaction", "container_upload", "mcp_tool_result", "mcp_tool_use", "redacted_thinking",
+        "server_tool_use", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+        "web_fetch_tool_result", "web_search_tool_result",
+    }
+)  # fmt: skip
 """Types of blocks that only Anthropic's own models and tools make: they are left out."""
 
 _DATED = re.compile(r"[a-z_]+_[0-9]{8}")

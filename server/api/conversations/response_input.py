@@ -11,42 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.conversations.tools import as_function
 from server.api.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
+from server.api.messages import as_function
 from server.errors import BadRequest
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 NOT_READ = frozenset(
-    [
-        "additional_tools",
-        "agent_message",
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
-        "compaction",
-        "compaction_trigger",
-        "computer_call",
-        "computer_call_output",
-        "configuration_update",
-        "context_compaction",
-        "file_search_call",
-        "ghost_snapshot",
-        "image_generation_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    ]
-)
+    {
+        "additional_tools", "agent_message", "apply_patch_call", "apply_patch_call_output",
+        "code_interpreter_call", "compaction", "compaction_trigger", "computer_call",
+        "computer_call_output", "configuration_update", "context_compaction", "file_search_call",
+        "ghost_snapshot", "image_generation_call", "mcp_approval_request", "mcp_approval_response",
+        "mcp_call", "mcp_list_tools", "program", "program_output", "shell_call", "shell_call_output",
+        "tool_search_call", "tool_search_output", "web_search_call",
+    }
+)  # fmt: skip
 """Types of items that OpenAI has and no model here has learned: they are left out, and the client is told."""
 
 KEPT_NOWHERE = "this server keeps no responses: send the items again."
@@ -149,25 +130,13 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 
 
 HOSTED = frozenset(
-    [
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
+    {
+        "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview",
+        "file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell",
+        "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
         "web_search_preview_2025_03_11",
-    ]
-)
+    }
+)  # fmt: skip
 """Types of tools that OpenAI runs, or has taught to its own models."""
 
 _RUN_BY_CLIENTS = (

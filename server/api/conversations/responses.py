@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, model_validator
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import PlainValidator, model_validator
 
 from server.api.chat import ChatRequest
 from server.api.conversations.response_input import (
@@ -16,9 +18,10 @@ from server.api.conversations.response_input import (
     read_tool_choice,
     read_tools,
 )
-from server.api.conversations.tools import MOST_NAMED, UNENFORCED
 from server.api.conversations.transcript import chat_request, objects_of
-from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text
+from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text, optional
+from server.api.logprobs import ChatTokenLogprob
+from server.api.messages import MOST_NAMED, UNENFORCED
 from server.api.shared_fields import NO_ENTRIES, Int64, Strings, Timeout
 from server.errors import BadRequest
 from server.model_facts import LIMITS
@@ -38,23 +41,10 @@ INCLUDED = {
 """What `include` may name, and whether it has an effect: no answer here holds the others."""
 
 PASSED = (
-    "model",
-    "temperature",
-    "top_p",
-    "stream",
-    "seed",
-    "stop",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "chat_template_kwargs",
-    "priority",
-    "cache_salt",
-    "request_id",
+    "model", "temperature", "top_p", "stream", "seed", "stop", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "priority", "cache_salt", "request_id",
     "timeout",
-)
+)  # fmt: skip
 """Fields that chat completions has under the same name."""
 
 
@@ -71,18 +61,16 @@ Input = Annotated[
 class ReasoningOptions(Body):
     meaningless = frozenset({"summary", "generate_summary", "context", "mode"})
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="Passed to the chat template."
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = optional(
+        "Passed to the chat template."
     )
 
 
 class TextOptions(Body):
-    format: dict[str, Any] | None = Field(
-        default=None, description='`{"type": "text"}`, `json_object`, or `json_schema` with its fields.'
+    format: dict[str, Any] | None = optional(
+        '`{"type": "text"}`, `json_object`, or `json_schema` with its fields.'
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        default=None, description="Passed to the chat template."
-    )
+    verbosity: Literal["low", "medium", "high"] | None = optional("Passed to the chat template.")
 
 
 class ResponsesRequest(Body):
@@ -105,42 +93,34 @@ class ResponsesRequest(Body):
     }
     stand_ins = {"input": "-"}
 
-    model: Text | None = Field(default=None, description="null is the served model.")
+    model: Text | None = optional("null is the served model.")
     input: Input
-    instructions: Text | None = Field(default=None, description="A system message before the input.")
-    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
-        default=None, description="Of the types function, custom and namespace."
+    instructions: Text | None = optional("A system message before the input.")
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = optional(
+        "Of the types function, custom and namespace."
     )
-    tool_choice: object = Field(default=None, description="As in chat completions, but flat.")
+    tool_choice: object = optional("As in chat completions, but flat.")
     parallel_tool_calls: Flag | None = True
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
 
-    max_output_tokens: int | None = Field(default=None, description="null fills the context.")
-    temperature: float | None = Field(
-        default=None, description="0 is greedy. null: the checkpoint's default."
-    )
+    max_output_tokens: int | None = optional("null fills the context.")
+    temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
     top_p: float | None = None
-    top_logprobs: int | None = Field(
-        default=None, description="Most likely tokens to report, if `include` asks for logprobs."
-    )
-    include: list[str] | None = Field(
-        default=None, description="`message.output_text.logprobs` and `reasoning.encrypted_content`."
-    )
+    top_logprobs: int | None = optional("Most likely tokens to report, if `include` asks for logprobs.")
+    include: list[str] | None = optional("`message.output_text.logprobs` and `reasoning.encrypted_content`.")
     stream: Flag | None = False
-    stream_options: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
+    stream_options: dict[str, Any] | None = optional("Accepted without effect.")
 
-    store: Flag | None = Field(default=None, description="Accepted: nothing is kept, and answers say so.")
-    background: Flag | None = Field(default=None, description="true is refused.")
-    previous_response_id: str | None = Field(default=None, description="Refused: send the items again.")
-    conversation: object = Field(default=None, description="Refused: send the items again.")
-    prompt: object = Field(default=None, description="Refused: no prompts are kept.")
-    truncation: Literal["auto", "disabled"] | None = Field(
-        default=None, description="auto leaves out the oldest messages of a conversation that is too long."
+    store: Flag | None = optional("Accepted: nothing is kept, and answers say so.")
+    background: Flag | None = optional("true is refused.")
+    previous_response_id: str | None = optional("Refused: send the items again.")
+    conversation: object = optional("Refused: send the items again.")
+    prompt: object = optional("Refused: no prompts are kept.")
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "auto leaves out the oldest messages of a conversation that is too long."
     )
-    max_tool_calls: int | None = Field(
-        default=None, description="A bound on tools that the server runs, which has none."
-    )
+    max_tool_calls: int | None = optional("A bound on tools that the server runs, which has none.")
     metadata: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -239,3 +219,124 @@ def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | No
     if format is None or format.get("type") != "json_schema":
         return format
     return {"type": "json_schema", "json_schema": {name: format[name] for name in format if name != "type"}}
+
+
+class OutputText(msgspec.Struct, kw_only=True):
+    type: str = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, kw_only=True):
+    type: str = "reasoning_text"
+    text: str
+
+
+class OutputItem(msgspec.Struct, kw_only=True):
+    """A message, a reasoning, a function call or a custom tool call; fields of the others are left out."""
+
+    id: str
+    type: str
+    status: str
+    role: str | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
+    content: list[OutputText] | list[ReasoningText] | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: str
+
+
+class Response(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str = "in_progress"
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning: Mapping[str, Any]
+    safety_identifier: str | None = None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: Mapping[str, Any]
+    tool_choice: object = "auto"
+    tools: list[dict[str, Any]] = []
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """An event of the whole response: that it was created, is in progress, or has ended in some way."""
+
+    type: str
+    sequence_number: int
+    response: Response
+
+
+class ItemEvent(msgspec.Struct, kw_only=True):
+    """An event of one item: that it, or a part of it, begins, goes on or is done."""
+
+    type: str
+    sequence_number: int
+    output_index: int
+    item_id: str | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class InputTokens(msgspec.Struct):
+    """The answer of POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

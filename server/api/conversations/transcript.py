@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.api.chat import ChatRequest
-from server.api.json_body import invalid_body
+from server.api.fields import invalid_body
 from server.errors import BadRequest
 
 Content = str | list[dict[str, Any]] | None

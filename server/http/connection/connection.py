@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import ApiError
-from server.http.connection import limits, refusals
+from server.http.connection import limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
 from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
 
@@ -89,7 +89,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(limits.MAX_PENDING)
         if (beyond := len(self.connections) - self._shared.most) > 0:
-            error = refusals.too_many_connections(self._shared.most)
+            error = limits.too_many_connections(self._shared.most)
             self._answer(error, lingers=beyond <= limits.MOST_LINGERING)
             self._shared.on_refusal(error.status)
         else:
@@ -124,11 +124,11 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # the request is answered as if it had not asked for another protocol
         except httptools.HttpParserError:
-            self._refuse(self._fault or refusals.MALFORMED)
+            self._refuse(self._fault or limits.MALFORMED)
             return
         if not self._in_head:
             if self._framing > limits.MAX_FRAMING or len(self.headers) > limits.MAX_HEADERS:
-                self._refuse(refusals.FRAMING_TOO_LARGE)
+                self._refuse(limits.FRAMING_TOO_LARGE)
             return
         # Where in these bytes a head begins that comes after a complete request is not known.
         self._head = self._head + len(data) if self._complete is complete else 0
@@ -138,15 +138,15 @@ class Connection(HttpToolsProtocol):
     def _excess(self) -> ApiError | None:
         """Why the head that is being read is refused, if it is too large."""
         if len(self.url) > limits.MAX_TARGET:
-            return refusals.TARGET_TOO_LONG
+            return limits.TARGET_TOO_LONG
         if self._head >= limits.MAX_HEAD or len(self.headers) > limits.MAX_HEADERS:
-            return refusals.HEAD_TOO_LARGE
+            return limits.HEAD_TOO_LARGE
         return None
 
     def on_headers_complete(self) -> None:
         self._fault = self._excess()
         if len(self.pipeline) >= limits.MAX_PIPELINED:
-            self._fault = refusals.TOO_MANY_PIPELINED
+            self._fault = limits.TOO_MANY_PIPELINED
         if self._fault is None and (self.cycle is None or self.cycle.response_complete):
             method = self.parser.get_method()  # pyright: ignore[reportOptionalMemberAccess]
             self._fault = self._shared.check_head(method, self.url, self.scope)
@@ -262,11 +262,11 @@ class Connection(HttpToolsProtocol):
     def expire(self) -> None:
         match self._waits_for:
             case "first byte":
-                self._refuse(refusals.LATE_FIRST_BYTE)
+                self._refuse(limits.LATE_FIRST_BYTE)
             case "head":
-                self._refuse(refusals.LATE_HEAD)
+                self._refuse(limits.LATE_HEAD)
             case "body":
-                self._refuse(refusals.LATE_BODY)
+                self._refuse(limits.LATE_BODY)
             case "reader":
                 self._check_reader()
             case "to be closed":
@@ -324,7 +324,7 @@ class Connection(HttpToolsProtocol):
         """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it."""
         self._ends = True
         self._log("%d: %s", error.status, error.message)
-        self.transport.write(refusals.as_bytes(error, self.url, self.server_state.default_headers))
+        self.transport.write(limits.as_bytes(error, self.url, self.server_state.default_headers))
         if not lingers:
             self.transport.close()
         else:

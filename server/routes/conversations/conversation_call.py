@@ -1,28 +1,172 @@
-"""A request for the next message of a conversation, whichever API asks, and how its answer is read.
+"""A request for the next message of a conversation, whichever API asks: how its answer is read, what it is
+held to, and what the client is told is not enforced.
 
 The APIs differ in how they write a conversation and its answer. What is between is the same for all.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
+from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
-from server.answers.answer_parts import AnswerPart, CallBegun, Text
+from server.answers.answer_format import NO_REASONING, AnswerFormat, behind_thinking
 from server.answers.answer_reader import AnswerReader
+from server.answers.dialects import AUTO
+from server.answers.format_detection import find_format
+from server.answers.unread_text import AnswerPart, CallBegun, Text
 from server.api.chat import ChatRequest
 from server.api.fields import Body
-from server.frontend.frontend import Delta
+from server.errors import BadRequest
+from server.frontend.frontend import Delta, Frontend
+from server.grammar_checks.checker_process import AskedTool, ask_for_calls
+from server.grammars.form_grammar import AnswerGrammar, AskedForm
+from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
-from server.reading.prompts import Conversation
+from server.reading.prompts import TOLD_DIALECT, Conversation
 from server.requests.sampling import SamplingParams
-from server.routes.answer_grammars import AnswerPlan, plan_answer
 from server.routes.generation import GenerationCall, admit_answers
 from server.routes.request_context import config_of, frontend_of, read_texts, with_warnings
+from server.text.detokenizer import is_mark
+
+FREE_CALLS = (
+    "Under `tool_choice` auto the calls of this model cannot be held to a grammar, "
+    "because the tokens that open them also open text"
+)
+_REQUIRE = "Ask with `tool_choice` required, or without `strict`."
+NO_FORM = "tools: no form of calls is known for this model, so that its answers are text"
+_ALIKE = (
+    "This model begins calls with a character with which an answer of the form that is asked may begin too, "
+    "so that no grammar tells them apart. Ask for one of them: `tool_choice` none for the form, or required."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How the answers of one request are read, and what they are held to."""
+
+    format: AnswerFormat | None = None
+    """None where an answer is text and nothing else."""
+    bounds: AddOptions = field(default_factory=AddOptions)
+    """What the engine is told to hold the answer to."""
+    warnings: Sequence[str] = ()
+    holds_late_calls: bool = False
+    """Whether calls are held to a grammar that sleeps before them, and while the model thinks."""
+
+
+async def plan_answer(
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+) -> AnswerPlan:
+    """Raises the error that refuses the request, if a schema cannot be enforced and has to be."""
+    plan = await _plan_calls(frontend, config, chat, conversation)
+    budget = chat.thinking_budget
+    if plan.format is None or plan.format.thinking is None:
+        return plan if budget is None else replace(plan, warnings=[*plan.warnings, NO_REASONING])
+    if budget is None and not plan.holds_late_calls:
+        return plan
+    calls = any(map(chat.choice.allows, conversation.tools)) and not plan.holds_late_calls
+    is_open = plan.format.begins_thinking(conversation.end)
+    bound = plan.format.thinking_within(frontend.tokenizer, budget, is_open=is_open, calls=calls)
+    return replace(plan, bounds={**plan.bounds, "thinking": bound})
+
+
+async def plan_form(
+    frontend: Frontend,
+    asked: AskedForm,
+    plan: AnswerPlan = AnswerPlan(),
+    prompt: str = "",
+    calls: AnswerGrammar | None = None,
+) -> AnswerPlan:
+    """The same plan with the form that was asked for. Raises the error that refuses it.
+
+    Behind a conversation that ends in `prompt`, reasoning comes before what is bound, and if the model may
+    call tools, `calls` may take its place.
+    """
+    built = await frontend.grammars.check(asked)
+    ignored = [f"{asked.field}: not enforced: {', '.join(built.ignored)}"] if built.ignored else []
+    if plan.format is not None:
+        built = _behind(built, plan.format, prompt, calls)
+    return replace(plan, bounds={"grammar": built.for_engine()}, warnings=[*plan.warnings, *ignored])
+
+
+async def _plan_calls(
+    frontend: Frontend, config: ServerConfig, chat: ChatRequest, conversation: Conversation
+) -> AnswerPlan:
+    """Plans calls of tools, and the form of the answer beside them."""
+    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    choice, prompt, level = chat.choice, conversation.end, config.tool_strict_level
+    required = choice.mode == "required"
+    form = None if required else chat.asked_form()  # what is required is calls alone
+    names = [name for name in conversation.tools if choice.allows(name)]
+    if names and format.dialect is None and required and config.tool_call_parser == AUTO:
+        format = find_format(frontend.tokenizer, TOLD_DIALECT, config.reasoning_parser)
+    if not names or format.dialect is None:
+        plan = AnswerPlan(format if format.thinking else None, warnings=[NO_FORM] if names else [])
+        return plan if form is None else await plan_form(frontend, form, plan, prompt)
+    tools = _asked_tools(conversation, names, every=required or level == "parameter")
+    several = chat.parallel_tool_calls is not False and not choice.is_named
+    if form is not None:
+        alone = replace(format, thinking=None)  # the form of the answer says where reasoning stands
+        calls = await frontend.grammars.check(
+            ask_for_calls(alone, tools, required=True, several=several, is_thinking=False)
+        )
+        plan = AnswerPlan(format, warnings=_ignored(calls))
+        return await plan_form(frontend, form, plan, prompt, calls)
+    is_free = choice.mode == "auto" and several and len(names) == len(conversation.tools)
+    if is_free and level == "auto" and not any(tool.bound for tool in tools):
+        return AnswerPlan(format)
+    if choice.mode == "auto" and not format.tells_calls:
+        if strict := [tool.name for tool in tools if tool.strict]:
+            raise BadRequest(f"`strict` is true for {', '.join(strict)}. {FREE_CALLS}. {_REQUIRE}", "tools")
+        return AnswerPlan(format, warnings=[f"tools: {FREE_CALLS}"])
+    is_thinking = format.begins_thinking(prompt)
+    built = await frontend.grammars.check(
+        ask_for_calls(format, tools, required=required, several=several, is_thinking=is_thinking)
+    )
+    return AnswerPlan(format, {"grammar": built.for_engine()}, _ignored(built), bool(built.wakes))
+
+
+def _asked_tools(conversation: Conversation, names: Sequence[str], *, every: bool) -> list[AskedTool]:
+    """The tools of these names; `every` holds the calls of each to its schema."""
+    strict, custom = conversation.strict_tools, conversation.custom_tools
+    return [
+        AskedTool(
+            name,
+            conversation.tools[name],
+            bound=every or name in strict or name in custom,
+            strict=name in strict,
+        )
+        for name in names
+    ]
+
+
+def _ignored(built: AnswerGrammar) -> list[str]:
+    return [f"not enforced of the schemas of tools: {', '.join(built.ignored)}"] if built.ignored else []
+
+
+def _behind(
+    built: AnswerGrammar, format: AnswerFormat, prompt: str, calls: AnswerGrammar | None
+) -> AnswerGrammar:
+    """The form behind reasoning, or calls in its place."""
+    if format.thinking is None and calls is None:
+        return built
+    if calls is not None and _begin_alike(built, format.opener):
+        raise BadRequest(_ALIKE, "tools")
+    return behind_thinking(built, format, calls, is_open=format.begins_thinking(prompt))
+
+
+def _begin_alike(built: AnswerGrammar, opener: str) -> bool:
+    """Whether an answer may begin with the one character that opens calls. The lexer does not go back."""
+    if len(opener) != 1 or is_mark(opener):
+        return False
+    return opener == "{" or built.kind != "json" or json.loads(built.text).get("type") != "object"
+
 
 _MISTRAL_LENGTH = 9
 

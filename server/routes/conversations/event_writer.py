@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from server.answers.answer_parts import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
+from server.answers.unread_text import AnswerPart, Arguments, CallBegun, CallEnded, Reasoning, Text
 from server.errors import ApiError
 from server.frontend.frontend import Delta
 from server.http.sse import StreamForm

@@ -10,16 +10,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 from pydantic_core import from_json
 
+from server.api.conversations import anthropic_message as api
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
-from server.api.conversations.anthropic_message import (
-    AnthropicMessage,
-    Block,
-    MessageEvent,
-    MessageUsage,
-    OutputTokensDetails,
-    Stop,
-    TokenCount,
-)
 from server.api.conversations.transcript import seal
 from server.errors import ApiError, anthropic_error
 from server.frontend.frontend import Delta
@@ -32,7 +24,7 @@ from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_te
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
-PING = named_event("ping", MessageEvent(type="ping"))
+PING = named_event("ping", api.MessageEvent(type="ping"))
 
 
 @router.post("/v1/messages", dependencies=GENERATES)
@@ -49,21 +41,21 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_message_tokens(body: CountTokensRequest, request: Request) -> Response:
     """Count the tokens of the prompt that a request to /v1/messages would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(TokenCount(await read_texts(request, body, COUNT_TOKENS)))
+    return json_response(api.TokenCount(await read_texts(request, body, COUNT_TOKENS)))
 
 
-class MessageWriter(EventWriter[Block]):
+class MessageWriter(EventWriter[api.Block]):
     """Writes an answer as content blocks."""
 
     def __init__(self, call: ConversationCall, body: MessagesRequest) -> None:
         new_id = new_call_id(call.dialect) if call.dialect == "mistral" else _new_id
         super().__init__(call, new_id, shows_output=body.max_tokens > 0)
         self._body = body
-        self._stop = Stop(stop_reason="end_turn")
+        self._stop = api.Stop(stop_reason="end_turn")
 
     @property
-    def answer(self) -> AnthropicMessage:
-        return AnthropicMessage(
+    def answer(self) -> api.AnthropicMessage:
+        return api.AnthropicMessage(
             id=self._call.id,
             model=self._call.model,
             content=self.items,
@@ -77,21 +69,21 @@ class MessageWriter(EventWriter[Block]):
         return b"event: error\ndata: %s\n\n" % encode(anthropic_error(error.status, error.message))
 
     def emit(self, event: str, **fields: Any) -> None:
-        self._events.append(named_event(event, MessageEvent(type=event, **fields)))
+        self._events.append(named_event(event, api.MessageEvent(type=event, **fields)))
 
     def _begin(self) -> None:
-        message = AnthropicMessage(id=self._call.id, model=self._call.model, usage=self._usage())
+        message = api.AnthropicMessage(id=self._call.id, model=self._call.model, usage=self._usage())
         self.emit("message_start", message=message)
         self._events.append(PING)
 
-    def _new_text(self, kind: Kind) -> OpenItem[Block]:
+    def _new_text(self, kind: Kind) -> OpenItem[api.Block]:
         if kind == "text":
-            return _OpenBlock(self, kind, Block(type="text", text=""))
+            return _OpenBlock(self, kind, api.Block(type="text", text=""))
         hides = self._body.hides_thinking
-        return _OpenBlock(self, kind, Block(type="thinking", thinking="", signature=""), hides=hides)
+        return _OpenBlock(self, kind, api.Block(type="thinking", thinking="", signature=""), hides=hides)
 
-    def _new_call(self, name: str, id: str) -> OpenItem[Block]:
-        return _OpenBlock(self, "call", Block(type="tool_use", id=id, name=name, input={}))
+    def _new_call(self, name: str, id: str) -> OpenItem[api.Block]:
+        return _OpenBlock(self, "call", api.Block(type="tool_use", id=id, name=name, input={}))
 
     def _finish(self, delta: Delta) -> None:
         self._close()
@@ -99,34 +91,34 @@ class MessageWriter(EventWriter[Block]):
         self.emit("message_delta", delta=self._stop, usage=self._usage())
         self.emit("message_stop")
 
-    def _why(self, delta: Delta) -> Stop:
+    def _why(self, delta: Delta) -> api.Stop:
         if delta.finish_reason == "length" or not self._body.max_tokens:
             counts, limit = self._call.counts, self._call.facts.max_model_len
             full = counts.output < self._body.max_tokens and counts.prompt + counts.output >= limit
-            return Stop(stop_reason="model_context_window_exceeded" if full else "max_tokens")
+            return api.Stop(stop_reason="model_context_window_exceeded" if full else "max_tokens")
         if self._parts.has_calls:
-            return Stop(stop_reason="tool_use")
+            return api.Stop(stop_reason="tool_use")
         if isinstance(delta.stop_reason, str):
-            return Stop(stop_reason="stop_sequence", stop_sequence=delta.stop_reason)
-        return Stop(stop_reason="end_turn")
+            return api.Stop(stop_reason="stop_sequence", stop_sequence=delta.stop_reason)
+        return api.Stop(stop_reason="end_turn")
 
-    def _usage(self) -> MessageUsage:
+    def _usage(self) -> api.MessageUsage:
         counts = self._call.counts
-        return MessageUsage(
+        return api.MessageUsage(
             input_tokens=counts.prompt - counts.cached,
             cache_read_input_tokens=counts.cached,
             output_tokens=counts.output,
-            output_tokens_details=OutputTokensDetails(self._parts.reasoning_tokens),
+            output_tokens_details=api.OutputTokensDetails(self._parts.reasoning_tokens),
         )
 
 
-class _OpenBlock(OpenItem[Block]):
+class _OpenBlock(OpenItem[api.Block]):
     """A block while it is written.
 
     Clients demand a signature of thinking; of thinking that is hidden the signature holds the text.
     """
 
-    def __init__(self, writer: MessageWriter, kind: Kind, begun: Block, *, hides: bool = False) -> None:
+    def __init__(self, writer: MessageWriter, kind: Kind, begun: api.Block, *, hides: bool = False) -> None:
         self.kind = kind
         self._writer, self._begun, self._hides = writer, begun, hides
         self._index = len(writer.items)
@@ -141,15 +133,15 @@ class _OpenBlock(OpenItem[Block]):
         self._pieces.append(text)
         match self.kind:
             case "text":
-                self._tell(Block(type="text_delta", text=text))
+                self._tell(api.Block(type="text_delta", text=text))
             case "reasoning" if not self._hides:
-                self._tell(Block(type="thinking_delta", thinking=text))
+                self._tell(api.Block(type="thinking_delta", thinking=text))
             case "call":
-                self._tell(Block(type="input_json_delta", partial_json=text))
+                self._tell(api.Block(type="input_json_delta", partial_json=text))
             case _:
                 pass
 
-    def end(self, status: str) -> Block:
+    def end(self, status: str) -> api.Block:
         text = "".join(self._pieces)
         if self.kind == "text":
             block = replace(self._begun, text=text)
@@ -158,12 +150,12 @@ class _OpenBlock(OpenItem[Block]):
         else:
             digest = hashlib.sha256(text.encode()).hexdigest()
             signature = seal(text) if self._hides else f"facet-{digest}"
-            self._tell(Block(type="signature_delta", signature=signature))
+            self._tell(api.Block(type="signature_delta", signature=signature))
             block = replace(self._begun, thinking="" if self._hides else text, signature=signature)
         self._writer.emit("content_block_stop", index=self._index)
         return block
 
-    def _tell(self, more: Block) -> None:
+    def _tell(self, more: api.Block) -> None:
         self._writer.emit("content_block_delta", index=self._index, delta=more)
 
 

@@ -12,22 +12,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from server.answers.answer_reader import CustomToolInput
-from server.api.conversations.response import (
-    IncompleteDetails,
-    InputTokens,
-    InputTokensDetails,
-    ItemEvent,
-    OutputItem,
-    OutputText,
-    OutputTokensDetails,
-    ReasoningText,
-    Response,
-    ResponseError,
-    ResponseEvent,
-    ResponseUsage,
-)
+from server.api.conversations import responses as api
 from server.api.conversations.response_input import KEPT_NOWHERE
-from server.api.conversations.responses import ResponsesRequest
 from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs
 from server.errors import ApiError, NotFound, Overloaded, TooManyRequests
@@ -43,17 +29,17 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 
 
 @router.post("/v1/responses", dependencies=GENERATES)
-async def create_response(body: ResponsesRequest, request: Request) -> HttpResponse:
+async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
     call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
     return await respond(request, call, ResponseWriter(call, body), stream=bool(body.stream))
 
 
 @router.post("/v1/responses/input_tokens", dependencies=ENTRY)
-async def count_input_tokens(body: ResponsesRequest, request: Request) -> HttpResponse:
+async def count_input_tokens(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)
-    return json_response(InputTokens(await read_texts(request, body, INPUT_TOKENS)))
+    return json_response(api.InputTokens(await read_texts(request, body, INPUT_TOKENS)))
 
 
 @router.get("/v1/responses/{response_id}")
@@ -65,12 +51,12 @@ async def find_response(response_id: str) -> HttpResponse:
     raise NotFound(f"There is no response {response_id[:64]!r}: {KEPT_NOWHERE}", "response_id")
 
 
-def _new_response(call: ConversationCall, body: ResponsesRequest) -> Response:
+def _new_response(call: ConversationCall, body: api.ResponsesRequest) -> api.Response:
     """The answer before it has any output."""
     defaults = call.facts.defaults
     effort = body.reasoning.effort if body.reasoning else None
     text = body.text.model_dump(exclude_none=True) if body.text else {}
-    return Response(
+    return api.Response(
         id=call.id,
         created_at=call.created,
         model=call.model,
@@ -97,10 +83,10 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-class ResponseWriter(EventWriter[OutputItem]):
+class ResponseWriter(EventWriter[api.OutputItem]):
     """Writes an answer as items."""
 
-    def __init__(self, call: ConversationCall, body: ResponsesRequest) -> None:
+    def __init__(self, call: ConversationCall, body: api.ResponsesRequest) -> None:
         super().__init__(call, new_call_id(call.dialect))
         self._response = _new_response(call, body)
         self._body = body
@@ -109,7 +95,7 @@ class ResponseWriter(EventWriter[OutputItem]):
         """Logprobs of tokens whose text has not come yet, and the characters of each."""
 
     @property
-    def answer(self) -> Response:
+    def answer(self) -> api.Response:
         return self._response
 
     def push(self, delta: Delta) -> bytes:
@@ -125,7 +111,7 @@ class ResponseWriter(EventWriter[OutputItem]):
         self._open = None  # an item that is not done is not part of the answer
         busy = isinstance(error, Overloaded | TooManyRequests)
         code = "rate_limit_exceeded" if busy else "invalid_prompt" if error.status < 500 else "server_error"
-        self._end("failed", error=ResponseError(code, error.message))
+        self._end("failed", error=api.ResponseError(code, error.message))
         self.ended = True
         return self._take_events()
 
@@ -134,7 +120,7 @@ class ResponseWriter(EventWriter[OutputItem]):
         index = len(self.items)
         self._events.append(
             named_event(
-                event, ItemEvent(type=event, sequence_number=self._next(), output_index=index, **fields)
+                event, api.ItemEvent(type=event, sequence_number=self._next(), output_index=index, **fields)
             )
         )
 
@@ -159,19 +145,19 @@ class ResponseWriter(EventWriter[OutputItem]):
 
     def _tell(self, event: str) -> None:
         """Add an event of the whole response."""
-        message = ResponseEvent(type=event, sequence_number=self._next(), response=self._response)
+        message = api.ResponseEvent(type=event, sequence_number=self._next(), response=self._response)
         self._events.append(named_event(event, message))
 
     def _begin(self) -> None:
         self._tell("response.created")
         self._tell("response.in_progress")
 
-    def _new_text(self, kind: Kind) -> OpenItem[OutputItem]:
+    def _new_text(self, kind: Kind) -> OpenItem[api.OutputItem]:
         return _Passage(self, kind, seals=self._body.seals_reasoning)
 
-    def _new_call(self, name: str, id: str) -> OpenItem[OutputItem]:
+    def _new_call(self, name: str, id: str) -> OpenItem[api.OutputItem]:
         called = self._body.known_tools.client_name(name)
-        item = OutputItem(
+        item = api.OutputItem(
             id=_new_id("ctc" if called.is_custom else "fc"),
             type="custom_tool_call" if called.is_custom else "function_call",
             status="in_progress",
@@ -188,7 +174,7 @@ class ResponseWriter(EventWriter[OutputItem]):
             self._end("completed", completed_at=int(time.time()))
         else:
             why = "max_output_tokens" if reason == "length" else reason
-            self._end("incomplete", incomplete_details=IncompleteDetails(why))
+            self._end("incomplete", incomplete_details=api.IncompleteDetails(why))
 
     def _end(self, status: str, **fields: Any) -> None:
         self._response = replace(
@@ -196,18 +182,18 @@ class ResponseWriter(EventWriter[OutputItem]):
         )
         self._tell(f"response.{status}")
 
-    def _usage(self) -> ResponseUsage:
+    def _usage(self) -> api.ResponseUsage:
         counts = self._call.counts
-        return ResponseUsage(
+        return api.ResponseUsage(
             input_tokens=counts.prompt,
-            input_tokens_details=InputTokensDetails(counts.cached),
+            input_tokens_details=api.InputTokensDetails(counts.cached),
             output_tokens=counts.output,
-            output_tokens_details=OutputTokensDetails(self._parts.reasoning_tokens),
+            output_tokens_details=api.OutputTokensDetails(self._parts.reasoning_tokens),
             total_tokens=counts.prompt + counts.output,
         )
 
 
-class _Passage(OpenItem[OutputItem]):
+class _Passage(OpenItem[api.OutputItem]):
     """A message or a reasoning while it is written."""
 
     def __init__(self, writer: ResponseWriter, kind: Kind, *, seals: bool) -> None:
@@ -218,7 +204,7 @@ class _Passage(OpenItem[OutputItem]):
         self._pieces: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
         self._event = "response.output_text" if self._is_message else "response.reasoning_text"
-        self._item = OutputItem(
+        self._item = api.OutputItem(
             id=_new_id("msg" if self._is_message else "rs"),
             type="message" if self._is_message else "reasoning",
             status="in_progress",
@@ -244,7 +230,7 @@ class _Passage(OpenItem[OutputItem]):
         else:
             self._emit(f"{self._event}.delta", delta=text)
 
-    def end(self, status: str) -> OutputItem:
+    def end(self, status: str) -> api.OutputItem:
         text = "".join(self._pieces)
         part = self._part(text)
         logprobs = {"logprobs": self._logprobs} if self._is_message else {}
@@ -256,21 +242,23 @@ class _Passage(OpenItem[OutputItem]):
         self._writer.emit("response.output_item.done", item=item)
         return item
 
-    def _part(self, text: str) -> OutputText | ReasoningText:
+    def _part(self, text: str) -> api.OutputText | api.ReasoningText:
         if self._is_message:
-            return OutputText(text=text, logprobs=self._logprobs.copy())
-        return ReasoningText(text=text)
+            return api.OutputText(text=text, logprobs=self._logprobs.copy())
+        return api.ReasoningText(text=text)
 
     def _emit(self, event: str, **fields: Any) -> None:
         self._writer.emit(event, item_id=self._item.id, content_index=0, **fields)
 
 
-class _Call(OpenItem[OutputItem]):
+class _Call(OpenItem[api.OutputItem]):
     """A call of a function, or of a custom tool, whose input is free text, while it is written."""
 
     kind = "call"
 
-    def __init__(self, writer: ResponseWriter, item: OutputItem, free_text: CustomToolInput | None) -> None:
+    def __init__(
+        self, writer: ResponseWriter, item: api.OutputItem, free_text: CustomToolInput | None
+    ) -> None:
         self._writer, self._item, self._custom_input = writer, item, free_text
         if free_text is None:
             item.arguments = ""
@@ -284,7 +272,7 @@ class _Call(OpenItem[OutputItem]):
     def push(self, text: str) -> None:
         self._tell(text if self._custom_input is None else self._custom_input.push(text))
 
-    def end(self, status: str) -> OutputItem:
+    def end(self, status: str) -> api.OutputItem:
         if self._custom_input is not None:
             self._tell(self._custom_input.end())
         text = "".join(self._pieces)

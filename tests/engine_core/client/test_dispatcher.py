@@ -13,8 +13,7 @@ from scripted_engine import NO_WORK, PARAMS, Connect, Replicated, Script, Two, a
 
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import InFlight, Stream
-from engine_core.client.replica_table import ReplicaTable
-from engine_core.client.routing import BLOCK
+from engine_core.client.replica_table import BLOCK, ReplicaTable
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     DEADLINE,

@@ -10,9 +10,8 @@ from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import READY, Connect, all_of, next_of
 
-from engine_core.client.in_flight import InFlight, Stream
+from engine_core.client.in_flight import InFlight, Stream, can_go_on, take_back
 from engine_core.client.replica import Replica
-from engine_core.client.takeover import can_go_on, take_back
 from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
 

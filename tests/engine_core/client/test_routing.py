@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 from scripted_engine import Connect, Replicated, Two
 
-from engine_core.client import routing
+from engine_core.client import replica_table
 from engine_core.client.in_flight import Stream
-from engine_core.client.routing import BLOCK, LONGEST, LateQueries, Router
+from engine_core.client.replica_table import BLOCK, LONGEST, LateQueries, Router
 from engine_core.protocol import Add, AddMany, Outputs, Pooled, Request
 from worker.protocol import Pooling, Vectors
 
@@ -137,7 +137,7 @@ async def test_a_query_goes_with_its_documents_to_another_replica(two: Two) -> N
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "MOST_QUERIES", 2)
+    monkeypatch.setattr(replica_table, "MOST_QUERIES", 2)
     queries = LateQueries()
     for name in "abc":
         queries.note(Add(1, [1], replace(QUERY, late_query=name)), 0)

@@ -11,9 +11,8 @@ from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import PARAMS, READY, Replicated, Script
 
-from engine_core.client import takeover
-from engine_core.client.in_flight import Stream
-from engine_core.client.takeover import SECONDS, Quarantine
+from engine_core.client import in_flight
+from engine_core.client.in_flight import SECONDS, Quarantine, Stream
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
     ALONE_TOKENS,
@@ -172,7 +171,7 @@ async def test_what_is_to_blame_is_refused_whoever_sends_it(one: One) -> None:
 
 
 def test_only_for_some_minutes_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "MOST", 2)
+    monkeypatch.setattr(in_flight, "MOST", 2)
     now = 0.0
     quarantine = Quarantine(lambda: now)
     adds = [Add(n, [n], Sampling(max_tokens=4)) for n in range(3)]

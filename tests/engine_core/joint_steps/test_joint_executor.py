@@ -17,10 +17,9 @@ from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
-from engine_core.joint_steps.joint_executor import JointExecutor
-from engine_core.joint_steps.peers import Peers
+from engine_core.joint_steps import JointExecutor, Peers
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.protocol import StepBounds
 from worker.ranks.unix_sockets import connect_all

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shared_experts import Group
 
 from engine_core.config import EngineConfig
-from engine_core.joint_steps.step_halves import Halving
+from engine_core.joint_steps import Halving
 from engine_core.protocol import Add
 from worker.protocol import Sampling, SeqStep, StepInput
 

@@ -22,7 +22,7 @@ from toy_language import bound_of
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, StepBounds, StepInput

@@ -17,9 +17,8 @@ from small_steps import read
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
-from engine_core.ranks.executor_choice import make_executor
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.ranks_executor import RanksExecutor
+from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.startup import make_worker_config
 from models.config import read_config

@@ -24,9 +24,8 @@ from small_steps import read
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
 from engine_core.ranks.layout import rank_places
-from engine_core.ranks.local_ranks import LocalRanks
+from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
-from engine_core.ranks.remote_ranks import RemoteRanks
 from engine_core.startup import make_worker_config
 from engine_core.wire.sockets import ClusterKeys
 from models.config import read_config

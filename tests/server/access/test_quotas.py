@@ -6,8 +6,8 @@ import pytest
 from fake_connection import FakeClock
 from fake_frontend import FakeFrontend
 
-from server.access.keys.key_file import Key
-from server.access.quotas import Account, Bucket
+from server.access.client_identity import Account, Bucket
+from server.access.key_file import Key
 from server.errors import QuotaExceeded
 
 DIGEST = "0" * 64

@@ -11,8 +11,8 @@ from fake_frontend import FakeFrontend, that_embeds_too
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import DEADLINE, Failed
-from server.access import time_limits
-from server.access.time_limits import TimeLimits, of_later_texts
+from server.access import client_identity
+from server.access.client_identity import TimeLimits, of_later_texts
 from server.errors import DeadlineExceeded, TooLate, from_engine
 from server.options.server_config import AccessOptions
 
@@ -97,7 +97,7 @@ async def test_time_that_the_server_has_spent_ends_a_request(monkeypatch: pytest
     def late(self: TimeLimits, options: AddOptions, *, begun: bool = False) -> None:
         began(TimeLimits(self.begins - 100, self.ends - 100), options, begun=begun)
 
-    monkeypatch.setattr(time_limits.TimeLimits, "add_to", late)
+    monkeypatch.setattr(client_identity.TimeLimits, "add_to", late)
     for path, body in CALLS.items():
         response = await http.post(path, json=body, headers={"X-Request-Timeout": "50"})
         assert response.status_code == 503 and response.json()["error"]["type"] == DEADLINE

@@ -14,8 +14,7 @@ import pytest
 from answers import Answer, read
 from grammar_walks import Vocabulary, accepts, walk
 
-from server.answers.answer_format import AnswerFormat, with_marks
-from server.answers.answer_grammar import AnswerWriter, behind_thinking
+from server.answers.answer_format import AnswerFormat, AnswerWriter, behind_thinking, with_marks
 from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import DIALECTS, DIALECTS_BY_NAME, THINKING_BY_NAME, ThinkingMarkers
 from server.answers.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from spelled import byte_spelling, follows, matcher_of
 
-from server.answers.answer_format import AnswerFormat
-from server.answers.answer_grammar import behind_thinking
+from server.answers.answer_format import AnswerFormat, behind_thinking
 from server.answers.dialects import ThinkingMarkers
-from server.grammars.form_grammar import AnswerGrammar, build_grammar
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
+from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
 
 OPEN, CLOSE, CALL, END = 256, 257, 258, 259
 SPELLING = byte_spelling(b"<think>", b"</think>", b"<call>", b"<end>", special=4, ends=(END,))

@@ -9,7 +9,7 @@ import pytest
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
 from server.errors import BadRequest
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
+from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
 
 SCHEMA = {"type": "object"}
 

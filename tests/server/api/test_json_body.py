@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.json_body import LONG, MOST_VALUES, check_values, is_long, read_json
+from server.api.fields import LONG, MOST_VALUES, check_values, is_long, read_json
 from server.errors import MAX_MESSAGE, BadRequest
 
 KINDS = TypeAdapter(dict[str, list[int] | int]).validate_python

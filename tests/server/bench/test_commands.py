@@ -15,8 +15,7 @@ import pytest
 from scripted_server import MODELS, Request, completes, says, scripted, whole
 
 from server.bench import offline_benchmark, serve_benchmark, startup_benchmark
-from server.bench.load_figures import Result
-from server.bench.load_generator import Load
+from server.bench.load_generator import Load, Result
 from server.bench.serve_options import BenchError, LoadOptions, parse
 from server.commands import BAD_USAGE, FAILED, run
 from server.options.option_table import OptionError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bench.datasets import LoadRequest, endless_requests
+from server.bench.endpoints import LoadRequest, endless_requests
 from server.bench.serve_options import BenchError, LoadOptions
 
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from scripted_server import DONE, event, text, usage
 
-from server.bench.datasets import LoadRequest
-from server.bench.endpoints import StreamedAnswer, WholeAnswer, request_body
+from server.bench.endpoints import LoadRequest, StreamedAnswer, WholeAnswer, request_body
 from server.bench.serve_options import LoadOptions
 
 IDS = LoadRequest([[101, 102, 103]], max_tokens=7)

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from server.bench import charts
+from server.bench import serve_benchmark
 from server.bench.endpoints import Outcome
-from server.bench.load_figures import Figures, LoadBar, Result, percentile, spread, summarize, table
-from server.bench.load_generator import Load
+from server.bench.load_generator import Figures, Load, LoadBar, Result, percentile, spread, summarize, table
 
 # Two answers. The first: 4 tokens in 2 chunks; the second: 3 tokens, a chunk each.
 FIRST = Outcome(due=10.0, ended=11.0, input_tokens=8, output_tokens=4, times=[10.1, 10.7])
@@ -161,7 +160,7 @@ def points() -> list[Figures]:
 
 
 def test_the_page_is_html_that_needs_nothing_else() -> None:
-    page = charts.page("<m> & co", charts.charts(points()))
+    page = serve_benchmark.page("<m> & co", serve_benchmark.charts(points()))
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
@@ -171,23 +170,25 @@ def test_the_page_is_html_that_needs_nothing_else() -> None:
 
 
 def test_a_picture_stands_alone_and_inside_its_frame() -> None:
-    for chart in charts.charts(points()):
-        root = ElementTree.fromstring(charts.svg(chart))
+    for chart in serve_benchmark.charts(points()):
+        root = ElementTree.fromstring(serve_benchmark.svg(chart))
         circles = root.findall("{http://www.w3.org/2000/svg}circle")
         assert len(circles) == sum(len(line.points) for line in chart.lines)
         assert all(0 <= float(c.attrib["cx"]) <= 420 and 0 <= float(c.attrib["cy"]) <= 280 for c in circles)
 
 
 def test_more_load_is_further_right_and_more_time_further_up() -> None:
-    chart = charts.Chart("t", "x", "y", [charts.Line("a", [(1, 10), (2, 40)])])
-    low, high = ElementTree.fromstring(charts.svg(chart)).findall("{http://www.w3.org/2000/svg}circle")
+    chart = serve_benchmark.Chart("t", "x", "y", [serve_benchmark.Line("a", [(1, 10), (2, 40)])])
+    low, high = ElementTree.fromstring(serve_benchmark.svg(chart)).findall(
+        "{http://www.w3.org/2000/svg}circle"
+    )
     assert float(low.attrib["cx"]) < float(high.attrib["cx"])
     assert float(low.attrib["cy"]) > float(high.attrib["cy"])
 
 
 @pytest.mark.parametrize("most", [0.003, 0.9, 1, 7, 32, 999, 1e6, 0])
 def test_ticks_reach_over_the_largest_value_in_a_few_steps(most: float) -> None:
-    found = charts.ticks(most)
+    found = serve_benchmark.ticks(most)
     assert found[0] == 0
     assert found[-1] >= most
     assert 1 <= len(found) - 1 <= 8

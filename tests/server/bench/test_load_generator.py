@@ -9,8 +9,7 @@ from itertools import islice, pairwise
 import pytest
 from scripted_server import Reply, Request, completes, scripted, whole
 
-from server.bench.datasets import endless_requests
-from server.bench.endpoints import Outcome, Sender
+from server.bench.endpoints import Outcome, Sender, endless_requests
 from server.bench.http_client import Client
 from server.bench.load_generator import Load, arrivals, run_load
 from server.bench.serve_options import LoadOptions

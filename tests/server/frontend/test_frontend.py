@@ -23,7 +23,7 @@ from server.errors import (
 )
 from server.frontend.frontend import Frontend
 from server.frontend.text_output import ALL_TOKENS
-from server.http.server_status import Dead, Draining, Ready, Starting
+from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
 from server.options.server_options import parse
 from server.requests.pooling import Item
@@ -40,7 +40,7 @@ def ids(frontend: Frontend, text: str) -> list[int]:
 
 async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path, make: Make) -> None:
     frontend = make()
-    assert frontend.status == Starting("start", 0.0)
+    assert frontend.status == loading("start", 0.0)
     with pytest.raises(Unavailable, match=r"still loading \(stage start, 0%\)"):
         frontend.generate([1], SamplingParams())
     with pytest.raises(Unavailable):
@@ -48,11 +48,11 @@ async def test_the_start_is_told_stage_by_stage(client: FakeClient, folder: Path
     start = asyncio.create_task(frontend.start())
     client.locate(folder)
     await asyncio.sleep(0)
-    assert frontend.status == Starting("import", 0.0)
+    assert frontend.status == loading("import", 0.0)
     client.become_ready()
-    assert frontend.status == Starting("tokenizer", 0.0)
+    assert frontend.status == loading("tokenizer", 0.0)
     await start
-    assert frontend.status == Ready()
+    assert frontend.status == READY
     facts = frontend.facts
     assert facts.model_names == ("m", "other")
     assert (facts.root, facts.max_model_len, facts.vocab_size) == ("m", 100, 450)
@@ -67,7 +67,7 @@ async def test_an_engine_that_dies_while_it_starts(client: FakeClient, make: Mak
     client.fail("no memory")
     with pytest.raises(Unavailable, match="no memory"):
         await start
-    assert frontend.status == Dead("engine_given_up")
+    assert frontend.status == Status("dead", "engine_given_up", fraction=0.0, refuses=True)
 
 
 async def test_which_model(client: FakeClient, frontend: Frontend) -> None:
@@ -260,7 +260,7 @@ async def test_a_full_queue_refuses_and_tells_when_to_come_back(client: FakeClie
 async def test_draining_ends_what_runs_and_takes_nothing_new(client: FakeClient, frontend: Frontend) -> None:
     task = await started(frontend.generate([1], SamplingParams()))
     frontend.begin_drain(refuse=True)
-    assert frontend.status == Draining(refuses=True)
+    assert frontend.status == Status("draining", "draining", fraction=0.0, refuses=True)
     with pytest.raises(Unavailable, match="shutting down") as caught:
         frontend.generate([1], SamplingParams())
     assert "Retry-After" in caught.value.headers()

@@ -16,8 +16,7 @@ import pytest
 
 from server.errors import ApiError, Overloaded
 from server.grammar_checks.grammar_checker import CheckLimits, GrammarChecker
-from server.grammars.form_grammar import AnswerGrammar
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
+from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams
 
 
 def asked(*, strict: bool = False, **params: Any) -> AskedForm:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
-from server.http.allowed_hosts import HostRules, is_loopback
+from server.http.middleware import HostRules
+from server.options.server_options import is_loopback
 
 TAKEN, WRONG_HOST, FOREIGN = None, 421, 403
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from server.http import body
-from server.http.body import BodyMemory, read_body
+from server.http import endpoint
+from server.http.endpoint import BodyMemory, read_body
 
 
 async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "TRIM_AFTER", 0.5)
+    monkeypatch.setattr(endpoint, "TRIM_AFTER", 0.5)
     trims, trimmed = 0, asyncio.Event()
 
     def trim() -> None:
@@ -20,15 +20,15 @@ async def test_once_for_many_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
         trimmed.set()
 
     memory = BodyMemory(trim)
-    for size in (body.LONG + 1, body.LONG + 1, 10):
+    for size in (endpoint.LONG + 1, endpoint.LONG + 1, 10):
         await read(memory, size)
     await trimmed.wait()
     assert trims == 1
-    await read(memory, body.LONG)
+    await read(memory, endpoint.LONG)
     await asyncio.sleep(0.02)
     assert trims == 1
     trimmed.clear()
-    await read(memory, body.LONG + 1)
+    await read(memory, endpoint.LONG + 1)
     await trimmed.wait()
     assert trims == 2
 
@@ -41,5 +41,5 @@ async def read(memory: BodyMemory, size: int) -> None:
 
 
 async def test_the_real_thing_works_here() -> None:
-    await read(memory := BodyMemory(), body.LONG + 1)
+    await read(memory := BodyMemory(), endpoint.LONG + 1)
     memory.trim()

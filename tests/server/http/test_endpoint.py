@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api.json_body import invalid_body
+from server.api.fields import invalid_body
 from server.app import ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from server.metrics.plain_metrics import PlainCounters, PlainHistograms
+from server.metrics.server_metrics import PlainCounters, PlainHistograms
 
 BOUNDS = (0.5, 1, 10)
 disable_created_metrics()

@@ -16,7 +16,7 @@ from served_app import served
 from models.pooling.config import PoolingConfig
 from server.access.client_identity import ANYONE
 from server.errors import Unavailable
-from server.http.server_status import Ready, Starting
+from server.http.error_answers import loading
 from server.options.server_config import AccessOptions
 from server.page.routes import WATCH
 
@@ -222,12 +222,12 @@ def test_live_data_are_read_only_while_they_are_seen(tab: Tab, frontend: FakeFro
 
 
 def test_loading_is_shown_and_ends(tab: Tab, frontend: FakeFrontend) -> None:
-    frontend.status = Starting("weights", 0.5)
+    frontend.status = loading("weights", 0.5)
     frontend.unready = Unavailable("The model is loading.", retry_after=1)
     with served(frontend) as url:
         tab.open(url)
         tab.wait("document.getElementById('state').textContent.includes('weights, 50 %')")
-        frontend.status, frontend.unready = Ready(), None
+        frontend.status, frontend.unready = READY, None
         tab.wait(READY)
         assert tab.run("document.getElementById('state').hidden")
         tab.complaints.clear()  # the browser notes the status 503

@@ -15,11 +15,10 @@ from served_app import served
 
 from engine_core.client.replica import Replica
 from engine_core.protocol import Stats
-from server.http.server_status import Draining, Starting
+from server.http.error_answers import Status, loading
 from server.options.server_config import AccessOptions
-from server.page import live_status as live
-from server.page.live_status import TooManyWatchers, Watch, live_status
-from server.page.routes import FOLDER, WATCH, page_files
+from server.page import routes as live
+from server.page.routes import FOLDER, WATCH, TooManyWatchers, Watch, live_status, page_files
 
 MOST_BYTES = 200 << 10
 
@@ -104,7 +103,7 @@ async def test_the_page_comes_without_a_key_and_the_stream_does_not(frontend: Fa
 
 
 async def test_the_page_is_there_while_the_model_loads(frontend: FakeFrontend) -> None:
-    frontend.status = Starting("weights", 0.5)
+    frontend.status = loading("weights", 0.5)
     assert (await get(frontend, "/")).status_code == 200
 
 
@@ -119,7 +118,7 @@ def test_a_look_tells_state_counts_and_replicas(frontend: FakeFrontend) -> None:
     frontend.metrics.replicas = lambda: [replica(0, running=2, kv_usage=0.5), Replica(1)]
     frontend.metrics.count_tokens(7, 3)
     frontend.metrics.first_token.observe(0.03)
-    frontend.status = Starting("weights", 0.25)
+    frontend.status = loading("weights", 0.25)
     now = live_status(frontend)  # pyright: ignore[reportArgumentType]
     assert (now.state, now.stage, now.progress) == ("loading", "weights", 0.25)
     assert (now.prompt_tokens, now.generation_tokens) == (7, 3)
@@ -160,7 +159,7 @@ async def test_a_stream_ends_when_the_server_does(
     stream = watch.begin(frontend)  # pyright: ignore[reportArgumentType]
     assert json.loads((await anext(stream)).removeprefix(b"data: "))["state"] == "ready"
     assert watch.watchers == 1
-    frontend.status = Draining(refuses=True)
+    frontend.status = Status("draining", "draining", fraction=0.0, refuses=True)
     assert (await anext(stream)).endswith(b"data: [DONE]\n\n")
     with pytest.raises(StopAsyncIteration):
         await anext(stream)

@@ -21,9 +21,9 @@ from model_facts import READY, changed
 from server.errors import ApiError, Overloaded
 from server.model_facts import Facts
 from server.reading.body_table import BY_NAME, CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from server.reading.context import ReadingOptions
 from server.reading.helper import LARGE, Helper
 from server.reading.helper_process import HelperLimits
+from server.reading.prompts import ReadingOptions
 from server.text.tokenizer_files import TokenizerFiles
 from worker import child
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
-from server.api.json_body import LONG
+from server.api.fields import LONG
 from server.reading.body_table import BY_NAME
-from server.reading.context import A_LOT, ReadingContext, ReadingOptions
+from server.reading.prompts import A_LOT, ReadingContext, ReadingOptions
 from server.requests.scoring import QWEN3_RERANKER
 
 TALK = [{"role": "user", "content": "a"}]

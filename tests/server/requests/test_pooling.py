@@ -12,8 +12,8 @@ from tokenizers.processors import TemplateProcessing
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
 from server.errors import BadRequest
+from server.model_facts import find_task, score_type
 from server.requests.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
-from server.task_names import find_task, score_type
 from worker.protocol import Pooling
 
 EMBED = Pooling(task="embed")

@@ -14,9 +14,8 @@ from server.answers.answer_format import AnswerFormat
 from server.answers.dialects import THINKING_BY_NAME, ThinkingMarkers
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.grammars.form_grammar import AnswerGrammar, build_grammar
-from server.grammars.structured_params import AskedForm, StructuredOutputsParams
-from server.routes.answer_grammars import AnswerPlan, plan_form
+from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams, build_grammar
+from server.routes.conversations.conversation_call import AnswerPlan, plan_form
 from server.routes.request_context import with_warnings
 
 CALLS = AnswerGrammar("lark", "start: <[9]>")

@@ -13,7 +13,7 @@ import pytest
 from fake_api import make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
 
-from server.grammar_checks.tool_calls import AskedCalls
+from server.grammar_checks.checker_process import AskedCalls
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}

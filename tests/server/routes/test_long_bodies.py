@@ -11,9 +11,9 @@ from fake_api import make_app, make_client, same_for_all
 from fake_frontend import FakeFrontend, FakeHelper
 
 from engine_core.protocol import CacheMiss
-from server.api.json_body import LONG
+from server.api.fields import LONG
 from server.http import endpoint
-from server.http.body import BODY_MEMORY
+from server.http.endpoint import BODY_MEMORY
 from server.model_facts import Limits
 from server.reading.body_table import BY_PATH
 

@@ -12,8 +12,8 @@ from fake_frontend import FakeFrontend
 from fake_vocabularies import with_tokens
 
 from engine_core.protocol import Grammar, Thinking
-from server.grammar_checks.tool_calls import AskedCalls
-from server.grammars.structured_params import AskedForm
+from server.grammar_checks.checker_process import AskedCalls
+from server.grammars.form_grammar import AskedForm
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}

@@ -11,8 +11,8 @@ import pytest
 
 from server.commands import bind
 from server.options.server_options import parse
+from server.run.api_processes import NOTHING_LEFT
 from server.run.api_server import ApiServer
-from server.run.supervisor_messages import NOTHING_LEFT
 from worker.child import BROKE
 
 

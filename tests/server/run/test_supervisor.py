@@ -18,8 +18,7 @@ import pytest
 
 from server.options.server_options import parse
 from server.run.api_process import in_loop
-from server.run.supervisor import ServiceManager, Supervisor
-from server.run.supervisor_messages import (
+from server.run.api_processes import (
     NOTHING_LEFT,
     CutOff,
     EngineExited,
@@ -28,6 +27,7 @@ from server.run.supervisor_messages import (
     Message,
     Reload,
 )
+from server.run.supervisor import ServiceManager, Supervisor
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.machine import service_manager
 

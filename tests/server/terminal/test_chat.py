@@ -11,7 +11,7 @@ from fake_frontend import FakeFrontend
 from served_app import served
 
 from server.commands import BAD_USAGE, FAILED, run
-from server.http.server_status import Starting
+from server.http.error_answers import loading
 from server.options.server_config import AccessOptions
 from server.terminal.chat import Chat, Speed, typed_messages
 from server.terminal.console import ProgressBar, Screen, safe_text
@@ -123,7 +123,7 @@ def test_models_are_listed_with_their_tasks(url: str, capsys: pytest.CaptureFixt
 
 
 def test_loading_is_told(url: str, frontend: FakeFrontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.status = Starting("weights", 0.25)
+    frontend.status = loading("weights", 0.25)
     assert run("facet", ["models", "--url", url]) == FAILED
     assert "still loading: weights, 25%" in capsys.readouterr().err
 

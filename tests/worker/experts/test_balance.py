@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mixtures import first_map
 from untimed import untimed
 
-from worker.experts.balance import balance, improve, keep_places
+from worker.experts.balancer import balance, improve, keep_places
 
 LOADS = [
     [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],

@@ -21,8 +21,7 @@ from models.model import CausalLM
 from models.parallel.experts import ExpertPlace
 from worker.config import Balancing
 from worker.experts import balancer as balancers
-from worker.experts.balance import improve
-from worker.experts.balancer import Balancer, LoadWindow, summarize
+from worker.experts.balancer import Balancer, LoadWindow, improve, summarize
 from worker.protocol import Balancedness, ExpertReport
 
 REPLICAS, EXPERTS, COPIES = 4, 8, 4

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from worker.host import out_of_memory
-from worker.host.out_of_memory import explain_shortage, times_killed
+from worker.host import machine
+from worker.host.machine import explain_shortage, times_killed
 
 GIB = 1 << 30
 
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_memory, "address_limit", lambda: GIB)
+    monkeypatch.setattr(machine, "address_limit", lambda: GIB)
 
 
 SHORT = [
@@ -51,7 +51,7 @@ def test_without_a_limit_an_unforeseen_error_is_no_shortage() -> None:
 
 def test_a_worker_counts_the_kills_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = iter([5, 6, 6, 7, 7])
-    monkeypatch.setattr(out_of_memory, "kills_for_memory", lambda: next(kills))
+    monkeypatch.setattr(machine, "kills_for_memory", lambda: next(kills))
     # Started, killed, ended in another way, killed; and a worker in another place.
     counts = [times_killed(str(tmp_path), "worker") for _ in range(4)]
     assert counts == [0, 1, 1, 2]

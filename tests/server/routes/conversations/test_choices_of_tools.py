@@ -10,7 +10,7 @@ from fake_api import post
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Grammar, Thinking
-from server.grammar_checks.tool_calls import AskedCalls
+from server.grammar_checks.checker_process import AskedCalls
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 NAMES = ("get_weather", "other")

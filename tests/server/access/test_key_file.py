@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.access.keys.key_file import KeyFileError, parse_keys, read_keys
+from server.access.key_file import KeyFileError, parse_keys, read_keys
 
 DIGEST = "0123456789abcdef" * 4
 OTHER = DIGEST[::-1]

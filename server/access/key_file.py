@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from server.errors import Forbidden
+from server.options.option_table import OptionError
 
 Right = Literal["generate", "embed", "token_embed", "classify", "token_classify", "score"]
 """The uses of a key: a task of the model, or the comparison of texts, by whatever task."""
@@ -80,7 +81,7 @@ _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
-class KeyFileError(ValueError):
+class KeyFileError(OptionError):
     """A file of keys that cannot be used; the message is one line that names the file, line and field."""
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from fake_connection import FakeClock
 
-from server.access.keys import followed_key_file
-from server.access.keys.followed_key_file import QUIET_SECONDS, FollowedKeyFile
-from server.access.keys.key_file import Key
+from server.access import keyring
+from server.access.key_file import Key
+from server.access.keyring import QUIET_SECONDS, FollowedKeyFile
 
 LONG = 60.0
 
@@ -107,7 +107,7 @@ async def until(condition: object) -> None:
 
 
 async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_key_file, "LOOK_SECONDS", LONG)
+    monkeypatch.setattr(keyring, "LOOK_SECONDS", LONG)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     followed.file.ask()
@@ -120,7 +120,7 @@ async def test_it_is_read_when_that_is_asked_for(followed: Followed, monkeypatch
 async def test_it_is_read_by_itself_when_it_has_changed(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed_key_file, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(keyring, "LOOK_SECONDS", 0.001)
     following = asyncio.create_task(followed.file.follow())
     followed.write("bob")
     while followed.valid != ["bob"]:

@@ -18,62 +18,49 @@ from typing import Any
 
 import msgspec
 
-from server.access.keys.key_file import (
-    HEADER,
-    RIGHTS,
-    Key,
-    KeyFileError,
-    explain,
-    moment_of,
-    parse_keys,
-    read_keys,
-    read_text,
-)
+from server.access import key_file
 from server.options.option_table import OptionError, Parser
-
-BAD_USAGE = 2
+from server.options.server_options import key_file_of_environment
+from server.terminal.console import columns
 
 _ONLY_OWNER = 0o600
 
 _COLUMNS = ("name", "weight", "running", "queued", "requests/min", "tokens/min", "priority", "may", "expires")
 
 
-def run(arguments: Sequence[str], default_file: str | None) -> int:
-    """Runs the command; `default_file` is the file of keys if the arguments name none."""
-    try:
-        options = vars(_parser().parse_args(arguments))
-        file, command = options.pop("file") or default_file, options.pop("command")
-        if file is None:
-            raise KeyFileError("which file? give --file, or set the variable FACET_API_KEY_FILE")
-        match command:
-            case "add":
-                _add(Path(file), options)
-            case "remove":
-                change(Path(file), lambda text: without_key(text, options["name"], file))
-            case _:
-                _list(read_keys(Path(file)))
-    except (KeyFileError, OptionError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_USAGE
+def run(arguments: Sequence[str], command: str) -> int:
+    options = vars(_parser(command).parse_args(arguments))
+    file, action = options.pop("file") or key_file_of_environment(), options.pop("command")
+    if file is None:
+        raise OptionError("which file? give --file, or set the variable FACET_API_KEY_FILE")
+    match action:
+        case "add":
+            _add(Path(file), options)
+        case "remove":
+            change(Path(file), lambda text: without_key(text, options["name"], file))
+        case _:
+            print("\n".join(columns([_COLUMNS, *map(_row, key_file.read_keys(Path(file)))])))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="facet keys", description="Make, list and remove the keys of --api-key-file.")
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=command, description="Make, list and remove the keys of --api-key-file.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="add|list|remove")
     add = commands.add_parser("add", help="Make a key, show it once, and write its digest into the file.")
     add.add_argument("name", metavar="NAME")
     for name in ("max_running", "max_queued", "requests_per_minute", "tokens_per_minute", "priority"):
         add.add_argument(_flag(name), type=int, metavar="N")
     add.add_argument("--weight", type=float, metavar="X", help="Its part of the server; others have 1.")
-    add.add_argument("--tasks", nargs="+", choices=RIGHTS, metavar="TASK", help=", ".join(RIGHTS))
+    add.add_argument(
+        "--tasks", nargs="+", choices=key_file.RIGHTS, metavar="TASK", help=", ".join(key_file.RIGHTS)
+    )
     add.add_argument("--expires", type=_moment, metavar="DATE", help="Such as 2027-01-31.")
     add.add_argument("--admin", action="store_true", default=None)
     add.add_argument("--share-prefixes", action="store_true", default=None)
     remove = commands.add_parser("remove", help="Remove a key from the file.")
     remove.add_argument("name", metavar="NAME")
-    for command in (add, remove, commands.add_parser("list", help="Show all keys but the keys themselves.")):
-        command.add_argument("--file", metavar="FILE", help="Default: the variable FACET_API_KEY_FILE.")
+    for action in (add, remove, commands.add_parser("list", help="Show all keys but the keys themselves.")):
+        action.add_argument("--file", metavar="FILE", help="Default: the variable FACET_API_KEY_FILE.")
     return parser
 
 
@@ -83,7 +70,7 @@ def _flag(field: str) -> str:
 
 def _moment(text: str) -> datetime:
     try:
-        return moment_of(
+        return key_file.moment_of(
             date.fromisoformat(text) if len(text) == len("2027-01-31") else datetime.fromisoformat(text)
         )
     except ValueError as error:
@@ -95,22 +82,15 @@ def _add(path: Path, options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     digest = hashlib.sha256(secret.encode()).hexdigest()
     try:
-        key = msgspec.convert({**given, "sha256": digest}, Key)
+        key = msgspec.convert({**given, "sha256": digest}, key_file.Key)
     except msgspec.ValidationError as error:
-        raise KeyFileError(": ".join(explain(error))) from None
+        raise key_file.KeyFileError(": ".join(key_file.explain(error))) from None
     change(path, lambda text: with_key(text, key, str(path)))
     print("This is the only time that the key is shown:", file=sys.stderr)
     print(secret)
 
 
-def _list(keys: Sequence[Key]) -> None:
-    rows = [_COLUMNS, *(_row(key) for key in keys)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _row(key: Key) -> tuple[str, ...]:
+def _row(key: key_file.Key) -> tuple[str, ...]:
     limits = (key.max_running, key.max_queued, key.requests_per_minute, key.tokens_per_minute)
     rights = ["everything"] if key.tasks is None else [*key.tasks]
     return (
@@ -126,15 +106,15 @@ def _row(key: Key) -> tuple[str, ...]:
 # The file, in which everything is left alone that is not to be changed.
 
 
-def with_key(text: str, key: Key, name: str) -> str:
+def with_key(text: str, key: key_file.Key, name: str) -> str:
     """The text of a file with one more key. Messages call the file by `name`."""
-    known = parse_keys(text, name)
+    known = key_file.parse_keys(text, name)
     if any(one.name == key.name for one in known):
-        raise KeyFileError(
+        raise key_file.KeyFileError(
             f"{name}: there is a key of the name {key.name} already: remove it first, or choose another"
         )
     lines = ["[[keys]]"]
-    for field in msgspec.structs.fields(Key):
+    for field in msgspec.structs.fields(key_file.Key):
         value = getattr(key, field.name)
         if field.required or value != field.default:
             lines.append(f"{field.name} = {_as_toml(value)}")
@@ -144,14 +124,14 @@ def with_key(text: str, key: Key, name: str) -> str:
 
 def without_key(text: str, key_name: str, name: str) -> str:
     """The text of a file without the key of this name. Messages call the file by `name`."""
-    known = parse_keys(text, name)
+    known = key_file.parse_keys(text, name)
     found = [index for index, one in enumerate(known) if one.name == key_name]
     if not found:
-        raise KeyFileError(f"{name}: there is no key of the name {key_name}")
+        raise key_file.KeyFileError(f"{name}: there is no key of the name {key_name}")
     lines = text.splitlines(keepends=True)
-    headers = [number for number, line in enumerate(lines) if HEADER.fullmatch(line.rstrip("\r\n"))]
+    headers = [number for number, line in enumerate(lines) if key_file.HEADER.fullmatch(line.rstrip("\r\n"))]
     if len(headers) != len(known):
-        raise KeyFileError(
+        raise key_file.KeyFileError(
             f"{name}: it is written in another way than with lines [[keys]]: change it by hand"
         )
     start, stop = [*headers, len(lines)][found[0] : found[0] + 2]
@@ -175,11 +155,11 @@ def change(path: Path, changed: Callable[[str], str]) -> None:
     path = Path(os.path.realpath(path))
     try:
         with _alone(path.parent):
-            text = changed(read_text(path) if path.exists() else "")
-            parse_keys(text, str(path))
+            text = changed(key_file.read_text(path) if path.exists() else "")
+            key_file.parse_keys(text, str(path))
             _replace(path, text)
     except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror or error}") from None
+        raise key_file.KeyFileError(f"{path}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Replicas that step together."""
