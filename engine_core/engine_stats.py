@@ -5,6 +5,8 @@ Servers and engines compute waits from the first two; the last, and what is told
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from math import expm1
 
 import msgspec
@@ -44,6 +46,25 @@ class Buckets(msgspec.Struct, frozen=True, gc=False):
 
     counts: tuple[int, ...]
     total: float
+
+
+class PlainHistogram:
+    """The number of observed values in each bucket; the last one holds those above all bounds."""
+
+    __slots__ = ("_counts", "_total", "bounds")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._total += value
+
+    @property
+    def buckets(self) -> Buckets:
+        return Buckets(tuple(self._counts), self._total)
 
 
 class StepBuckets(msgspec.Struct, frozen=True, gc=False):

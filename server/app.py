@@ -23,7 +23,6 @@ from server.http.middleware import (
     RequestIds,
     TimingHeaders,
     Traces,
-    make_tracer,
 )
 from server.options.server_config import ServerConfig
 from server.page import api_page
@@ -106,7 +105,9 @@ def create_app(frontend: Frontend) -> FastAPI:
         app.add_exception_handler(kind, handler)
     app.add_middleware(PathTable, routers=routers)
     _add_middleware(app, frontend.config, frontend.access)
-    app.add_middleware(HttpMetrics, metrics=frontend.metrics)
+    endpoint = frontend.config.reports.otlp_traces_endpoint
+    traces = None if endpoint is None else Traces(endpoint)
+    app.add_middleware(HttpMetrics, metrics=frontend.metrics, traces=traces)
     return app
 
 
@@ -156,5 +157,3 @@ def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
         app.add_middleware(RequestIds)
     if config.reports.enable_timing_headers:
         app.add_middleware(TimingHeaders)
-    if config.reports.otlp_traces_endpoint is not None:
-        app.add_middleware(Traces, tracer=make_tracer(config.reports.otlp_traces_endpoint))

@@ -242,7 +242,11 @@ class ReplicaTable:
             if one.takes_requests and number not in without
         }
         if request.emitted:
-            loads = {number: load for number, load in loads.items() if self._can_go_on(request, number)}
+            loads = {
+                number: load
+                for number, load in loads.items()
+                if (ready := self.replicas[number].ready) is not None and can_go_on(request, ready.worker)
+            }
         if request.pin is not None:
             loads = {request.pin: loads[request.pin]} if request.pin in loads else {}
         elif (holder := self.late_queries.holder(add)) is not None and holder in loads:
@@ -253,7 +257,3 @@ class ReplicaTable:
         number, tokens = self._router.choose(add.tokens, loads, salt=add.salt, remember=remember)
         self.late_queries.note(add, number)
         return self.replicas[number], tokens
-
-    def _can_go_on(self, request: InFlight, number: int) -> bool:
-        ready = self.replicas[number].ready
-        return ready is not None and can_go_on(request, ready.worker)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_core.engine_stats import (
@@ -11,8 +10,8 @@ from engine_core.engine_stats import (
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
-    Buckets,
     ExpertStats,
+    PlainHistogram,
     StepBuckets,
 )
 from engine_core.protocol import Stats
@@ -22,29 +21,12 @@ from worker.protocol import Balancedness, ExpertReport, StepOutput
 _INTERVAL = 0.25  # seconds: a gauge read by people and by scrapers needs no more
 
 
-class _Histogram:
-    __slots__ = ("_bounds", "_counts", "_total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    @property
-    def buckets(self) -> Buckets:
-        return Buckets(tuple(self._counts), self._total)
-
-
 class LandedSteps:
     """The times and the makeup of all steps that have landed."""
 
     def __init__(self) -> None:
-        self._seconds, self._tokens = _Histogram(STEP_SECONDS), _Histogram(STEP_TOKENS)
-        self._decoding, self._prompts, self._texts = (_Histogram(STEP_ROWS) for _ in range(3))
+        self._seconds, self._tokens = PlainHistogram(STEP_SECONDS), PlainHistogram(STEP_TOKENS)
+        self._decoding, self._prompts, self._texts = (PlainHistogram(STEP_ROWS) for _ in range(3))
 
     def count(self, step: PlannedStep, seconds: float) -> None:
         self._seconds.observe(seconds)
@@ -63,7 +45,7 @@ class BalancedExperts:
     """What the worker has told of experts that are balanced by load."""
 
     def __init__(self) -> None:
-        self._seconds = _Histogram(REARRANGEMENT_SECONDS)
+        self._seconds = PlainHistogram(REARRANGEMENT_SECONDS)
         self._balancedness: Balancedness | None = None
         self._tokens: dict[int, list[int]] = {}
         self._told = False

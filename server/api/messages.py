@@ -81,13 +81,10 @@ def _held_to(custom: Mapping[str, Any]) -> tuple[str | None, bool]:
         return None, False
     try:
         definition = grammar["definition"]
-        return _whole(definition if grammar["syntax"] == "regex" else regex_of(definition)), False
+        regex = definition if grammar["syntax"] == "regex" else regex_of(definition)
+        return f"^(?:{regex})$", False
     except NotRegular:
         return None, True
-
-
-def _whole(regex: str) -> str:
-    return f"^(?:{regex})$"
 
 
 def _parameters(form: object) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from server.options.option_table import (
     assemble,
     build_parser,
     canonical,
+    flag_of,
     options_of,
 )
 from server.terminal.console import CommandError, check_folder
@@ -279,15 +280,11 @@ def _check_beside(options: LoadOptions, given: Collection[str]) -> None:
     kinds = options.mixed.beside
     if not kinds:
         if needing := sorted(set(MixedLoadOptions.__struct_fields__) & set(given)):
-            raise OptionError(f"{_flag(needing[0])} needs --beside")
+            raise OptionError(f"{flag_of(needing[0])} needs --beside")
         return
     if "bulk" in kinds and len(kinds) > 1:
         raise OptionError("--beside bulk is measured by itself; name no other kind with it")
     if idle := [field for field in _NOT_BESIDE if field in given]:
-        raise OptionError(f"{_flag(idle[0])} means nothing with --beside; leave it out")
+        raise OptionError(f"{flag_of(idle[0])} means nothing with --beside; leave it out")
     if options.kind == "embeddings":
         raise OptionError("--beside reads streams: of --endpoint completions or chat")
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")

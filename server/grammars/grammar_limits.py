@@ -40,7 +40,8 @@ def check_schema(schema: object, param: str) -> None:
             if isinstance(named := value.get("properties"), dict):
                 properties += len(named)
             _check_counts(value, param)
-            waiting.extend((each, depth + 1) for each in value.values() if _is_long(each))
+            nested = [each for each in value.values() if isinstance(each, dict | list | str)]
+            waiting.extend((each, depth + 1) for each in nested)
             length += 5 * len(value)
         elif isinstance(value, list):
             length += 2 * len(value)
@@ -51,10 +52,6 @@ def check_schema(schema: object, param: str) -> None:
             raise too_complex(f"The schema may have at most {MOST_PROPERTIES} properties.", param)
         if length > LONGEST_SCHEMA:
             raise too_complex(f"The schema may have at most {LONGEST_SCHEMA} characters.", param)
-
-
-def _is_long(value: object) -> bool:
-    return isinstance(value, dict | list | str)
 
 
 def _check_counts(schema: dict[str, object], param: str) -> None:

@@ -115,9 +115,10 @@ class HttpMetrics:
     It is the outermost of all, and gives back the places that a request has in the server.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, traces: Traces | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,7 +136,10 @@ class HttpMetrics:
             if (admission := scope.get("admission")) is not None:
                 admission.release()
             handler = getattr(scope.get("route"), "path", "none")
-            self._metrics.http(handler, _known_method(scope["method"]), status, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self._metrics.http(handler, _known_method(scope["method"]), status, seconds)
+            if self._traces is not None and "work" in scope:
+                self._traces.report(scope, seconds, status)
 
 
 def _known_method(method: str) -> str:
@@ -290,7 +294,7 @@ class Described(Protocol):
     def describe(self) -> Attributes: ...
 
 
-def make_tracer(endpoint: str) -> Tracer:
+def _make_tracer(endpoint: str) -> Tracer:
     """A tracer that sends spans from a thread of its own, and what is left when the process ends.
 
     The service's name and more of the resource come from OpenTelemetry's own variables, such as
@@ -316,30 +320,17 @@ class Traces:
     a request or an answer is in a span.
     """
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(self, endpoint: str) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._app = app
-        self._tracer = tracer
+        self._tracer = _make_tracer(endpoint)
         self._kind, self._error = SpanKind.SERVER, Status(StatusCode.ERROR)
         self._extract = TraceContextTextMapPropagator().extract
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began, status = time.time_ns(), 500
-
-        def note_status(head: Message) -> None:
-            nonlocal status
-            status = head["status"]
-
-        try:
-            await self._app(scope, receive, on_head(send, note_status))
-        finally:
-            if "work" in scope:
-                self._report(scope, began, status)
-
-    def _report(self, scope: Scope, began: int, status: int) -> None:
-        work, times = scope["work"], scope["times"]
+    def report(self, scope: Scope, seconds: float, status: int) -> None:
+        """Send the span of a request that has taken so many seconds until now."""
+        work, times, began = scope["work"], scope["times"], time.time_ns() - round(1e9 * seconds)
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         context = self._extract({name: given[name] for name in _CONTEXT if name in given})
         span = self._tracer.start_span("llm_request", context, self._kind, start_time=began)

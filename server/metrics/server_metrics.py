@@ -8,7 +8,6 @@ is alone has cheaper counters (`plain_metrics.py`).
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
+from engine_core.engine_stats import PlainHistogram
 from engine_core.protocol import Timing
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
 from worker import logs
@@ -55,27 +55,6 @@ class PlainCounters(Collector):
         yield family
 
 
-class PlainHistogram:
-    """The number of observed values in each bucket."""
-
-    __slots__ = ("_bounds", "_counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        """Values in each bucket; the last one holds those above all bounds."""
-        self.total = 0.0
-        """The sum of all values."""
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def snapshot(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """The upper bounds of the buckets, and the number of values in each; the last has no bound."""
-        return tuple(self._bounds), tuple(self._counts)
-
-
 class PlainHistograms(Collector):
     """A family of histograms, one for each combination of its labels' values."""
 
@@ -101,7 +80,8 @@ class PlainHistograms(Collector):
         name, text, labels = self._about
         family = HistogramMetricFamily(name, text, labels=labels)
         for values, histogram in self._known.items():
-            add_histogram(family, values, *histogram.snapshot(), histogram.total)
+            found = histogram.buckets
+            add_histogram(family, values, histogram.bounds, found.counts, found.total)
         yield family
 
 

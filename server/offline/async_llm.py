@@ -14,7 +14,6 @@ import msgspec
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_processes import EngineProcesses, start_engines
-from engine_core.protocol import Progress
 from engine_core.restarts import keep_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
@@ -229,7 +228,7 @@ class Connection:
             engines.addresses[0],
             config.replicas,
             restart_wait=config.restart_wait,
-            on_progress=self._show,
+            on_progress=lambda now: self._display.show(now.phase, now.fraction, now.detail),
         )
         self._engines = engines
         self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
@@ -271,9 +270,6 @@ class Connection:
             raise
         finally:
             self._display.done()
-
-    def _show(self, progress: Progress) -> None:
-        self._display.show(progress.phase, progress.fraction, progress.detail)
 
 
 def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> None:

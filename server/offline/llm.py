@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from server.errors import ApiError, BadRequest
 from server.offline import prompt_forms, request_outputs
@@ -218,11 +218,7 @@ class LLM:
         refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _UNSUPPORTED)
         read = prompt_forms.read_prompts(prompts)
         params = prompt_forms.for_each(options.get("pooling_params"), PoolingParams(), len(read))
-        reading = prompt_forms.ReadOptions(
-            prompt_name=options.get("prompt_name"),
-            truncate_prompt_tokens=options.get("truncate_prompt_tokens"),
-            truncation_side=options.get("truncation_side"),
-        )
+        reading = cast(prompt_forms.ReadOptions, options)
         items = prompt_forms.read_items(read, params, self.facts, self.tokenizer, task, reading)
         requests = self._pooling_requests(items)
         for request, prompt in zip(requests, read, strict=True):

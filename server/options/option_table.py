@@ -36,7 +36,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        return "--" + self.field.replace("_", "-")
+        return flag_of(self.field)
 
     @property
     def flags(self) -> list[str]:
@@ -104,6 +104,10 @@ class Option:
                 raise ValueError(f"must be at least {doc.least:g}, got {value}")
             if doc.most is not None and value > doc.most:
                 raise ValueError(f"must be at most {doc.most:g}, got {value}")
+
+
+def flag_of(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def options_of(struct: type[msgspec.Struct]) -> list[Option]:
@@ -245,13 +249,8 @@ def _argparse_form(option: Option) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if option.is_list:
         return {"nargs": "+", "metavar": "X"}
-    return {
-        "metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else _metavar(option.type)
-    }
-
-
-def _metavar(annotation: Any) -> str:
-    return {int: "N", float: "X", dict: "JSON"}.get(_plain(annotation), "TEXT")
+    kind = {int: "N", float: "X", dict: "JSON"}.get(_plain(option.type), "TEXT")
+    return {"metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else kind}
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", dict: "a JSON object"}

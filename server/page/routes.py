@@ -18,11 +18,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from engine_core.client.replica import Replica
+from engine_core.engine_stats import PlainHistogram
 from server.errors import ApiError, NotFound
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
 from server.http.sse import DONE, EventStream
-from server.metrics.server_metrics import PlainHistogram
 from server.routes.request_context import frontend_of
 
 SECONDS = 1.0
@@ -183,7 +183,7 @@ def _replica(one: Replica) -> ReplicaState:
 def _histogram(histogram: Any) -> Histogram | None:
     if not isinstance(histogram, PlainHistogram):
         return None
-    return Histogram(*histogram.snapshot())
+    return Histogram(tuple(histogram.bounds), histogram.buckets.counts)
 
 
 router = APIRouter(route_class=Endpoint, tags=["page"], include_in_schema=False)

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from server.offload.messages import (
 from server.reading.body_table import BY_NAME, Reading
 from server.reading.prompts import Prompt, ReadingContext, ReadingOptions
 from server.requests.pooling import Item
-from server.text.chat_template import AskedFormat, ChatTemplate
+from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import pack
 from server.text.tokenizer_files import TokenizerFiles
 from worker import child, logs
@@ -173,15 +173,8 @@ class BoundedTemplate(ChatTemplate):
     One that takes too much memory gets a MemoryError.
     """
 
-    def __init__(
-        self,
-        templates: Mapping[str, str],
-        special_tokens: Mapping[str, str],
-        content_format: AskedFormat = "auto",
-        *,
-        limits: HelperLimits,
-    ) -> None:
-        super().__init__(templates, special_tokens, content_format)
+    def __init__(self, *arguments: Any, limits: HelperLimits) -> None:
+        super().__init__(*arguments)
         self._limits = limits
 
     def render(self, *arguments: Any, **options: Any) -> str:

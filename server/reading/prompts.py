@@ -332,15 +332,13 @@ def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Messag
     leading = next((index for index, message in enumerate(said) if message.role != "system"), len(said))
     first = said[:leading] + ([] if late else [each for each in said[leading:] if each.role == "system"])
     rest = said[leading:] if late else [each for each in said[leading:] if each.role != "system"]
-    return [_joined(first), *rest] if len(first) > 1 else [*first, *rest]
+    if len(first) > 1:
+        first = [Message(role="system", content="\n\n".join(message.text() for message in first))]
+    return [*first, *rest]
 
 
 def _as_system(message: Message) -> Message:
     return message.model_copy(update={"role": "system"}) if message.role == "developer" else message
-
-
-def _joined(messages: Sequence[Message]) -> Message:
-    return Message(role="system", content="\n\n".join(message.text() for message in messages))
 
 
 def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:

@@ -180,13 +180,8 @@ def message_at(offset: int, text: str, contents: Sequence[str]) -> int | None:
             unplaced = index if unplaced is None else unplaced
             continue
         if offset < start:
-            return unplaced if unplaced is not None else _header_of(index, start - offset)
+            return index if unplaced is None and start - offset <= HEADER else unplaced
         end, unplaced = start + len(content), None
         if offset <= end:
             return index
     return unplaced
-
-
-def _header_of(index: int, distance: int) -> int | None:
-    """The message whose header lies so many characters before its content, unless these are too many."""
-    return index if distance <= HEADER else None

@@ -151,12 +151,14 @@ class _ChoiceWriter:
         if first:
             self._prompt_logprobs = delta.prompt_logprobs
         if first and self._body.echo:
-            text = self._prompt_text() + text
+            written = self._prompt.text
+            text = (self._decode(self._prompt.tokens) if written is None else written) + text
             ids = [*self._prompt.tokens, *ids]
             entries = [None, *(delta.prompt_logprobs or ()), *entries]
         chunk = CompletionChunkChoice(index=self._index, text=text)
         if self._body.logprobs is not None and ids:
-            chunk.logprobs = self._logprobs(ids, entries)
+            offsets, self._width = self._names.offsets(ids, self._width)
+            chunk.logprobs = completion_logprobs(ids, entries, self._names, offsets)
         if self._body.return_token_ids:
             chunk.token_ids = ids
             chunk.prompt_token_ids = self._prompt.tokens if first else UNSET
@@ -182,13 +184,6 @@ class _ChoiceWriter:
             prompt_logprobs=self._separate_prompt_logprobs(),
             prompt_token_ids=self._prompt.tokens if returns_ids else None,
         )
-
-    def _logprobs(self, ids: list[int], entries: list[TokenLogprobs | None]) -> CompletionLogprobs:
-        offsets, self._width = self._names.offsets(ids, self._width)
-        return completion_logprobs(ids, entries, self._names, offsets)
-
-    def _prompt_text(self) -> str:
-        return self._decode(self._prompt.tokens) if self._prompt.text is None else self._prompt.text
 
     def _separate_prompt_logprobs(self) -> PromptLogprobs | None:
         """The field `prompt_logprobs`. Logprobs of an echoed prompt are in `logprobs` already."""

@@ -150,7 +150,8 @@ class ApiServer:
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False
-        _freeze_heap()
+        gc.freeze()  # what is loaded is here to stay, and requests leave few cycles
+        gc.set_threshold(10_000, 20, 20)
         self._watch.start()
         if self._process.index == 0:
             os.write(self._process.reports, b"1")
@@ -225,12 +226,6 @@ class ApiServer:
 
 def _running(count: int) -> str:
     return "1 running request" if count == 1 else f"{count} running requests"
-
-
-def _freeze_heap() -> None:
-    """Exempts loaded objects from garbage collection, and makes it rare: requests leave few cycles."""
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
 
 
 async def _first_of(*ends: asyncio.Event | asyncio.Task[Any], seconds: float | None = None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from server.access import key_file
-from server.options.option_table import OptionError, Parser
+from server.options.option_table import OptionError, Parser, flag_of
 from server.options.server_options import key_file_of_environment
 from server.terminal.console import columns
 
@@ -49,7 +49,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add = commands.add_parser("add", help="Make a key, show it once, and write its digest into the file.")
     add.add_argument("name", metavar="NAME")
     for name in ("max_running", "max_queued", "requests_per_minute", "tokens_per_minute", "priority"):
-        add.add_argument(_flag(name), type=int, metavar="N")
+        add.add_argument(flag_of(name), type=int, metavar="N")
     add.add_argument("--weight", type=float, metavar="X", help="Its part of the server; others have 1.")
     add.add_argument(
         "--tasks", nargs="+", choices=key_file.RIGHTS, metavar="TASK", help=", ".join(key_file.RIGHTS)
@@ -62,10 +62,6 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for action in (add, remove, commands.add_parser("list", help="Show all keys but the keys themselves.")):
         action.add_argument("--file", metavar="FILE", help="Default: the variable FACET_API_KEY_FILE.")
     return parser
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 def _moment(text: str) -> datetime:

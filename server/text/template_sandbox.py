@@ -92,7 +92,9 @@ def make_sandbox() -> Sandbox:
     for name in ("batch", "center", "indent", "slice", "tojson", "wordwrap"):
         sandbox.filters[name] = _bounded(sandbox.filters[name])
     del sandbox.globals["lipsum"]
-    sandbox.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    sandbox.globals.update(
+        raise_exception=_raise_exception, strftime_now=lambda format: datetime.now().strftime(format)
+    )
     return sandbox
 
 
@@ -110,7 +112,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
