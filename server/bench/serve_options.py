@@ -69,6 +69,7 @@ _RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "
 
 ENDPOINTS = ("completions", "chat", "embeddings")
 DATASETS = ("random", "prefix_repetition", "custom")
+_PERCENTILES = (50.0, 90.0, 99.0)
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 DEFAULT_PROMPTS = 100
@@ -157,9 +158,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Doc(_REQUESTS, "Of random texts and arrivals: the same gives the same.")] = 0
 
     random_input_len: Annotated[int, Doc(_RANDOM, "Tokens of a text.", least=1, short="--input-len")] = 1024
-    random_output_len: Annotated[int, Doc(_RANDOM, "Tokens of an answer.", least=1, short="--output-len")] = (
-        128
-    )
+    random_output_len: Annotated[int, Doc(_RANDOM, "Tokens of answers.", least=1, short="--output-len")] = 128
     random_range_ratio: Annotated[
         float, Doc(_RANDOM, "Lengths vary evenly by this share, up and down.", least=0, most=0.999)
     ] = 0.0
@@ -188,16 +187,10 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         Doc(_RESULT, f"What to show, of {','.join(METRICS)}; default: all there is.", read=_words),
     ] = None
     metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, "Which percentiles.", read=_rates)] = (
-        50.0,
-        90.0,
-        99.0,
+        _PERCENTILES
     )
-    output: Annotated[str | None, Doc(_RESULT, "File for the result as JSON.", short="--result-filename")] = (
-        None
-    )
-    plot: Annotated[str | None, Doc(_RESULT, "File for charts of latency against load: one page, .html.")] = (
-        None
-    )
+    output: Annotated[str | None, Doc(_RESULT, "File for the JSON result.", short="--result-filename")] = None
+    plot: Annotated[str | None, Doc(_RESULT, "File for charts of latency by load: one page, .html.")] = None
 
     @property
     def url(self) -> str:

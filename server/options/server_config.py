@@ -158,9 +158,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     show_root: Annotated[
         bool, Doc(MODEL, "Tell the model's hub id or path as `root` in /v1/models, not its name.")
     ] = False
-    tokenizer: Annotated[str | None, Doc(TEXT, "Folder or hub id of the tokenizer, if not the model's.")] = (
-        None
-    )
+    tokenizer: Annotated[str | None, Doc(TEXT, "Folder or hub id of a tokenizer, if not the model's.")] = None
     chat_template: Annotated[str | None, Doc(TEXT, "A Jinja template, or a file with one.")] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
@@ -189,9 +187,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: Annotated[
         int, Doc(ANSWERS, "Tokens in a streamed chunk; the first comes alone.", least=1)
     ] = 1
-    enable_prompt_tokens_details: Annotated[bool, Doc(ANSWERS, "Report cached prompt tokens in usage.")] = (
-        False
-    )
+    enable_prompt_tokens_details: Annotated[bool, Doc(ANSWERS, "Tell cached prompt tokens in usage.")] = False
     tool_call_parser: Annotated[
         str, Doc(ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
     ] = "auto"

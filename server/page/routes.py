@@ -22,7 +22,7 @@ from engine_core.engine_stats import PlainHistogram
 from server.errors import ApiError, NotFound
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
-from server.http.sse import DONE, EventStream
+from server.http.sse import DONE, EventStream, event
 from server.routes.request_context import frontend_of
 
 SECONDS = 1.0
@@ -119,15 +119,13 @@ class Watch:
 
     async def _events(self, frontend: Frontend) -> AsyncGenerator[bytes]:
         self.watchers += 1
-        encode = msgspec.json.Encoder().encode
         try:
             while True:
                 now = live_status(frontend)
-                event = b"data: " + encode(now) + b"\n\n"
                 if now.state in _LAST:
-                    yield event + DONE  # no page may keep a server from ending
+                    yield event(now) + DONE  # no page may keep a server from ending
                     return
-                yield event
+                yield event(now)
                 await asyncio.sleep(SECONDS)
         finally:
             self.watchers -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -170,15 +171,13 @@ def _for_cohere(
             f"Binary vectors need a number of dimensions that eight divides, not {vectors[0].shape[-1]}.",
             "embedding_types",
         )
-    embeddings = CohereEmbeddings()
-    if "float" in types:
-        embeddings.float = [msgspec.Raw(as_json(one)) for one in vectors]
-    if "binary" in types:
-        embeddings.binary = [as_bits(one, signed=True) for one in vectors]
-    if "ubinary" in types:
-        embeddings.ubinary = [as_bits(one, signed=False) for one in vectors]
-    if "base64" in types:
-        embeddings.base64 = [msgspec.Raw(as_base64_json(one)) for one in vectors]
+    written: dict[str, Callable[[Vectors], object]] = {
+        "float": lambda one: msgspec.Raw(as_json(one)),
+        "binary": partial(as_bits, signed=True),
+        "ubinary": partial(as_bits, signed=False),
+        "base64": lambda one: msgspec.Raw(as_base64_json(one)),
+    }
+    embeddings = CohereEmbeddings(**{kind: list(map(written[kind], vectors)) for kind in types})
     return CohereEmbedded(
         id=call.id,
         embeddings=embeddings,

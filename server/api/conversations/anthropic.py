@@ -18,6 +18,7 @@ from server.api.conversations.transcript import (
     objects_of,
     shown,
     text_of,
+    text_or_objects,
     unsealed,
 )
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, optional
@@ -34,17 +35,10 @@ def _messages(value: object) -> list[dict[str, Any]]:
     return found
 
 
-def _system(value: object) -> str | list[dict[str, Any]]:
-    return value if isinstance(value, str) else objects_of(value, "system")
-
-
 AnthropicMessages = Annotated[
     list[dict[str, Any]], PlainValidator(_messages, json_schema_input_type=list[dict[str, Any]])
 ]
-System = Annotated[
-    str | list[dict[str, Any]],
-    PlainValidator(_system, json_schema_input_type=str | list[dict[str, Any]]),
-]
+System = Annotated[str | list[dict[str, Any]], text_or_objects("system")]
 
 
 class ThinkingOptions(Body):

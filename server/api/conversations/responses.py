@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import PlainValidator, model_validator
+from pydantic import model_validator
 
 from server.api.chat import ChatRequest
 from server.api.conversations.response_input import (
@@ -18,7 +18,7 @@ from server.api.conversations.response_input import (
     read_tool_choice,
     read_tools,
 )
-from server.api.conversations.transcript import chat_request, objects_of
+from server.api.conversations.transcript import chat_request, text_or_objects
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Bounds, Flag, Neutral, Text, optional
 from server.api.logprobs import ChatTokenLogprob
 from server.api.messages import MOST_NAMED, UNENFORCED
@@ -46,16 +46,6 @@ PASSED = (
     "timeout",
 )  # fmt: skip
 """Fields that chat completions has under the same name."""
-
-
-def _input(value: object) -> str | list[dict[str, Any]]:
-    return value if isinstance(value, str) else objects_of(value, "input")
-
-
-Input = Annotated[
-    str | list[dict[str, Any]],
-    PlainValidator(_input, json_schema_input_type=str | list[dict[str, Any]]),
-]
 
 
 class ReasoningOptions(Body):
@@ -94,7 +84,7 @@ class ResponsesRequest(Body):
     stand_ins = {"input": "-"}
 
     model: Text | None = optional("null is the served model.")
-    input: Input
+    input: Annotated[str | list[dict[str, Any]], text_or_objects("input")]
     instructions: Text | None = optional("A system message before the input.")
     tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = optional(
         "Of the types function, custom and namespace."

@@ -10,7 +10,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PlainValidator, ValidationError
 
 from server.api.chat import ChatRequest
 from server.api.fields import invalid_body
@@ -114,6 +114,14 @@ def objects_of(value: object, where: str) -> list[dict[str, Any]]:
         if not isinstance(each, dict):
             raise BadRequest(f"{where}[{index}] should be an object.", f"{where}[{index}]")
     return value
+
+
+def text_or_objects(name: str) -> PlainValidator:
+    """The check of a field of this name that is a text, or a list of objects."""
+    return PlainValidator(
+        lambda value: value if isinstance(value, str) else objects_of(value, name),
+        json_schema_input_type=str | list[dict[str, Any]],
+    )
 
 
 def shown(value: object) -> str:
