@@ -28,7 +28,7 @@ def options_page() -> str:
 
 def option_row(option: Option) -> str:
     flags = ", ".join([*option.flags, *([f"--no-{option.flag[2:]}"] if option.is_switch else [])])
-    return f"| `{flags}` | {cell(option.written_default)} | {cell(option.doc.text)} |"
+    return f"| `{flags}` | {cell(option.written_default)} | {cell(option.text)} |"
 
 
 def api_page(schema: dict[str, Any]) -> str:

@@ -44,241 +44,101 @@ def _all2all_backend(name: str) -> str:
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of an engine and its workers."""
 
-    model: Annotated[
-        str,
-        Doc(
-            MODEL,
-            "Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm for the one of "
-            "the extra of this name, which embeds. MODEL for short.",
-        ),
-    ]
-    revision: Annotated[str | None, Doc(MODEL, "Branch, tag or commit of the model on the hub.")] = None
-    download_dir: Annotated[
-        str | None, Doc(MODEL, "Where downloads are kept, in place of the hub's usual cache.")
-    ] = None
-    quant: Annotated[
-        str | None,
-        Doc(
-            MODEL,
-            "Which GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id "
-            "may have it behind a colon.",
-        ),
-    ] = None
-    hf_config_path: Annotated[
-        str | None,
-        Doc(MODEL, "Folder or hub id whose config.json counts in place of what a GGUF file says."),
-    ] = None
-    hf_overrides: Annotated[
-        dict[str, object], Doc(MODEL, "Values to put over those of the model's config.json.")
-    ] = {}
-    runner: Annotated[
-        str,
-        Doc(
-            MODEL,
-            "What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by "
-            "the checkpoint. A model that generates also pools, with the same weights.",
-            ("auto", "generate", "pooling"),
-        ),
-    ] = "auto"
-    convert: Annotated[
-        str,
-        Doc(
-            MODEL,
-            "What to make of a model that was trained for something else; auto goes by the checkpoint.",
-            ("auto", "none", "embed", "classify", "reward"),
-        ),
-    ] = "auto"
-    tasks: Annotated[
-        list[str],
-        Doc(
-            MODEL,
-            f"What to offer, if not all that the model does: {', '.join(TASKS)}. Commas may divide them.",
-            TASKS,
-        ),
-    ] = []
-    pooler_config: Annotated[
-        dict[str, object],
-        Doc(
-            MODEL,
-            "How hidden states become vectors and labels, put over what the model's files say: task, "
-            "pooling_type, seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, "
-            "logit_sigma, step_tag_id, returned_token_ids.",
-        ),
-    ] = {}
+    model: Annotated[str, Doc(MODEL)]
+    """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm for the one of the
+    extra of this name, which embeds. MODEL for short."""
+    revision: Annotated[str | None, Doc(MODEL)] = None
+    """Branch, tag or commit of the model on the hub."""
+    download_dir: Annotated[str | None, Doc(MODEL)] = None
+    """Where downloads are kept, in place of the hub's usual cache."""
+    quant: Annotated[str | None, Doc(MODEL)] = None
+    """Which GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id may
+    have it behind a colon."""
+    hf_config_path: Annotated[str | None, Doc(MODEL)] = None
+    """Folder or hub id whose config.json counts in place of what a GGUF file says."""
+    hf_overrides: Annotated[dict[str, object], Doc(MODEL)] = {}
+    """Values to put over those of the model's config.json."""
+    runner: Annotated[str, Doc(MODEL, ("auto", "generate", "pooling"))] = "auto"
+    """What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the
+    checkpoint. A model that generates also pools, with the same weights."""
+    convert: Annotated[str, Doc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
+    """What to make of a model that was trained for something else; auto goes by the checkpoint."""
+    tasks: Annotated[list[str], Doc(MODEL, TASKS)] = []
+    """What to offer, if not all that the model does: generate, embed, token_embed, classify, token_classify.
+    Commas may divide them."""
+    pooler_config: Annotated[dict[str, object], Doc(MODEL)] = {}
+    """How hidden states become vectors and labels, put over what the model's files say: task, pooling_type,
+    seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, logit_sigma, step_tag_id,
+    returned_token_ids."""
 
     worker: WorkerOptions = WorkerOptions()
 
-    tensor_parallel_size: Annotated[
-        int, Doc(WORKERS, "Workers that share every layer of the model.", least=1, short="-tp")
-    ] = 1
-    pipeline_parallel_size: Annotated[
-        int,
-        Doc(
-            WORKERS,
-            "Runs of layers into which the model is cut, each with workers of its own.",
-            least=1,
-            short="-pp",
-        ),
-    ] = 1
-    enable_expert_parallel: Annotated[
-        bool,
-        Doc(
-            WORKERS,
-            "Give each worker some experts of a mixture whole, instead of a piece of every expert. With "
-            "--data-parallel-size, all replicas share one set of experts, and step, end and start together.",
-            short="-ep",
-        ),
-    ] = False
-    expert_placement_strategy: Annotated[
-        str,
-        Doc(
-            WORKERS,
-            "Which experts a worker holds: neighbouring ones (linear), or every n-th of n workers "
-            "(round_robin).",
-            ("linear", "round_robin"),
-        ),
-    ] = "linear"
+    tensor_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-tp")] = 1
+    """Workers that share every layer of the model."""
+    pipeline_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-pp")] = 1
+    """Runs of layers into which the model is cut, each with workers of its own."""
+    enable_expert_parallel: Annotated[bool, Doc(WORKERS, short="-ep")] = False
+    """Give each worker some experts of a mixture whole, instead of a piece of every expert. With
+    --data-parallel-size, all replicas share one set of experts, and step, end and start together."""
+    expert_placement_strategy: Annotated[str, Doc(WORKERS, ("linear", "round_robin"))] = "linear"
+    """Which experts a worker holds: neighbouring ones (linear), or every n-th of n workers (round_robin)."""
     all2all_backend: Annotated[
-        str | None,
-        Doc(
-            WORKERS,
-            "How tokens reach whole experts on other workers, and results come back: all tokens go to all "
-            "replicas and sums return (allgather_reducescatter, the default), or a token goes where its "
-            "experts are and each of them returns its result by itself (all_to_all).",
-            ("allgather_reducescatter", "all_to_all"),
-            read=_all2all_backend,
-        ),
+        str | None, Doc(WORKERS, ("allgather_reducescatter", "all_to_all"), read=_all2all_backend)
     ] = None
-    enable_dbo: Annotated[
-        bool,
-        Doc(
-            WORKERS,
-            "Compute large steps of replicas that share experts as two halves: while the tokens of one "
-            "travel between replicas, the other is computed.",
-        ),
-    ] = False
-    dbo_decode_token_threshold: Annotated[
-        int,
-        Doc(
-            WORKERS,
-            "With --enable-dbo, the fewest tokens for which a step that reads no prompt has halves. It has "
-            "them only if every replica wants that.",
-            least=1,
-        ),
-    ] = 32
-    dbo_prefill_token_threshold: Annotated[
-        int,
-        Doc(
-            WORKERS,
-            "With --enable-dbo, the fewest tokens of prompts for which a step that reads some has halves.",
-            least=1,
-        ),
-    ] = 512
-    enable_eplb: Annotated[
-        bool,
-        Doc(
-            WORKERS,
-            "Copy and move whole experts by the load that is measured, while requests run. Results come back "
-            "by all_to_all then, so that no bit of an answer changes.",
-        ),
-    ] = False
-    eplb_config: Annotated[
-        dict[str, object],
-        Doc(
-            WORKERS,
-            "How: num_redundant_experts (0), further copies of experts in each layer; window_size (1000), "
-            "the steps of which load is counted; step_interval (3000) from one measurement to the next; "
-            "log_balancedness (false); use_async (true): one layer is moved before a step, not all.",
-        ),
-    ] = {}
-    show_expert_load: Annotated[
-        bool, Doc(WORKERS, "With --enable-eplb: tell on /metrics how many tokens took each expert.")
-    ] = False
-    distributed_executor_backend: Annotated[
-        str | None,
-        Doc(
-            WORKERS,
-            "How workers run: in the engine's process (uni), in processes of their own (mp), or placed over "
-            "the machines of a Ray cluster (ray). Default: uni for one worker, mp for more.",
-            ("uni", "mp", "ray"),
-        ),
-    ] = None
-    nnodes: Annotated[
-        int, Doc(WORKERS, "Machines over which one model is spread, without Ray.", least=1, short="-n")
-    ] = 1
-    node_rank: Annotated[
-        int,
-        Doc(
-            WORKERS, "Which of those this one is; all but 0 are started with --headless.", least=0, short="-r"
-        ),
-    ] = 0
-    master_addr: Annotated[
-        str, Doc(WORKERS, "Address of the machine with --node-rank 0, as the others reach it.")
-    ] = "127.0.0.1"
-    master_port: Annotated[
-        int,
-        Doc(WORKERS, "Port there, for the workers to join; the next one is theirs too.", least=1, most=65534),
-    ] = 29501
-    cluster_key: Annotated[
-        str | None,
-        Doc(
-            WORKERS,
-            "A secret, the same on all machines, without which none may join: best set as a variable, which "
-            "no list of processes shows. Any long random text.",
-        ),
-    ] = None
+    """How tokens reach whole experts on other workers, and results come back: all tokens go to all replicas
+    and sums return (allgather_reducescatter, the default), or a token goes where its experts are and each of
+    them returns its result by itself (all_to_all)."""
+    enable_dbo: Annotated[bool, Doc(WORKERS)] = False
+    """Compute large steps of replicas that share experts as two halves: while the tokens of one travel
+    between replicas, the other is computed."""
+    dbo_decode_token_threshold: Annotated[int, Doc(WORKERS, least=1)] = 32
+    """With --enable-dbo, the fewest tokens for which a step that reads no prompt has halves. It has them only
+    if every replica wants that."""
+    dbo_prefill_token_threshold: Annotated[int, Doc(WORKERS, least=1)] = 512
+    """With --enable-dbo, the fewest tokens of prompts for which a step that reads some has halves."""
+    enable_eplb: Annotated[bool, Doc(WORKERS)] = False
+    """Copy and move whole experts by the load that is measured, while requests run. Results come back by
+    all_to_all then, so that no bit of an answer changes."""
+    eplb_config: Annotated[dict[str, object], Doc(WORKERS)] = {}
+    """How: num_redundant_experts (0), further copies of experts in each layer; window_size (1000), the steps
+    of which load is counted; step_interval (3000) from one measurement to the next; log_balancedness (false);
+    use_async (true): one layer is moved before a step, not all."""
+    show_expert_load: Annotated[bool, Doc(WORKERS)] = False
+    """With --enable-eplb: tell on /metrics how many tokens took each expert."""
+    distributed_executor_backend: Annotated[str | None, Doc(WORKERS, ("uni", "mp", "ray"))] = None
+    """How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the
+    machines of a Ray cluster (ray). Default: uni for one worker, mp for more."""
+    nnodes: Annotated[int, Doc(WORKERS, least=1, short="-n")] = 1
+    """Machines over which one model is spread, without Ray."""
+    node_rank: Annotated[int, Doc(WORKERS, least=0, short="-r")] = 0
+    """Which of those this one is; all but 0 are started with --headless."""
+    master_addr: Annotated[str, Doc(WORKERS)] = "127.0.0.1"
+    """Address of the machine with --node-rank 0, as the others reach it."""
+    master_port: Annotated[int, Doc(WORKERS, least=1, most=65534)] = 29501
+    """Port there, for the workers to join; the next one is theirs too."""
+    cluster_key: Annotated[str | None, Doc(WORKERS)] = None
+    """A secret, the same on all machines, without which none may join: best set as a variable, which no list
+    of processes shows. Any long random text."""
 
-    max_num_queued_reqs: Annotated[
-        int | None,
-        Doc(
-            SCHEDULER,
-            "Waiting requests beyond which new ones get 503 and Retry-After (default: 8192).",
-            least=0,
-        ),
-    ] = None
-    max_num_queued_tokens: Annotated[
-        int | None,
-        Doc(
-            SCHEDULER,
-            "Tokens of waiting prompts beyond which new requests get 503 and Retry-After (default: 4194304).",
-            least=0,
-        ),
-    ] = None
-    enable_prefix_caching: Annotated[
-        bool, Doc(SCHEDULER, "Keep what was computed for prompts that begin alike.")
-    ] = True
-    enable_chunked_prefill: Annotated[
-        bool, Doc(SCHEDULER, "Read long prompts in pieces, between the steps of others.")
-    ] = True
-    long_prefill_token_threshold: Annotated[
-        int,
-        Doc(
-            SCHEDULER,
-            "Most prompt tokens of one sequence in a step while others run; 0 is no bound.",
-            least=0,
-        ),
-    ] = 0
-    max_token_gap_ms: Annotated[
-        float | None,
-        Doc(
-            SCHEDULER,
-            "Longest time between the tokens of a stream for which steps are planned: while anyone streams, "
-            "none is planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. "
-            "Default: on a CPU 50, or four times a step of one token if that is longer; elsewhere 0.",
-            least=0,
-        ),
-    ] = None
-    scheduling_policy: Annotated[str, Doc(SCHEDULER, "Order of requests.", ("fcfs", "priority"))] = "fcfs"
-    steps_ahead: Annotated[
-        int | None,
-        Doc(
-            SCHEDULER,
-            "Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while "
-            "text is generated, because prompts gain more from being computed together.",
-            least=0,
-            most=4,
-        ),
-    ] = None
+    max_num_queued_reqs: Annotated[int | None, Doc(SCHEDULER, least=0)] = None
+    """Waiting requests beyond which new ones get 503 and Retry-After (default: 8192)."""
+    max_num_queued_tokens: Annotated[int | None, Doc(SCHEDULER, least=0)] = None
+    """Tokens of waiting prompts beyond which new requests get 503 and Retry-After (default: 4194304)."""
+    enable_prefix_caching: Annotated[bool, Doc(SCHEDULER)] = True
+    """Keep what was computed for prompts that begin alike."""
+    enable_chunked_prefill: Annotated[bool, Doc(SCHEDULER)] = True
+    """Read long prompts in pieces, between the steps of others."""
+    long_prefill_token_threshold: Annotated[int, Doc(SCHEDULER, least=0)] = 0
+    """Most prompt tokens of one sequence in a step while others run; 0 is no bound."""
+    max_token_gap_ms: Annotated[float | None, Doc(SCHEDULER, least=0)] = None
+    """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
+    planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
+    or four times a step of one token if that is longer; elsewhere 0."""
+    scheduling_policy: Annotated[str, Doc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
+    """Order of requests."""
+    steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None
+    """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
+    generated, because prompts gain more from being computed together."""
 
     @property
     def ranks(self) -> int:

@@ -20,10 +20,9 @@ MODEL, MEMORY, SCHEDULER = "Model", "Device and memory", "Scheduler"
 
 @dataclass(frozen=True)
 class Doc:
-    """Metadata of a field that the operator may set."""
+    """Metadata of a field that the operator may set. The string below the field says what it is."""
 
     group: str
-    text: str
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
@@ -62,32 +61,18 @@ def _dtype(text: str) -> str:
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a worker. None means that the device and the model decide."""
 
-    trust_remote_code: Annotated[bool, Doc(MODEL, "Run Python code that comes with the model.")] = False
-    load_format: Annotated[
-        str,
-        Doc(MODEL, "Form of the weights; dummy makes random ones.", ("auto", "safetensors", "pt", "dummy")),
-    ] = "auto"
-    model_impl: Annotated[
-        str,
-        Doc(MODEL, "Our own model code, or that of transformers.", ("auto", "facet", "vllm", "transformers")),
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        Doc(
-            MODEL,
-            "Number format; auto is the checkpoint's. Also: half, float.",
-            ("auto", "bfloat16", "float16", "float32"),
-            read=_dtype,
-        ),
-    ] = "auto"
+    trust_remote_code: Annotated[bool, Doc(MODEL)] = False
+    """Run Python code that comes with the model."""
+    load_format: Annotated[str, Doc(MODEL, ("auto", "safetensors", "pt", "dummy"))] = "auto"
+    """Form of the weights; dummy makes random ones."""
+    model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
+    """Our own model code, or that of transformers."""
+    dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"
+    """Number format; auto is the checkpoint's. Also: half, float."""
     quantization: Annotated[
         str | None,
         Doc(
             MODEL,
-            "What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 "
-            "weights, or int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 "
-            "bits; on CUDA: fp8 weights, of plain ones. The other names are methods of checkpoints that are "
-            "quantized already, which are found without this option: they check that it is so.",
             (
                 *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
                 *("auto-round", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gguf"),
@@ -95,90 +80,47 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             short="-q",
         ),
     ] = None
-    max_model_len: Annotated[
-        int | None,
-        Doc(
-            MODEL,
-            "Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model "
-            "and the memory allow.",
-            least=1,
-            read=_max_model_len,
-        ),
-    ] = None
-    seed: Annotated[int, Doc(MODEL, "Seed of everything random at start, such as dummy weights.")] = 0
+    """What the weights of linear layers become when they are loaded, on the CPU: int8 or int4 weights, or
+    int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 bits; on CUDA: fp8
+    weights, of plain ones. The other names are methods of checkpoints that are quantized already, which are
+    found without this option: they check that it is so."""
+    max_model_len: Annotated[int | None, Doc(MODEL, least=1, read=_max_model_len)] = None
+    """Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and the
+    memory allow."""
+    seed: Annotated[int, Doc(MODEL)] = 0
+    """Seed of everything random at start, such as dummy weights."""
 
-    device: Annotated[
-        str, Doc(MEMORY, "Where to run; auto takes CUDA if it is there.", ("auto", "cpu", "cuda"))
-    ] = "auto"
-    cpu_threads: Annotated[
-        int | None,
-        Doc(
-            MEMORY,
-            "Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among "
-            "the machine's workers.",
-            least=1,
-            most=1024,
-        ),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        Doc(
-            MEMORY,
-            "Share of the device's memory to use; default on CUDA: 0.92. On the CPU it is the share of the "
-            "machine's or container's memory for weights and KV cache, up to what is available; default "
-            "there: a cache of 40 % of what is available, 4G at most.",
-            least=0.01,
-            most=1,
-        ),
-    ] = None
-    kv_cache_memory_bytes: Annotated[
-        int | None,
-        Doc(MEMORY, "Size of the KV cache, in place of a share; 4G and 800m work.", least=1, read=size),
-    ] = None
-    enforce_eager: Annotated[
-        bool,
-        Doc(MEMORY, "Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."),
-    ] = False
-    max_cudagraph_capture_size: Annotated[
-        int,
-        Doc(
-            MEMORY,
-            "Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. "
-            "The CPU has none.",
-            least=0,
-            most=512,
-        ),
-    ] = 512
+    device: Annotated[str, Doc(MEMORY, ("auto", "cpu", "cuda"))] = "auto"
+    """Where to run; auto takes CUDA if it is there."""
+    cpu_threads: Annotated[int | None, Doc(MEMORY, least=1, most=1024)] = None
+    """Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the
+    machine's workers."""
+    gpu_memory_utilization: Annotated[float | None, Doc(MEMORY, least=0.01, most=1)] = None
+    """Share of the device's memory to use; default on CUDA: 0.92. On the CPU it is the share of the machine's
+    or container's memory for weights and KV cache, up to what is available; default there: a cache of 40 % of
+    what is available, 4G at most."""
+    kv_cache_memory_bytes: Annotated[int | None, Doc(MEMORY, least=1, read=size)] = None
+    """Size of the KV cache, in place of a share; 4G and 800m work."""
+    enforce_eager: Annotated[bool, Doc(MEMORY)] = False
+    """Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."""
+    max_cudagraph_capture_size: Annotated[int, Doc(MEMORY, least=0, most=512)] = 512
+    """Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. The CPU
+    has none."""
     kv_cache_dtype: Annotated[
-        str,
-        Doc(
-            MEMORY,
-            "Number format of the KV cache; auto is that of the model, or fp8 if its checkpoint asks for it. "
-            "8 bits halve it, on CUDA: fp8 (also fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from "
-            "8.0. One of 16 or 32 bits must be the model's own.",
-            ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
-        ),
+        str, Doc(MEMORY, ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"))
     ] = "auto"
-    block_size: Annotated[
-        int | None,
-        Doc(MEMORY, "Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU.", least=1),
-    ] = None
-    num_gpu_blocks_override: Annotated[
-        int | None, Doc(MEMORY, "Blocks of the KV cache, in place of what fits.", least=1)
-    ] = None
-    state_snapshots: Annotated[
-        int | None,
-        Doc(
-            MEMORY,
-            "States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are "
-            "not cached; default: what a quarter of the memory for caches holds.",
-            least=0,
-        ),
-    ] = None
+    """Number format of the KV cache; auto is that of the model, or fp8 if its checkpoint asks for it. 8 bits
+    halve it, on CUDA: fp8 (also fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from 8.0. One of 16 or 32
+    bits must be the model's own."""
+    block_size: Annotated[int | None, Doc(MEMORY, least=1)] = None
+    """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
+    num_gpu_blocks_override: Annotated[int | None, Doc(MEMORY, least=1)] = None
+    """Blocks of the KV cache, in place of what fits."""
+    state_snapshots: Annotated[int | None, Doc(MEMORY, least=0)] = None
+    """States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are not
+    cached; default: what a quarter of the memory for caches holds."""
 
-    max_num_seqs: Annotated[
-        int | None, Doc(SCHEDULER, "Most sequences in a step; default: from the device.", least=1)
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, Doc(SCHEDULER, "Most tokens in a step; default: from the device.", least=1)
-    ] = None
+    max_num_seqs: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    """Most sequences in a step; default: from the device."""
+    max_num_batched_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    """Most tokens in a step; default: from the device."""

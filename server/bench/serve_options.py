@@ -30,11 +30,6 @@ class BenchError(CommandError):
 
 
 _BESIDE = "Streams beside other work"
-_BESIDE_HELP = (
-    "Measure how evenly streams run beside other work: clients that embed texts without pause, a long prompt "
-    "in the middle of the streams, or both; bulk measures single texts to embed beside one request with very "
-    "many."
-)
 _BESIDE_DEFAULTS = {"random_input_len": 32, "random_output_len": 200, "ignore_eos": True}
 """Defaults of a plain load's options that are others with --beside."""
 _NOT_BESIDE = (
@@ -45,21 +40,26 @@ _NOT_BESIDE = (
 
 
 class MixedLoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    beside: Annotated[list[str], Doc(_BESIDE, _BESIDE_HELP, ("embeddings", "prompt", "bulk"))] = []
-    streams: Annotated[int, Doc(_BESIDE, "Streams at once.", least=1)] = 1
-    rounds: Annotated[int, Doc(_BESIDE, "How often everything is measured, beside and alone.", least=1)] = 3
-    embed_base_url: Annotated[
-        str | None, Doc(_BESIDE, "Address of the server that embeds, if it is another one.")
-    ] = None
-    embed_clients: Annotated[int, Doc(_BESIDE, "Clients that embed without pause.", least=1)] = 2
-    embed_batch_size: Annotated[int, Doc(_BESIDE, "Texts in each of their requests.", least=1)] = 4
-    embed_input_len: Annotated[int, Doc(_BESIDE, "Tokens of each of these texts.", least=1)] = 200
-    long_prompt_len: Annotated[
-        int, Doc(_BESIDE, "Tokens of the long prompt, if the model takes so many.", least=1)
-    ] = 3000
-    bulk_batch_size: Annotated[
-        int, Doc(_BESIDE, "Texts in the request of bulk, each of --random-input-len tokens.", least=1)
-    ] = 10000
+    beside: Annotated[list[str], Doc(_BESIDE, ("embeddings", "prompt", "bulk"))] = []
+    """Measure how evenly streams run beside other work: clients that embed texts without pause, a long prompt
+    in the middle of the streams, or both; bulk measures single texts to embed beside one request with very
+    many."""
+    streams: Annotated[int, Doc(_BESIDE, least=1)] = 1
+    """Streams at once."""
+    rounds: Annotated[int, Doc(_BESIDE, least=1)] = 3
+    """How often everything is measured, beside and alone."""
+    embed_base_url: Annotated[str | None, Doc(_BESIDE)] = None
+    """Address of the server that embeds, if it is another one."""
+    embed_clients: Annotated[int, Doc(_BESIDE, least=1)] = 2
+    """Clients that embed without pause."""
+    embed_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 4
+    """Texts in each of their requests."""
+    embed_input_len: Annotated[int, Doc(_BESIDE, least=1)] = 200
+    """Tokens of each of these texts."""
+    long_prompt_len: Annotated[int, Doc(_BESIDE, least=1)] = 3000
+    """Tokens of the long prompt, if the model takes so many."""
+    bulk_batch_size: Annotated[int, Doc(_BESIDE, least=1)] = 10000
+    """Texts in the request of bulk, each of --random-input-len tokens."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -82,18 +82,6 @@ _BACKENDS = {
     "openai-embeddings": "embeddings",
 }
 """vLLM's words for the endpoints."""
-
-_CONCURRENCY_HELP = (
-    "Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the other. "
-    "Default: no bound."
-)
-_RATE_HELP = (
-    "Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, are "
-    "measured one after the other."
-)
-_BURSTINESS_HELP = "How evenly they come: 1 is a Poisson process, less is burstier, more is evener."
-_NUM_PROMPTS_HELP = f"Requests at each load; default: {DEFAULT_PROMPTS}, or no bound with --duration."
-_VOCABULARY_HELP = "Texts are made of token ids from 100 up to this, which the model must have."
 
 
 def _endpoint(text: str) -> str:
@@ -125,72 +113,87 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    base_url: Annotated[str | None, Doc(_SERVER, "Address of the server, in place of host and port.")] = None
-    host: Annotated[str, Doc(_SERVER, "Host of the server.")] = "127.0.0.1"
-    port: Annotated[int, Doc(_SERVER, "Port of the server.", least=1, most=65535)] = 8000
-    model: Annotated[str | None, Doc(_SERVER, "Name of the model; default: the first that it lists.")] = None
-    api_key: Annotated[str | None, Doc(_SERVER, "Key to send with every request.")] = None
-    endpoint: Annotated[
-        str | None, Doc(_SERVER, "What to call; default: completions.", ENDPOINTS, read=_endpoint)
-    ] = None
-    backend: Annotated[str | None, Doc(_SERVER, "vLLM's word for the endpoint.", tuple(_BACKENDS))] = None
+    base_url: Annotated[str | None, Doc(_SERVER)] = None
+    """Address of the server, in place of host and port."""
+    host: Annotated[str, Doc(_SERVER)] = "127.0.0.1"
+    """Host of the server."""
+    port: Annotated[int, Doc(_SERVER, least=1, most=65535)] = 8000
+    """Port of the server."""
+    model: Annotated[str | None, Doc(_SERVER)] = None
+    """Name of the model; default: the first that it lists."""
+    api_key: Annotated[str | None, Doc(_SERVER)] = None
+    """Key to send with every request."""
+    endpoint: Annotated[str | None, Doc(_SERVER, ENDPOINTS, read=_endpoint)] = None
+    """What to call; default: completions."""
+    backend: Annotated[str | None, Doc(_SERVER, tuple(_BACKENDS))] = None
+    """vLLM's word for the endpoint."""
 
-    max_concurrency: Annotated[
-        tuple[int, ...] | None, Doc(_LOAD, _CONCURRENCY_HELP, read=_counts, short="--concurrency")
-    ] = None
-    request_rate: Annotated[tuple[float, ...], Doc(_LOAD, _RATE_HELP, read=_rates)] = (math.inf,)
-    burstiness: Annotated[float, Doc(_LOAD, _BURSTINESS_HELP, least=0.001)] = 1.0
-    num_prompts: Annotated[int | None, Doc(_LOAD, _NUM_PROMPTS_HELP, least=1)] = None
-    duration: Annotated[
-        float | None, Doc(_LOAD, "Seconds after which no more requests are sent.", least=0.001)
-    ] = None
-    num_warmups: Annotated[int, Doc(_LOAD, "Requests that go before, and are not counted.", least=0)] = 1
-    request_timeout: Annotated[
-        float, Doc(_LOAD, "Seconds after which a request has failed.", least=0.001)
-    ] = 600.0
+    max_concurrency: Annotated[tuple[int, ...] | None, Doc(_LOAD, read=_counts, short="--concurrency")] = None
+    """Requests at once; each is followed by the next. Several, 1,8,32, are measured one after the other.
+    Default: no bound."""
+    request_rate: Annotated[tuple[float, ...], Doc(_LOAD, read=_rates)] = (math.inf,)
+    """Requests per second, whether or not earlier ones are done; inf is all at once. Several, 1,2,4, are
+    measured one after the other."""
+    burstiness: Annotated[float, Doc(_LOAD, least=0.001)] = 1.0
+    """How evenly they come: 1 is a Poisson process, less is burstier, more is evener."""
+    num_prompts: Annotated[int | None, Doc(_LOAD, least=1)] = None
+    """Requests at each load; default: 100, or no bound with --duration."""
+    duration: Annotated[float | None, Doc(_LOAD, least=0.001)] = None
+    """Seconds after which no more requests are sent."""
+    num_warmups: Annotated[int, Doc(_LOAD, least=0)] = 1
+    """Requests that go before, and are not counted."""
+    request_timeout: Annotated[float, Doc(_LOAD, least=0.001)] = 600.0
+    """Seconds after which a request has failed."""
 
-    dataset_name: Annotated[str, Doc(_REQUESTS, "Where the texts come from.", DATASETS)] = "random"
-    ignore_eos: Annotated[bool, Doc(_REQUESTS, "Let answers run to their full length.")] = False
-    temperature: Annotated[
-        float | None, Doc(_REQUESTS, "Sampling temperature; default: the server's own.", least=0)
-    ] = None
-    extra_body: Annotated[dict[str, object], Doc(_REQUESTS, "More fields for every request.")] = {}
-    seed: Annotated[int, Doc(_REQUESTS, "Of random texts and arrivals: the same gives the same.")] = 0
+    dataset_name: Annotated[str, Doc(_REQUESTS, DATASETS)] = "random"
+    """Where the texts come from."""
+    ignore_eos: Annotated[bool, Doc(_REQUESTS)] = False
+    """Let answers run to their full length."""
+    temperature: Annotated[float | None, Doc(_REQUESTS, least=0)] = None
+    """Sampling temperature; default: the server's own."""
+    extra_body: Annotated[dict[str, object], Doc(_REQUESTS)] = {}
+    """More fields for every request."""
+    seed: Annotated[int, Doc(_REQUESTS)] = 0
+    """Of random texts and arrivals: the same gives the same."""
 
-    random_input_len: Annotated[int, Doc(_RANDOM, "Tokens of a text.", least=1, short="--input-len")] = 1024
-    random_output_len: Annotated[int, Doc(_RANDOM, "Tokens of answers.", least=1, short="--output-len")] = 128
-    random_range_ratio: Annotated[
-        float, Doc(_RANDOM, "Lengths vary evenly by this share, up and down.", least=0, most=0.999)
-    ] = 0.0
-    random_prefix_len: Annotated[int, Doc(_RANDOM, "Tokens before them that all texts share.", least=0)] = 0
-    random_batch_size: Annotated[int, Doc(_RANDOM, "Texts in a request for embeddings.", least=1)] = 1
-    random_vocab_size: Annotated[int, Doc(_RANDOM, _VOCABULARY_HELP, least=101)] = 1000
+    random_input_len: Annotated[int, Doc(_RANDOM, least=1, short="--input-len")] = 1024
+    """Tokens of a text."""
+    random_output_len: Annotated[int, Doc(_RANDOM, least=1, short="--output-len")] = 128
+    """Tokens of answers."""
+    random_range_ratio: Annotated[float, Doc(_RANDOM, least=0, most=0.999)] = 0.0
+    """Lengths vary evenly by this share, up and down."""
+    random_prefix_len: Annotated[int, Doc(_RANDOM, least=0)] = 0
+    """Tokens before them that all texts share."""
+    random_batch_size: Annotated[int, Doc(_RANDOM, least=1)] = 1
+    """Texts in a request for embeddings."""
+    random_vocab_size: Annotated[int, Doc(_RANDOM, least=101)] = 1000
+    """Texts are made of token ids from 100 up to this, which the model must have."""
 
-    prefix_repetition_num_prefixes: Annotated[int, Doc(_PREFIXES, "Different beginnings.", least=1)] = 10
-    prefix_repetition_prefix_len: Annotated[int, Doc(_PREFIXES, "Tokens of a beginning.", least=1)] = 256
-    prefix_repetition_suffix_len: Annotated[int, Doc(_PREFIXES, "Tokens after it.", least=1)] = 256
-    prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, "Tokens of an answer.", least=1)] = 128
+    prefix_repetition_num_prefixes: Annotated[int, Doc(_PREFIXES, least=1)] = 10
+    """Different beginnings."""
+    prefix_repetition_prefix_len: Annotated[int, Doc(_PREFIXES, least=1)] = 256
+    """Tokens of a beginning."""
+    prefix_repetition_suffix_len: Annotated[int, Doc(_PREFIXES, least=1)] = 256
+    """Tokens after it."""
+    prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, least=1)] = 128
+    """Tokens of an answer."""
 
-    dataset_path: Annotated[
-        str | None, Doc(_FILE, "JSON lines, each with prompt, messages or input, and max_tokens if it likes.")
-    ] = None
-    custom_output_len: Annotated[
-        int | None,
-        Doc(_FILE, "Tokens of an answer, whatever the file says; its own default is 128.", least=1),
-    ] = None
+    dataset_path: Annotated[str | None, Doc(_FILE)] = None
+    """JSON lines, each with prompt, messages or input, and max_tokens if it likes."""
+    custom_output_len: Annotated[int | None, Doc(_FILE, least=1)] = None
+    """Tokens of an answer, whatever the file says; its own default is 128."""
 
     mixed: MixedLoadOptions = msgspec.field(default_factory=MixedLoadOptions)
     """The other work that streams run beside."""
 
-    percentile_metrics: Annotated[
-        tuple[str, ...] | None,
-        Doc(_RESULT, f"What to show, of {','.join(METRICS)}; default: all there is.", read=_words),
-    ] = None
-    metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, "Which percentiles.", read=_rates)] = (
-        _PERCENTILES
-    )
-    output: Annotated[str | None, Doc(_RESULT, "File for the JSON result.", short="--result-filename")] = None
-    plot: Annotated[str | None, Doc(_RESULT, "File for charts of latency by load: one page, .html.")] = None
+    percentile_metrics: Annotated[tuple[str, ...] | None, Doc(_RESULT, read=_words)] = None
+    """What to show, of ttft,tpot,itl,e2el; default: all there is."""
+    metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, read=_rates)] = _PERCENTILES
+    """Which percentiles."""
+    output: Annotated[str | None, Doc(_RESULT, short="--result-filename")] = None
+    """File for the JSON result."""
+    plot: Annotated[str | None, Doc(_RESULT)] = None
+    """File for charts of latency by load: one page, .html."""
 
     @property
     def url(self) -> str:

@@ -6,11 +6,15 @@ No option is known by name here. A struct field with a `Doc` is an option, and i
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import inspect
 import json
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -33,6 +37,13 @@ class Option:
     type: Any
     default: Any
     doc: Doc
+    struct: type[msgspec.Struct]
+    """The struct whose field it is."""
+
+    @property
+    def text(self) -> str:
+        """What the option is, in the words of the string below its field."""
+        return _texts_of(self.struct)[self.field]
 
     @property
     def flag(self) -> str:
@@ -120,8 +131,22 @@ def options_of(struct: type[msgspec.Struct]) -> list[Option]:
             bare, doc, *_ = get_args(info.type)
             factory = info.default_factory
             default = info.default if factory is msgspec.NODEFAULT else factory()
-            options.append(Option(info.name, bare, default, doc))
+            options.append(Option(info.name, bare, default, doc, struct))
     return options
+
+
+@cache
+def _texts_of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """The strings below the fields of a struct, which Python itself does not keep: read from its source."""
+    [described] = ast.parse(inspect.getsource(struct)).body
+    found: dict[str, str] = {}
+    for pair in pairwise(described.body if isinstance(described, ast.ClassDef) else ()):
+        match pair:
+            case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text)))):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
 
 
 def assemble(struct: type[Config], values: Mapping[str, object]) -> Config:
@@ -173,8 +198,17 @@ def json_object(text: str) -> dict[str, object]:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises OptionError where argparse would print usage and exit."""
 
+    options: Sequence[Option] = ()
+    """Options whose texts are read when help is asked for, and not before."""
+
     def error(self, message: str) -> NoReturn:
         raise OptionError(message)
+
+    def format_help(self) -> str:
+        texts = {option.field: _help(option) for option in self.options}
+        for action in self._actions:
+            action.help = texts.get(action.dest, action.help)
+        return super().format_help()
 
 
 @dataclass(frozen=True)
@@ -231,12 +265,13 @@ def build_parser(
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
+    parser.options = options
     groups: dict[str, Any] = {}
     for option in options:
         if option.doc.group not in groups:
             groups[option.doc.group] = parser.add_argument_group(option.doc.group)
         group = groups[option.doc.group]
-        group.add_argument(*option.flags, dest=option.field, help=_help(option), **_argparse_form(option))
+        group.add_argument(*option.flags, dest=option.field, **_argparse_form(option))
     for other in vllm_flags:
         form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}
         form |= {"nargs": "+"} if other.is_list else {}
@@ -265,7 +300,7 @@ def _plain(annotation: Any) -> Any:
 
 def _help(option: Option) -> str:
     shown = f" (default: {option.written_default})" if option.written_default else ""
-    return (option.doc.text + shown).replace("%", "%%")
+    return (option.text + shown).replace("%", "%%")
 
 
 def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -40,49 +40,21 @@ _CACHED = re.compile(r"models--(.+)")
 class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use a server, and how it is shared."""
 
-    api_key: Annotated[
-        list[str],
-        Doc(
-            ACCESS,
-            "Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other "
-            "users of the machine see the command line: better put one into the variable FACET_API_KEY.",
-        ),
-    ] = []
-    api_key_file: Annotated[
-        str | None,
-        Doc(
-            ACCESS,
-            "File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` "
-            "writes. It is read again when it changes.",
-        ),
-    ] = None
-    fair_between: Annotated[
-        str,
-        Doc(
-            ACCESS,
-            "Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; "
-            "behind a proxy of this machine, what its X-Forwarded-For says), or none: then all are one.",
-            ("addresses", "none"),
-        ),
-    ] = "addresses"
-    max_queue_wait: Annotated[
-        float,
-        Doc(
-            ACCESS,
-            "Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any "
-            "number. Of a request for many texts, the first counts.",
-            least=0,
-        ),
-    ] = 0.0
-    request_timeout: Annotated[
-        float,
-        Doc(
-            ACCESS,
-            "Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or "
-            "`timeout` in the body, may make it less.",
-            least=0,
-        ),
-    ] = 0.0
+    api_key: Annotated[list[str], Doc(ACCESS)] = []
+    """Keys, one of which every request must bring, but for /live, /health, /ready and /ping. Other users of
+    the machine see the command line: better put one into the variable FACET_API_KEY."""
+    api_key_file: Annotated[str | None, Doc(ACCESS)] = None
+    """File of keys with names, shares, quotas and rights (docs/access.md), which `facet keys add` writes. It
+    is read again when it changes."""
+    fair_between: Annotated[str, Doc(ACCESS, ("addresses", "none"))] = "addresses"
+    """Who shares the server fairly if there are no keys: client addresses (IPv6: networks of 64 bits; behind
+    a proxy of this machine, what its X-Forwarded-For says), or none: then all are one."""
+    max_queue_wait: Annotated[float, Doc(ACCESS, least=0)] = 0.0
+    """Seconds in which the engine must begin with a request, or it is refused with 503; 0 is any number. Of a
+    request for many texts, the first counts."""
+    request_timeout: Annotated[float, Doc(ACCESS, least=0)] = 0.0
+    """Seconds after which a request is ended with 504; 0 is never. The header X-Request-Timeout, or `timeout`
+    in the body, may make it less."""
 
     @property
     def is_guarded(self) -> bool:
@@ -93,18 +65,18 @@ class AccessOptions(msgspec.Struct, frozen=True, kw_only=True):
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the server writes into its log."""
 
-    enable_log_requests: Annotated[bool, Doc(LOGS, "Log each request's id, size and parameters.")] = False
-    disable_log_stats: Annotated[bool, Doc(LOGS, "No line on throughput every ten seconds.")] = False
-    disable_uvicorn_access_log: Annotated[bool, Doc(LOGS, "No line for each HTTP request.")] = False
-    disable_access_log_for_endpoints: Annotated[
-        str, Doc(LOGS, "Paths whose requests have no such line, divided by commas: /health,/metrics.")
-    ] = ""
-    uvicorn_log_level: Annotated[
-        str, Doc(LOGS, "What to log.", ("critical", "error", "warning", "info", "debug"))
-    ] = "info"
-    log_format: Annotated[
-        str, Doc(LOGS, "Lines of the log: text for people, json for programs.", ("text", "json"))
-    ] = "text"
+    enable_log_requests: Annotated[bool, Doc(LOGS)] = False
+    """Log each request's id, size and parameters."""
+    disable_log_stats: Annotated[bool, Doc(LOGS)] = False
+    """No line on throughput every ten seconds."""
+    disable_uvicorn_access_log: Annotated[bool, Doc(LOGS)] = False
+    """No line for each HTTP request."""
+    disable_access_log_for_endpoints: Annotated[str, Doc(LOGS)] = ""
+    """Paths whose requests have no such line, divided by commas: /health,/metrics."""
+    uvicorn_log_level: Annotated[str, Doc(LOGS, ("critical", "error", "warning", "info", "debug"))] = "info"
+    """What to log."""
+    log_format: Annotated[str, Doc(LOGS, ("text", "json"))] = "text"
+    """Lines of the log: text for people, json for programs."""
 
     @property
     def style(self) -> str:
@@ -121,25 +93,14 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the server tells in answers and traces about requests."""
 
-    enable_timing: Annotated[
-        bool, Doc(REPORTS, "Report in usage where the time went, in streams with the last chunk.")
-    ] = False
-    enable_timing_headers: Annotated[
-        bool,
-        Doc(
-            REPORTS,
-            "Tell in headers of whole answers how long they were queued, read and generated, and how many "
-            "prompt tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens.",
-        ),
-    ] = False
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        Doc(
-            REPORTS,
-            "Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as "
-            "http://localhost:4318/v1/traces. Needs the extra otel.",
-        ),
-    ] = None
+    enable_timing: Annotated[bool, Doc(REPORTS)] = False
+    """Report in usage where the time went, in streams with the last chunk."""
+    enable_timing_headers: Annotated[bool, Doc(REPORTS)] = False
+    """Tell in headers of whole answers how long they were queued, read and generated, and how many prompt
+    tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens."""
+    otlp_traces_endpoint: Annotated[str | None, Doc(REPORTS)] = None
+    """Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as
+    http://localhost:4318/v1/traces. Needs the extra otel."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,188 +108,125 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineConfig
 
-    served_model_name: Annotated[
-        list[str],
-        Doc(
-            MODEL,
-            "Names that clients may use for the model; answers carry the first. Default: the hub id, or the "
-            "last part of a folder's path; requests may use the whole path, too.",
-        ),
-    ] = []
-    show_root: Annotated[
-        bool, Doc(MODEL, "Tell the model's hub id or path as `root` in /v1/models, not its name.")
-    ] = False
-    tokenizer: Annotated[str | None, Doc(TEXT, "Folder or hub id of a tokenizer, if not the model's.")] = None
-    chat_template: Annotated[str | None, Doc(TEXT, "A Jinja template, or a file with one.")] = None
+    served_model_name: Annotated[list[str], Doc(MODEL)] = []
+    """Names that clients may use for the model; answers carry the first. Default: the hub id, or the last
+    part of a folder's path; requests may use the whole path, too."""
+    show_root: Annotated[bool, Doc(MODEL)] = False
+    """Tell the model's hub id or path as `root` in /v1/models, not its name."""
+    tokenizer: Annotated[str | None, Doc(TEXT)] = None
+    """Folder or hub id of a tokenizer, if not the model's."""
+    chat_template: Annotated[str | None, Doc(TEXT)] = None
+    """A Jinja template, or a file with one."""
     chat_template_content_format: Annotated[
-        Literal["auto", "string", "openai"],
-        Doc(TEXT, "How the template takes contents; auto looks into it.", ("auto", "string", "openai")),
+        Literal["auto", "string", "openai"], Doc(TEXT, ("auto", "string", "openai"))
     ] = "auto"
-    default_chat_template_kwargs: Annotated[
-        dict[str, object], Doc(TEXT, "Arguments for the template where a request gives none.")
-    ] = {}
-    trust_request_chat_template: Annotated[
-        bool, Doc(TEXT, "Let requests bring a chat template: a program, which gets 2 s and 256 MiB.")
-    ] = False
-    default_prompt_name: Annotated[
-        str | None, Doc(TEXT, "The prompt that is written before texts to embed where a request names none.")
-    ] = None
-    response_role: Annotated[str, Doc(TEXT, "Role of the answers in chat.")] = "assistant"
+    """How the template takes contents; auto looks into it."""
+    default_chat_template_kwargs: Annotated[dict[str, object], Doc(TEXT)] = {}
+    """Arguments for the template where a request gives none."""
+    trust_request_chat_template: Annotated[bool, Doc(TEXT)] = False
+    """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
+    default_prompt_name: Annotated[str | None, Doc(TEXT)] = None
+    """The prompt that is written before texts to embed where a request names none."""
+    response_role: Annotated[str, Doc(TEXT)] = "assistant"
+    """Role of the answers in chat."""
 
-    generation_config: Annotated[
-        str, Doc(ANSWERS, "Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder.")
-    ] = "auto"
-    override_generation_config: Annotated[
-        dict[str, object], Doc(ANSWERS, "Sampling defaults to put over those.")
-    ] = {}
-    max_logprobs: Annotated[
-        int, Doc(ANSWERS, "Most logprobs that a request may ask for; -1 is no bound.", least=-1)
-    ] = 20
-    stream_interval: Annotated[
-        int, Doc(ANSWERS, "Tokens in a streamed chunk; the first comes alone.", least=1)
-    ] = 1
-    enable_prompt_tokens_details: Annotated[bool, Doc(ANSWERS, "Tell cached prompt tokens in usage.")] = False
-    tool_call_parser: Annotated[
-        str, Doc(ANSWERS, "How tool calls are written: a parser's name, none, or auto asks the template.")
-    ] = "auto"
-    tool_strict_level: Annotated[
-        ToolStrictLevel,
-        Doc(
-            ANSWERS,
-            "What calls are held to where a tool is not strict: auto is nothing, function is their form and "
-            "names, parameter their arguments too.",
-            ("auto", "function", "parameter"),
-        ),
-    ] = "auto"
-    reasoning_parser: Annotated[
-        str, Doc(ANSWERS, "How reasoning is marked: a parser's name, none, or auto asks the template.")
-    ] = "auto"
-    reasoning_field: Annotated[
-        ReasoningField, Doc(ANSWERS, "Fields that carry it.", ("both", "reasoning", "reasoning_content"))
-    ] = "both"
-    ignore_unknown_fields: Annotated[
-        bool, Doc(ANSWERS, "Accept fields of requests that this server does not know, without effect.")
-    ] = False
-    enable_force_include_usage: Annotated[bool, Doc(ANSWERS, "Send usage in every stream.")] = False
-    return_tokens_as_token_ids: Annotated[bool, Doc(ANSWERS, "In logprobs, tokens as token_id:123.")] = False
-    sse_keep_alive_interval: Annotated[
-        float,
-        Doc(
-            ANSWERS,
-            "Seconds of silence after which a stream sends a comment, such as `: waiting 12 ahead` or "
-            "`: reading 4096 of 9000`; 0 is never. Unlike vLLM's, not 0 by default: silence means that the "
-            "server is gone.",
-            least=0,
-        ),
-    ] = 15.0
+    generation_config: Annotated[str, Doc(ANSWERS)] = "auto"
+    """Sampling defaults: auto is the model's own, vllm is neutral ones, or a folder."""
+    override_generation_config: Annotated[dict[str, object], Doc(ANSWERS)] = {}
+    """Sampling defaults to put over those."""
+    max_logprobs: Annotated[int, Doc(ANSWERS, least=-1)] = 20
+    """Most logprobs that a request may ask for; -1 is no bound."""
+    stream_interval: Annotated[int, Doc(ANSWERS, least=1)] = 1
+    """Tokens in a streamed chunk; the first comes alone."""
+    enable_prompt_tokens_details: Annotated[bool, Doc(ANSWERS)] = False
+    """Tell cached prompt tokens in usage."""
+    tool_call_parser: Annotated[str, Doc(ANSWERS)] = "auto"
+    """How tool calls are written: a parser's name, none, or auto asks the template."""
+    tool_strict_level: Annotated[ToolStrictLevel, Doc(ANSWERS, ("auto", "function", "parameter"))] = "auto"
+    """What calls are held to where a tool is not strict: auto is nothing, function is their form and names,
+    parameter their arguments too."""
+    reasoning_parser: Annotated[str, Doc(ANSWERS)] = "auto"
+    """How reasoning is marked: a parser's name, none, or auto asks the template."""
+    reasoning_field: Annotated[ReasoningField, Doc(ANSWERS, ("both", "reasoning", "reasoning_content"))] = (
+        "both"
+    )
+    """Fields that carry it."""
+    ignore_unknown_fields: Annotated[bool, Doc(ANSWERS)] = False
+    """Accept fields of requests that this server does not know, without effect."""
+    enable_force_include_usage: Annotated[bool, Doc(ANSWERS)] = False
+    """Send usage in every stream."""
+    return_tokens_as_token_ids: Annotated[bool, Doc(ANSWERS)] = False
+    """In logprobs, tokens as token_id:123."""
+    sse_keep_alive_interval: Annotated[float, Doc(ANSWERS, least=0)] = 15.0
+    """Seconds of silence after which a stream sends a comment, such as `: waiting 12 ahead` or `: reading
+    4096 of 9000`; 0 is never. Unlike vLLM's, not 0 by default: silence means that the server is gone."""
 
-    host: Annotated[
-        str, Doc(HTTP, "Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all.")
-    ] = "127.0.0.1"
-    port: Annotated[int, Doc(HTTP, "Port to listen on; 0 takes a free one.", least=0, most=65535)] = 8000
-    uds: Annotated[str | None, Doc(HTTP, "Unix socket to listen on, in place of host and port.")] = None
-    ssl_keyfile: Annotated[str | None, Doc(HTTP, "Key file, to serve HTTPS.")] = None
-    ssl_certfile: Annotated[str | None, Doc(HTTP, "Certificate file, to serve HTTPS.")] = None
-    ssl_ca_certs: Annotated[
-        str | None,
-        Doc(HTTP, "Authorities that must have signed the certificates of clients; with HTTPS only."),
-    ] = None
-    root_path: Annotated[str, Doc(HTTP, "Path under which a proxy shows this server.")] = ""
-    allowed_origins: Annotated[list[str], Doc(HTTP, "Origins that browsers may call from (CORS).")] = []
-    allowed_methods: Annotated[list[str], Doc(HTTP, "Methods that browsers may use.")] = _ANY
-    allowed_headers: Annotated[list[str], Doc(HTTP, "Headers that browsers may send.")] = _ANY
-    allow_credentials: Annotated[bool, Doc(HTTP, "Let browsers send credentials.")] = False
-    allowed_hosts: Annotated[
-        list[str],
-        Doc(
-            HTTP,
-            "Names under which clients reach this server, beside localhost and its address; * for any. "
-            "Checked if this is given or only this machine is listened to.",
-        ),
-    ] = []
-    max_connections: Annotated[
-        int, Doc(HTTP, "Connections that an API process serves at a time; see also ulimit -n.", least=1)
-    ] = 4096
-    insecure: Annotated[
-        bool,
-        Doc(HTTP, "Let other machines use this server without a key, and ranks meet at a public address."),
-    ] = False
-    enable_request_id_headers: Annotated[bool, Doc(HTTP, "Answer with an X-Request-Id header.")] = False
-    disable_page: Annotated[bool, Doc(HTTP, "No page for people at / (docs/page.md).")] = False
-    disable_fastapi_docs: Annotated[bool, Doc(HTTP, "No /docs and no /openapi.json.")] = False
+    host: Annotated[str, Doc(HTTP)] = "127.0.0.1"
+    """Address to listen on. Unlike vLLM's, only this machine by default: 0.0.0.0 for all."""
+    port: Annotated[int, Doc(HTTP, least=0, most=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+    uds: Annotated[str | None, Doc(HTTP)] = None
+    """Unix socket to listen on, in place of host and port."""
+    ssl_keyfile: Annotated[str | None, Doc(HTTP)] = None
+    """Key file, to serve HTTPS."""
+    ssl_certfile: Annotated[str | None, Doc(HTTP)] = None
+    """Certificate file, to serve HTTPS."""
+    ssl_ca_certs: Annotated[str | None, Doc(HTTP)] = None
+    """Authorities that must have signed the certificates of clients; with HTTPS only."""
+    root_path: Annotated[str, Doc(HTTP)] = ""
+    """Path under which a proxy shows this server."""
+    allowed_origins: Annotated[list[str], Doc(HTTP)] = []
+    """Origins that browsers may call from (CORS)."""
+    allowed_methods: Annotated[list[str], Doc(HTTP)] = _ANY
+    """Methods that browsers may use."""
+    allowed_headers: Annotated[list[str], Doc(HTTP)] = _ANY
+    """Headers that browsers may send."""
+    allow_credentials: Annotated[bool, Doc(HTTP)] = False
+    """Let browsers send credentials."""
+    allowed_hosts: Annotated[list[str], Doc(HTTP)] = []
+    """Names under which clients reach this server, beside localhost and its address; * for any. Checked if
+    this is given or only this machine is listened to."""
+    max_connections: Annotated[int, Doc(HTTP, least=1)] = 4096
+    """Connections that an API process serves at a time; see also ulimit -n."""
+    insecure: Annotated[bool, Doc(HTTP)] = False
+    """Let other machines use this server without a key, and ranks meet at a public address."""
+    enable_request_id_headers: Annotated[bool, Doc(HTTP)] = False
+    """Answer with an X-Request-Id header."""
+    disable_page: Annotated[bool, Doc(HTTP)] = False
+    """No page for people at / (docs/page.md)."""
+    disable_fastapi_docs: Annotated[bool, Doc(HTTP)] = False
+    """No /docs and no /openapi.json."""
 
     reports: ReportOptions = ReportOptions()
 
     access: AccessOptions = AccessOptions()
 
-    data_parallel_size: Annotated[
-        int, Doc(WORKERS, "Replicas of the model, among which requests are spread.", least=1, short="-dp")
-    ] = 1
-    data_parallel_size_local: Annotated[
-        int | None,
-        Doc(WORKERS, "How many run on this machine; default: all that no other does.", least=0, short="-dpl"),
-    ] = None
-    data_parallel_start_rank: Annotated[
-        int,
-        Doc(WORKERS, "With --headless: the number of this machine's first replica.", least=0, short="-dpr"),
-    ] = 0
-    data_parallel_address: Annotated[
-        str,
-        Doc(WORKERS, "Address of the machine with the API, as replicas on others reach it.", short="-dpa"),
-    ] = "127.0.0.1"
-    data_parallel_rpc_port: Annotated[
-        int,
-        Doc(
-            WORKERS,
-            "Port there, for those replicas; each API process takes two more.",
-            least=1,
-            most=65000,
-            short="-dpp",
-        ),
-    ] = 29550
-    headless: Annotated[
-        bool, Doc(WORKERS, "No API here: only workers (--nnodes) or replicas for another machine's API.")
-    ] = False
+    data_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dp")] = 1
+    """Replicas of the model, among which requests are spread."""
+    data_parallel_size_local: Annotated[int | None, Doc(WORKERS, least=0, short="-dpl")] = None
+    """How many run on this machine; default: all that no other does."""
+    data_parallel_start_rank: Annotated[int, Doc(WORKERS, least=0, short="-dpr")] = 0
+    """With --headless: the number of this machine's first replica."""
+    data_parallel_address: Annotated[str, Doc(WORKERS, short="-dpa")] = "127.0.0.1"
+    """Address of the machine with the API, as replicas on others reach it."""
+    data_parallel_rpc_port: Annotated[int, Doc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
+    """Port there, for those replicas; each API process takes two more."""
+    headless: Annotated[bool, Doc(WORKERS)] = False
+    """No API here: only workers (--nnodes) or replicas for another machine's API."""
 
-    api_server_count: Annotated[
-        int,
-        Doc(
-            LOGS,
-            "API processes that share the port, for very many small requests.",
-            least=1,
-            most=64,
-            short="-asc",
-        ),
-    ] = 1
-    shutdown_timeout: Annotated[
-        float,
-        Doc(
-            LOGS,
-            "Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of "
-            "the 30 that Kubernetes and systemd units usually grant.",
-            least=0,
-        ),
-    ] = 25.0
-    drain_delay: Annotated[
-        float,
-        Doc(
-            LOGS,
-            "Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load "
-            "balancers notice before anybody is refused.",
-            least=0,
-        ),
-    ] = 0.0
-    restart_wait: Annotated[
-        float, Doc(LOGS, "Seconds for which requests wait while a broken engine is started again.", least=0)
-    ] = 10.0
-    exit_on_failure: Annotated[
-        bool,
-        Doc(
-            LOGS,
-            "Exit with code 1 when a process broke too often to be started again. Without it the server "
-            "stays, and answers 503 with the reason.",
-        ),
-    ] = False
+    api_server_count: Annotated[int, Doc(LOGS, least=1, most=64, short="-asc")] = 1
+    """API processes that share the port, for very many small requests."""
+    shutdown_timeout: Annotated[float, Doc(LOGS, least=0)] = 25.0
+    """Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of the 30
+    that Kubernetes and systemd units usually grant."""
+    drain_delay: Annotated[float, Doc(LOGS, least=0)] = 0.0
+    """Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load balancers
+    notice before anybody is refused."""
+    restart_wait: Annotated[float, Doc(LOGS, least=0)] = 10.0
+    """Seconds for which requests wait while a broken engine is started again."""
+    exit_on_failure: Annotated[bool, Doc(LOGS)] = False
+    """Exit with code 1 when a process broke too often to be started again. Without it the server stays, and
+    answers 503 with the reason."""
 
     log: LogOptions = LogOptions()
 

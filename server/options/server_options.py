@@ -161,9 +161,8 @@ PREFIX = "FACET_"
 class _Shorthands(msgspec.Struct, frozen=True):
     """Options that stand for others."""
 
-    async_scheduling: Annotated[
-        bool | None, Doc(SCHEDULER, "Plan a step while another runs; the same as --steps-ahead 1, or 0.")
-    ] = None
+    async_scheduling: Annotated[bool | None, Doc(SCHEDULER)] = None
+    """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
 
 
 _GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
