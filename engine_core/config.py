@@ -52,7 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     download_dir: Annotated[str | None, Doc(MODEL)] = None
     """Where downloads are kept, in place of the hub's usual cache."""
     quant: Annotated[str | None, Doc(MODEL)] = None
-    """Which GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id may
+    """The GGUF file of a folder or hub id to serve, by what its name says, such as Q4_K_M; a hub id may
     have it behind a colon."""
     hf_config_path: Annotated[str | None, Doc(MODEL)] = None
     """Folder or hub id whose config.json counts in place of what a GGUF file says."""
@@ -81,7 +81,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Give each worker some experts of a mixture whole, instead of a piece of every expert. With
     --data-parallel-size, all replicas share one set of experts, and step, end and start together."""
     expert_placement_strategy: Annotated[str, Doc(WORKERS, ("linear", "round_robin"))] = "linear"
-    """Which experts a worker holds: neighbouring ones (linear), or every n-th of n workers (round_robin)."""
+    """The experts of a worker: neighbouring ones (linear), or every n-th of n workers (round_robin)."""
     all2all_backend: Annotated[
         str | None, Doc(WORKERS, ("allgather_reducescatter", "all_to_all"), read=_all2all_backend)
     ] = None
@@ -104,14 +104,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     of which load is counted; step_interval (3000) from one measurement to the next; log_balancedness (false);
     use_async (true): one layer is moved before a step, not all."""
     show_expert_load: Annotated[bool, Doc(WORKERS)] = False
-    """With --enable-eplb: tell on /metrics how many tokens took each expert."""
+    """Tell on /metrics how many tokens took each expert, with --enable-eplb."""
     distributed_executor_backend: Annotated[str | None, Doc(WORKERS, ("uni", "mp", "ray"))] = None
     """How workers run: in the engine's process (uni), in processes of their own (mp), or placed over the
     machines of a Ray cluster (ray). Default: uni for one worker, mp for more."""
     nnodes: Annotated[int, Doc(WORKERS, least=1, short="-n")] = 1
     """Machines over which one model is spread, without Ray."""
     node_rank: Annotated[int, Doc(WORKERS, least=0, short="-r")] = 0
-    """Which of those this one is; all but 0 are started with --headless."""
+    """The number of this one of them; all but 0 are started with --headless."""
     master_addr: Annotated[str, Doc(WORKERS)] = "127.0.0.1"
     """Address of the machine with --node-rank 0, as the others reach it."""
     master_port: Annotated[int, Doc(WORKERS, least=1, most=65534)] = 29501

@@ -91,7 +91,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of everything random at start, such as dummy weights."""
 
     device: Annotated[str, Doc(MEMORY, ("auto", "cpu", "cuda"))] = "auto"
-    """Where to run; auto takes CUDA if it is there."""
+    """The device to run on; auto takes CUDA if it is there."""
     cpu_threads: Annotated[int | None, Doc(MEMORY, least=1, most=1024)] = None
     """Threads of a forward pass on the CPU, in each worker; default: all cores allowed, shared among the
     machine's workers."""

@@ -146,7 +146,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which a request has failed."""
 
     dataset_name: Annotated[str, Doc(_REQUESTS, DATASETS)] = "random"
-    """Where the texts come from."""
+    """The source of the texts."""
     ignore_eos: Annotated[bool, Doc(_REQUESTS)] = False
     """Let answers run to their full length."""
     temperature: Annotated[float | None, Doc(_REQUESTS, least=0)] = None
@@ -154,7 +154,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     extra_body: Annotated[dict[str, object], Doc(_REQUESTS)] = {}
     """More fields for every request."""
     seed: Annotated[int, Doc(_REQUESTS)] = 0
-    """Of random texts and arrivals: the same gives the same."""
+    """The seed of random texts and arrivals: the same gives the same."""
 
     random_input_len: Annotated[int, Doc(_RANDOM, least=1, short="--input-len")] = 1024
     """Tokens of a text."""
@@ -189,7 +189,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     percentile_metrics: Annotated[tuple[str, ...] | None, Doc(_RESULT, read=_words)] = None
     """What to show, of ttft,tpot,itl,e2el; default: all there is."""
     metric_percentiles: Annotated[tuple[float, ...], Doc(_RESULT, read=_rates)] = _PERCENTILES
-    """Which percentiles."""
+    """The percentiles to show."""
     output: Annotated[str | None, Doc(_RESULT, short="--result-filename")] = None
     """File for the JSON result."""
     plot: Annotated[str | None, Doc(_RESULT)] = None

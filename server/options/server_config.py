@@ -206,7 +206,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size_local: Annotated[int | None, Doc(WORKERS, least=0, short="-dpl")] = None
     """How many run on this machine; default: all that no other does."""
     data_parallel_start_rank: Annotated[int, Doc(WORKERS, least=0, short="-dpr")] = 0
-    """With --headless: the number of this machine's first replica."""
+    """The number of this machine's first replica, with --headless."""
     data_parallel_address: Annotated[str, Doc(WORKERS, short="-dpa")] = "127.0.0.1"
     """Address of the machine with the API, as replicas on others reach it."""
     data_parallel_rpc_port: Annotated[int, Doc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
