@@ -15,7 +15,15 @@ from typing import Any
 from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
 from models.ops.latent_ops import front_rms_norm, latent_attention, pack_latent  # noqa: F401
 from models.ops.pooling_ops import apart, pool  # noqa: F401
-from models.ops.recurrent_ops import causal_conv, gate, gated_delta, gated_norm  # noqa: F401
+from models.ops.recurrent_ops import (  # noqa: F401
+    causal_conv,
+    gate,
+    gated_delta,
+    gated_group_norm,
+    gated_norm,
+    group_squares,
+    selective_scan,
+)
 from models.ops.reference import (  # noqa: F401
     activation,
     add,

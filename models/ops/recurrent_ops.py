@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.reference import activation
+from models.ops.tree_sum import add_in_pairs
 from models.state_rows import StateRow
 
 
@@ -114,6 +115,44 @@ def gated_delta(
     return out.flatten(1).to(x.dtype)
 
 
+def selective_scan(
+    x: Tensor,
+    steps: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    skips: Tensor,
+    limits: tuple[float, float],
+    states: Tensor,
+    step: ForwardContext,
+    groups: int,
+) -> Tensor:
+    """The scan of Mamba-2: read what a state knows, after it has added each token -> [T, H * P].
+
+    x [T, H * P + 2 * groups * N]: the values of H heads, then the keys and the queries of groups, each of
+    which belong to neighbouring heads. steps [T, H]: from them come the times that pass, within `limits`;
+    speeds, shifts and skips [H] are float32. states [places, H, N, P] float32.
+    """
+    _, heads, size, width = states.shape
+    shared = groups * size
+    values, keys, queries = x.to(states.dtype).split([heads * width, shared, shared], dim=-1)
+    values = values.unflatten(-1, (heads, width))
+    keys, queries = (
+        y.unflatten(-1, (groups, size)).repeat_interleave(heads // groups, 1) for y in (keys, queries)
+    )
+    times = F.softplus(steps.to(states.dtype) + shifts).clamp(*limits)
+    decays, out = (speeds * times).exp(), values * skips.unsqueeze(-1)
+    for sequence in _sequences(step, states):
+        state = sequence.before
+        for t in range(sequence.first, sequence.last):
+            added = values[t] * times[t, :, None]
+            state = state * decays[t, :, None, None] + keys[t].unsqueeze(-1) * added.unsqueeze(1)
+            out[t] += (state * queries[t].unsqueeze(-1)).sum(1)
+            for count, place in sequence.ends():
+                if count == t + 1 - sequence.first:
+                    states[place] = state
+    return out.flatten(1).to(x.dtype)
+
+
 def _of_length_1(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
@@ -128,6 +167,29 @@ def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
     heads = _wide(x).unflatten(-1, (-1, len(weight)))
     normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight
     return (normed.flatten(1) * _opened(gates, "silu")).to(x.dtype)
+
+
+def group_squares(x: Tensor, gates: Tensor | None, groups: int, sections: int) -> Tensor:
+    """Add up the squares of each group of x [T, F] times silu of gates [T, F], if there are -> [T, groups].
+
+    The result is float32: each group's sum is made in so many sections, and these are added in pairs.
+    """
+    wide = _wide(x) if gates is None else _wide(x) * _opened(gates, "silu")
+    squares = wide.square().unflatten(-1, (groups, sections, -1)).sum(-1)
+    return add_in_pairs(squares.unbind(-1))
+
+
+def gated_group_norm(
+    x: Tensor, gates: Tensor, weight: Tensor, squares: Tensor, count: int, eps: float
+) -> Tensor:
+    """RMS norm by weight [F] float32 of each group of x [T, F], times silu of gates [T, F].
+
+    squares [T, groups] sum those of `count` numbers, of which other ranks may hold some.
+    """
+    groups = squares.shape[-1]
+    wide = (_wide(x) * _opened(gates, "silu")).unflatten(-1, (groups, -1))
+    normed = wide * (1 / torch.sqrt(squares / count + eps)).unsqueeze(-1)
+    return (normed.flatten(1) * weight).to(x.dtype)
 
 
 def _opened(gates: Tensor, kind: str) -> Tensor:

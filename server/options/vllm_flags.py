@@ -18,13 +18,13 @@ _SWITCHES = """
     enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-tokenizer-info-endpoint
     enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
     ray-workers-use-nsight enable-mm-embeds mm-encoder-only tokens-only enable-return-routed-experts
-    enable-mamba-cache-stochastic-rounding specialize-active-lora enable-trace-replay return-sampling-mask
+    specialize-active-lora enable-trace-replay return-sampling-mask
 """
 
 _VALUES = """
     tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
     logits-processors io-processor-plugin allowed-local-media-path allowed-media-domains media-io-kwargs
-    kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params mamba-block-size
+    kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
     tool-parser-plugin tool-server reasoning-parser-plugin reasoning-config lora-modules max-cpu-loras
@@ -43,9 +43,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     "kv-offloading-backend": ("native",),
     "cpu-offload-gb": ("0", "0.0"),
     "offload-backend": ("auto",),
-    "mamba-cache-dtype": ("auto",),
-    "mamba-ssm-cache-dtype": ("auto",),
-    "mamba-cache-mode": ("none",),
     "max-num-partial-prefills": ("1",),
     "max-long-partial-prefills": ("1",),
     "watermark": ("0", "0.0"),
@@ -68,6 +65,21 @@ _SHORT = [
     VllmFlag("--data-parallel-hybrid-lb", is_switch=True, short="-dph"),
     VllmFlag("--data-parallel-external-lb", is_switch=True, short="-dpe"),
 ]
+
+_DIGITS = "has nothing to choose: states are float32 here"
+_STATES = [
+    VllmFlag("--mamba-cache-dtype", ("auto", "float32"), instead=_DIGITS),
+    VllmFlag("--mamba-ssm-cache-dtype", ("auto", "float32"), instead=_DIGITS),
+    VllmFlag("--enable-mamba-cache-stochastic-rounding", is_switch=True, instead=_DIGITS),
+    VllmFlag(
+        "--mamba-cache-mode",
+        ("none", "align"),
+        instead="has nothing to choose: states are remembered where conversations go on, as many as "
+        "--state-snapshots says",
+    ),
+    VllmFlag("--mamba-block-size", instead="is --block-size here: states are remembered behind full blocks"),
+]
+"""Flags about the states of hybrids."""
 
 _INSTEAD = {
     "task": "is two options: --runner generate or pooling, and --convert embed or classify for a model that "
@@ -172,6 +184,7 @@ VLLM_FLAGS = [
     LimitFlag("--limit-mm-per-prompt", is_object=True),
     VllmFlag("--optimization-level", short="-O", harmless=True),
     *_SHORT,
+    *_STATES,
     *(
         VllmFlag(f"--{name}", neutral, is_object=name in _OBJECTS, is_list=name in _LISTS)
         for name, neutral in (dict.fromkeys(_VALUES.split(), ()) | _NEUTRAL_VALUES).items()

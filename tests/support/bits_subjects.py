@@ -60,6 +60,20 @@ _OTHER_DECODERS: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 24,
         "linear_value_head_dim": 72,
     },
+    "Lfm2ForCausalLM": {
+        "layer_types": ["conv", "full_attention"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "BambaForCausalLM": {
+        "attn_layer_indices": [1],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 16,
+        "mamba_d_state": 72,
+    },
     "YoutuForCausalLM": {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
@@ -139,7 +153,7 @@ def subjects() -> list[Subject]:
 
 
 def other_decoders() -> list[Subject]:
-    """A mixture of experts, a hybrid, which is quantized too, and a model of latent attention."""
+    """A mixture of experts, hybrids, of which one is quantized too, and a model of latent attention."""
     plain = [
         decoder(architecture, dtype, "MEAN")
         for architecture in _OTHER_DECODERS

@@ -65,6 +65,14 @@ _SHORT_CONVOLUTIONS = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
 }
+_MAMBA = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 24,
+    "rms_norm_eps": 1e-3,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
@@ -257,6 +265,32 @@ FAMILIES: dict[str, dict[str, object]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.7,
+    },
+    "BambaForCausalLM": {**_SHAPE, **_MAMBA, "attn_layer_indices": [1]},
+    "GraniteMoeHybridForCausalLM": {
+        **_SHAPE,
+        **_MAMBA,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "num_local_experts": 5,
+        "shared_intermediate_size": 40,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+    },
+    "FalconH1ForCausalLM": {
+        **_SHAPE,
+        **_MAMBA,
+        "mamba_d_ssm": 64,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 1.5,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.6,
+        "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 0.4,
+        "ssm_multipliers": [0.6, 1.3, 0.7, 1.4, 0.9],
+        "mlp_multipliers": [0.8, 0.5],
     },
     # Families that we do not write ourselves: they run on transformers' own code.
     "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads

@@ -23,7 +23,13 @@ from models.state_rows import StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_WRITTEN = {"rotary_and_cache": 3, "latent_attention": 3, "causal_conv": 3, "gated_delta": 4}
+_WRITTEN = {
+    "rotary_and_cache": 3,
+    "latent_attention": 3,
+    "causal_conv": 3,
+    "gated_delta": 4,
+    "selective_scan": 6,
+}
 """Operations that write to a cache or to states, with the number of that argument."""
 
 
@@ -182,13 +188,17 @@ def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: T
 
 
 def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_Case]:
-    """A convolution, the delta rule (two key heads of 24 numbers, four value heads of 40) and others."""
+    """Operations on states of two key heads, or groups, of 24 numbers, and four value heads of 40."""
     x = values(10, 2 * 2 * 24 + 4 * 40)
     taps, before = values(4, x.shape[1]).float(), values(9, 3, x.shape[1]).float()
     rates, states = -values(4).float().abs(), values(9, 4, 24, 40).float()
+    scanned, sums = (rates, values(4).float(), values(4).float()), 80 * values(10, 2).float().square()
     return [
         _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
         _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2)),
+        _Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
+        _Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
+        _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
         _Case("gate", (x, values(*x.shape), "sigmoid")),
         _Case("xielu", (x, torch.tensor([0.8, 1.3]))),
         _Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),

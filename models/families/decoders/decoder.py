@@ -124,13 +124,21 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
         x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
-        out = self.state(x) if self.has_state else self.self_attn(x, cos_sin)
+        out = self.mix(x, cos_sin)
         if self.is_parallel:
             x = x if self.before_mlp is None else self.before_mlp(stream)
-            return ops.add(out, self.mlp(x)), stream
+            return ops.add(out, self.feed(x)), stream
         delta, stream = self._leave(self.after_attention, out, stream)
         x, stream = _enter(self.before_mlp, delta, stream)
-        return self._leave(self.after_mlp, self.mlp(x), stream)
+        return self._leave(self.after_mlp, self.feed(x), stream)
+
+    def mix(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
+        """The first sublayer, in which tokens read of those before them."""
+        return self.state(x) if self.has_state else self.self_attn(x, cos_sin)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second sublayer, which computes each token alone."""
+        return self.mlp(x)
 
     def _leave(self, norm: Norm | None, x: Tensor, stream: Tensor) -> tuple[Tensor | None, Tensor]:
         """Finish a sublayer that computed `x` -> (what is still to be added, the stream)."""
@@ -147,7 +155,9 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """The trunk: token ids -> hidden states. A stage does its part of that."""
 
-    def __init__(self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel) -> None:
+    def __init__(
+        self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel, layer_class: type[nn.Module]
+    ) -> None:
         super().__init__()
         size, width = config.hidden_size, spec.embedding_width or config.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, width, parallel, scale=spec.embedding_scale)
@@ -161,7 +171,7 @@ class Decoder(nn.Module):
         self.layers = Layers(
             len(spec.layers),
             parallel,
-            lambda number: DecoderLayer(config, spec, spec.layers[number], parallel),
+            lambda number: layer_class(config, spec, spec.layers[number], parallel),
         )
         self.norm = if_held(parallel.last, make_norm(size, spec) if spec.final_norm else nn.Identity())
         ropes = dict.fromkeys(layer.rope for layer in spec.layers if layer.rope)
@@ -219,12 +229,14 @@ class DecoderForCausalLM(TrunkForCausalLM):
     """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
     trunks: ClassVar[tuple[str, ...]] = TRUNKS
     """The scopes in which a checkpoint may have the trunk."""
+    layer_class: ClassVar[type[nn.Module]] = DecoderLayer
+    """The class of layers, which is called and computes as `DecoderLayer`."""
     saved_names: ClassVar[Mapping[str, str]] = {}
     """What the family's checkpoints call modules, by the names that they have here."""
 
     def __init__(self, setup: ModelSetup) -> None:
         spec = replace(self.spec(setup), **self.fixed)
-        trunk = Decoder(setup.config, spec, setup.parallel)
+        trunk = Decoder(setup.config, spec, setup.parallel, self.layer_class)
         super().__init__(setup, trunk, trunk.embed_tokens, head_bias=spec.head_bias)
         self.causal = not looks_ahead(setup.config)
         self.logit_scale = spec.logit_scale

@@ -18,7 +18,7 @@ class GraniteMoeFields(GraniteFields, frozen=True, kw_only=True):
     shared_intermediate_size: int = 0
     """The width of the expert that all tokens share; 0 means that there is none."""
 
-    def experts(self, index: int) -> ExpertSpec:
+    def experts(self, index: int) -> ExpertSpec | None:
         shared = None
         if self.shared_intermediate_size > 0:
             names = ("input_linear", "output_linear")

@@ -68,6 +68,9 @@ def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
         ("--log-config-file x", "--log-config-file is not supported yet"),
         ("-dph", "--data-parallel-hybrid-lb is not supported yet"),
         ("-sc.method ngram", "--speculative-config is not supported yet"),
+        ("--mamba-ssm-cache-dtype float16", "states are float32 here; leave it out, or give auto or float32"),
+        ("--mamba-cache-mode all", "as many as --state-snapshots says; leave it out, or give none or align"),
+        ("--mamba-block-size 64", "--mamba-block-size is --block-size here"),
         ("--num-speculative-tokens 3", "--num-speculative-tokens is not supported yet, and neither is"),
     ],
 )

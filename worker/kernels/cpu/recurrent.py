@@ -1,4 +1,7 @@
-"""Layers that keep a state for each sequence, by C kernels: `csrc/conv.c`, `delta.c` and `gate.c`."""
+"""Layers that keep a state for each sequence, by C kernels.
+
+Their sources are `csrc/conv.c`, `delta.c`, `scan.c`, `gate.c` and `group_norm.c`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     return {
         "causal_conv": _bind_conv(library),
         "gated_delta": _bind_delta(library),
+        "selective_scan": _bind_scan(library),
         **_bind_gates(library),
+        **_bind_group_norms(library),
     }
 
 
@@ -82,6 +87,70 @@ def _bind_delta(library: Library) -> Callable[..., Tensor]:
         return out
 
     return gated_delta
+
+
+def _bind_scan(library: Library) -> Callable[..., Tensor]:
+    run = library.function("selective_scan")
+
+    def selective_scan(
+        x: Tensor,
+        steps: Tensor,
+        speeds: Tensor,
+        shifts: Tensor,
+        skips: Tensor,
+        limits: tuple[float, float],
+        states: Tensor,
+        step: ForwardContext,
+        groups: int,
+    ) -> Tensor:
+        _, heads, size, width = states.shape
+        if x.shape[1] != heads * width + 2 * groups * size or steps.shape[1] != heads or heads % groups:
+            refuse("selective_scan", x=x, steps=steps, states=states)
+        if x.dtype not in KINDS or steps.dtype != x.dtype or not (_are_rows(x) and _are_rows(steps)):
+            return recurrent_ops.selective_scan(x, steps, speeds, shifts, skips, limits, states, step, groups)
+        out = empty((len(x), heads * width), x.dtype)
+        run(
+            *(x.data_ptr(), x.stride(0), steps.data_ptr(), steps.stride(0)),
+            *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *limits, *_sequences(states, step)),
+            *(out.data_ptr(), len(step.kv_lens), groups, heads, size, width, KINDS[x.dtype]),
+        )
+        return out
+
+    return selective_scan
+
+
+def _bind_group_norms(library: Library) -> dict[str, Callable[..., Tensor]]:
+    run = library.function("group_norm_rows", quick=True)
+
+    def group_squares(x: Tensor, gates: Tensor | None, groups: int, sections: int) -> Tensor:
+        if x.shape[1] % (groups * sections):
+            refuse("group_squares", x=x)
+        if not _are_gates(x, x if gates is None else gates):
+            return recurrent_ops.group_squares(x, gates, groups, sections)
+        squares, width = empty((len(x), groups), torch.float32), x.shape[1] // groups
+        run(
+            *(x.data_ptr(), x.stride(0), address(gates), 0 if gates is None else gates.stride(0)),
+            *(None, squares.data_ptr(), None, len(x), groups, width, sections, 0, 0.0, KINDS[x.dtype]),
+        )
+        return squares
+
+    def gated_group_norm(
+        x: Tensor, gates: Tensor, weight: Tensor, squares: Tensor, count: int, eps: float
+    ) -> Tensor:
+        groups, features = squares.shape[1], x.shape[1]
+        if weight.shape != (features,) or len(squares) != len(x) or features % groups:
+            refuse("gated_group_norm", x=x, weight=weight, squares=squares)
+        if not _are_gates(x, gates) or weight.dtype != torch.float32:
+            return recurrent_ops.gated_group_norm(x, gates, weight, squares, count, eps)
+        out = empty(x.shape, x.dtype)
+        run(
+            *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0), weight.data_ptr()),
+            *(squares.data_ptr(), out.data_ptr(), len(x), groups, features // groups, 1, count, eps),
+            KINDS[x.dtype],
+        )
+        return out
+
+    return {"group_squares": group_squares, "gated_group_norm": gated_group_norm}
 
 
 def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:

@@ -167,6 +167,21 @@ CASES = [
     ),
     Case("Lfm2MoeForCausalLM"),
     Case("Lfm2MoeForCausalLM", "plain scores", {"use_expert_bias": False, "norm_topk_prob": False}),
+    Case("BambaForCausalLM"),
+    Case(
+        "BambaForCausalLM", "groups", {"mamba_n_groups": 4, "mamba_proj_bias": True, "mamba_conv_bias": False}
+    ),
+    Case("GraniteMoeHybridForCausalLM"),
+    Case(
+        "GraniteMoeHybridForCausalLM",
+        "dense, with rope",
+        {"num_local_experts": 0, "position_embedding_type": "rope", "time_step_limit": [0.2, 0.9]},
+    ),
+    Case("FalconH1ForCausalLM"),
+    Case("FalconH1ForCausalLM", "gated norm", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    Case(
+        "FalconH1ForCausalLM", "norm", {"mamba_rms_norm": True, "mamba_n_groups": 4, "projectors_bias": True}
+    ),
     Case("GPT2LMHeadModel"),
     Case("GPT2LMHeadModel", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True, "n_inner": None}),
     Case("GPT2LMHeadModel", "unscaled", {"scale_attn_weights": False, "tie_word_embeddings": False}),

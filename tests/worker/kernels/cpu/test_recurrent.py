@@ -131,7 +131,55 @@ def test_shapes_that_do_not_fit_are_refused(table: Table) -> None:
     x, states = torch.randn(sum(NEW), 20), states_of(2, 4, 4)
     with pytest.raises(ValueError, match="gated_delta: these tensors do not fit"):
         table["gated_delta"](x, x[:, :4], x[0, :2], x[0, :2], states, step_of(), 2)
+    with pytest.raises(ValueError, match="selective_scan: these tensors do not fit"):
+        table["selective_scan"](x, x[:, :3], *[x[0, :2]] * 3, (0.0, 1.0), states, step_of(), 1)
     with pytest.raises(ValueError, match="causal_conv: these tensors do not fit"):
         table["causal_conv"](x, torch.randn(4, 21), None, states_of(3, 21), step_of())
     with pytest.raises(ValueError, match="gate: these tensors do not fit"):
         table["gate"](x, x[:, :4], "silu")
+
+
+SCANS = [(1, 4, 128, 64), (2, 6, 24, 40), (2, 2, 16, 5), (1, 3, 16, 200)]
+"""Groups, heads, and the widths of keys and values: whole slabs of columns and parts of them."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SCANS)
+@pytest.mark.parametrize("limits", [(0.0, float("inf")), (0.2, 0.9)])
+def test_selective_scan(
+    table: Table, dtype: torch.dtype, shape: tuple[int, int, int, int], limits: tuple[float, float]
+) -> None:
+    groups, heads, size, width = shape
+    features, count = heads * width + 2 * groups * size, sum(NEW)
+    x, times = torch.randn(count, features + 8).to(dtype)[:, :features], torch.randn(count, heads).to(dtype)
+    speeds, shifts, skips = -2 * torch.rand(heads), torch.randn(heads), torch.randn(heads)
+    states = states_of(heads, size, width)
+    before, exact = states.clone(), states.double()
+
+    def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
+        steps = times[rows]
+        return table["selective_scan"](x, steps, speeds, shifts, skips, limits, states, step, groups)
+
+    out = run(x, step_of(), slice(None))
+    wide = (x.double(), times.double(), speeds.double(), shifts.double(), skips.double())
+    expected = recurrent_ops.selective_scan(*wide, limits, exact, step_of(), groups)
+    for found, wanted in ((out, expected), (states[USED], exact[USED])):  # sums of numbers that are not small
+        most = float(wanted.abs().max())
+        assert_rounded(found / most, wanted / most)
+    assert torch.equal(states[[1, 4, 8]], before[[1, 4, 8]])
+    assert_same_in_pieces(run, states, before, out, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("groups", "sections", "width"), [(1, 8, 64), (3, 1, 67), (2, 4, 40)])
+@pytest.mark.parametrize("gated", [True, False])
+def test_group_norms(
+    table: Table, dtype: torch.dtype, groups: int, sections: int, width: int, gated: bool
+) -> None:
+    x, gates = torch.randn(2, 9, groups * width + 5).to(dtype)[:, :, : groups * width]
+    weight, before = torch.randn(groups * width), gates if gated else None
+    squares = table["group_squares"](x, before, groups, sections)
+    exact = recurrent_ops.group_squares(x.double(), None if before is None else before.double(), groups, 1)
+    torch.testing.assert_close(squares.double(), exact, rtol=4e-6, atol=0)
+    expected = recurrent_ops.gated_group_norm(x.double(), gates.double(), weight.double(), exact, width, 1e-6)
+    assert_rounded(table["gated_group_norm"](x, gates, weight, squares, width, 1e-6), expected)

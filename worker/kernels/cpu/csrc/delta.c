@@ -54,10 +54,6 @@ static float product_of(const float *a, const float *b, long n) {
     return vec_sum(sum);
 }
 
-INLINE float number_at(const void *x, long i, kind k) {
-    return k == BFLOAT16 ? widen(((const bf16 *)x)[i]) : ((const float *)x)[i];
-}
-
 static void prepare(head_token *t, const delta *d, long token, long head, kind k) {
     const char *x = at(d->x, token * d->x_stride, k);
     const char *gates = at(d->gates, token * d->gates_stride, k);

@@ -23,3 +23,7 @@ INLINE long target_of(const sequences *s, long row) { return s->table[s->stride 
 // The tokens after which the state is kept, or 0, and where.
 INLINE long kept_count(const sequences *s, long row, int i) { return s->table[(2 + 2 * i) * s->stride + row]; }
 INLINE long kept_place(const sequences *s, long row, int i) { return s->table[(3 + 2 * i) * s->stride + row]; }
+
+INLINE float number_at(const void *x, long i, kind k) {
+    return k == BFLOAT16 ? widen(((const bf16 *)x)[i]) : ((const float *)x)[i];
+}

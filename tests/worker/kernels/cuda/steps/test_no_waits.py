@@ -36,6 +36,9 @@ MOST_TOKENS = 32
 WAITING = "JetMoeForCausalLM"
 """A family that runs on transformers' code, which asks the device how many tokens each expert has."""
 HYBRIDS = (
+    "BambaForCausalLM",
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "Qwen3_5ForCausalLM",

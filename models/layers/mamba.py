@@ -1,0 +1,138 @@
+"""Mamba-2 as a layer: a selective scan of states that forget by time, whose steps each token chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.config import ConfigError
+from models.context import context
+from models.layers.linear import Linear, RowLinear, cut_of, frozen
+from models.layers.short_conv import Convolution
+from models.layers.state import StateLayer
+from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Factors of what a layer projects its input to."""
+
+    gates: float = 1.0
+    values: float = 1.0
+    keys: float = 1.0
+    queries: float = 1.0
+    steps: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec:
+    """The sizes of a layer, and the kind of its norm."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """The number of groups of neighbouring heads that share keys and queries."""
+    state_size: int
+    """The width of keys and queries."""
+    taps: int
+    """The inputs that the convolution before the scan sees."""
+    eps: float
+    bias: bool = False
+    """Whether the projection of the layer's input has a bias."""
+    out_bias: bool = False
+    conv_bias: bool = True
+    limits: tuple[float, float] = (0.0, float("inf"))
+    """The least and the longest time that passes with a token."""
+    norm: Literal["gated", "before gates"] | None = "gated"
+    """Whether groups are normalised with their gates, before these, or not at all."""
+    multipliers: Multipliers = Multipliers()
+
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ConfigError(
+                f"config.json: {self.heads} Mamba heads cannot be divided evenly into {self.groups} groups"
+            )
+
+    def build(self, hidden_size: int, parallel: Parallel) -> Mamba:
+        return Mamba(hidden_size, self, parallel)
+
+
+class Mamba(StateLayer):
+    """The heads of one layer that this rank holds: hidden states [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, hidden_size: int, spec: MambaSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.spec = spec
+        self.parallel = parallel
+        self.heads = parallel.share(spec.heads, "Mamba heads")
+        self.groups = (
+            Span.whole(1) if spec.groups == 1 else parallel.share(spec.groups, "groups of Mamba heads")
+        )
+        self.inner, shared = self.heads.times(spec.head_dim), self.groups.times(spec.state_size)
+        mixed = [self.inner, shared, shared]
+        self.in_proj = Linear(hidden_size, [self.inner, *mixed, self.heads], bias=spec.bias)
+        self.widths = [self.inner.length, sum(part.length for part in mixed), self.heads.length]
+        self.conv1d = Convolution(mixed, spec.taps, bias=spec.conv_bias)
+        self.out_proj = RowLinear(self.inner, hidden_size, parallel, bias=spec.out_bias)
+        held = parallel.sections(self.inner)
+        self.sections = 1 if held % self.groups.length else held // self.groups.length
+
+    def pull(self, weights: Weights) -> None:
+        for name, module in self.named_children():
+            load(module, weights / name)
+        factors = self.spec.multipliers
+        each = torch.tensor([factors.values, factors.keys, factors.queries], device=weights.device)
+        lengths = torch.tensor([part.length for part in self.conv1d.channels], device=weights.device)
+        self.conv1d.weight = frozen(self.conv1d.weight * each.repeat_interleave(lengths))
+        rates, shifts, skips = (self._pull(weights, name, self.heads) for name in ("A_log", "dt_bias", "D"))
+        self.speeds, self.shifts, self.skips = frozen(-rates.exp()), frozen(shifts), frozen(skips)
+        if self.spec.norm is not None:
+            self.norm = frozen(self._pull(weights, "norm.weight", self.inner))
+
+    @staticmethod
+    def _pull(weights: Weights, name: str, piece: Span) -> Tensor:
+        return weights.take(name, [piece.size], cut_of(0, piece), torch.float32)
+
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        heads = (self.heads.length, self.spec.state_size, self.spec.head_dim)
+        return [self.conv1d.state_shape(), heads]
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, (inputs, states) = context(), self.bound_states()
+        gates, mixed, steps = self.in_proj(x).split(self.widths, dim=-1)
+        factors = self.spec.multipliers
+        gates, steps = _scaled(gates, factors.gates), _scaled(steps, factors.steps)
+        mixed = ops.causal_conv(mixed, self.conv1d.weight, self.conv1d.bias, inputs, step, "silu")
+        out = ops.selective_scan(
+            mixed,
+            steps,
+            self.speeds,
+            self.shifts,
+            self.skips,
+            self.spec.limits,
+            states,
+            step,
+            self.groups.length,
+        )
+        return self.out_proj(self._gated(out, gates))
+
+    def _gated(self, x: Tensor, gates: Tensor) -> Tensor:
+        """Normalise groups of features [T, F], and multiply them by silu of their gates."""
+        if self.spec.norm is None:
+            return ops.gate(x, gates, "silu")
+        before = None if self.spec.norm == "before gates" else gates
+        squares = ops.group_squares(x, before, self.groups.length, self.sections)
+        if self.groups.size == 1:  # ranks hold parts of the only group
+            squares = self.parallel.all_reduce(squares)
+        count = self.inner.size // self.groups.size
+        return ops.gated_group_norm(x, gates, self.norm, squares, count, self.spec.eps)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else ops.scale(x, factor)
