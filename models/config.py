@@ -105,9 +105,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         dtype=_dtype(folder, fields),
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_layers=fields.size(
-            "num_layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), most=MOST_LAYERS
-        ),
+        num_layers=_num_layers(fields),
         num_heads=num_heads,
         num_kv_heads=1 if has_latent_cache(raw) else _num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
@@ -265,6 +263,13 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(cast("list[str]", names))
 
 
+def _num_layers(fields: _Fields) -> int:
+    names, kinds = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), fields.get("layers_block_type")
+    if isinstance(kinds, list) and kinds and fields.get(*names) is None:  # Nemotron-H counts them so
+        return min(len(cast("list[object]", kinds)), MOST_LAYERS)
+    return fields.size("num_layers", names, most=MOST_LAYERS)
+
+
 def has_latent_cache(raw: Mapping[str, object]) -> bool:
     """Whether attention caches one latent for all heads: numbers of key/value heads then mean nothing."""
     return raw.get("kv_lora_rank") is not None and raw.get("qk_rope_head_dim") is not None
@@ -286,12 +291,13 @@ def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
     if has_latent_cache(fields.raw):  # the field 'head_dim' is the width of the rotated part, or missing
         nope = fields.positive("qk_nope_head_dim", most=MOST_FEATURES)
         return nope + fields.positive("qk_rope_head_dim", most=MOST_FEATURES)
-    if fields.get("head_dim") is None and hidden_size % num_heads:
+    names = "head_dim", "attention_head_dim"
+    if fields.get(*names) is None and hidden_size % num_heads:
         fields.problems["head_dim"] = (
             f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
             "and the field 'head_dim' is missing"
         )
-    return fields.positive("head_dim", default=max(1, hidden_size // num_heads), most=MOST_FEATURES)
+    return fields.positive(*names, default=max(1, hidden_size // num_heads), most=MOST_FEATURES)
 
 
 def _max_len(fields: _Fields) -> int:

@@ -57,6 +57,7 @@ _DECODERS = {
     "Olmo2ForCausalLM": "decoders.olmo2:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "llama_like.olmo3:Olmo3ForCausalLM",
     "OlmoeForCausalLM": "mixtures.olmoe:OlmoeForCausalLM",
+    "NemotronHForCausalLM": "hybrids.nemotron_h:NemotronHForCausalLM",
     "OPTForCausalLM": "decoders.opt:OPTForCausalLM",
     "Phi3ForCausalLM": "decoders.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "decoders.qwen2:Qwen2ForCausalLM",

@@ -12,6 +12,7 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.layers.expert_transport import ApartTransport, sum_over_replicas
 from models.layers.linear import cut_of, frozen
+from models.ops.expert_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
@@ -87,7 +88,8 @@ class Experts(nn.Module):
         in_one = self._is_in_one(weights)
         gate_up_of, down_of = (self._in_one if in_one else self._apart)(weights)
         sections = self.parallel.sections(self.share)
-        gate_up = self._each(weights, lambda number: frozen(ops.pack(*gate_up_of(number), gated=True)))
+        gated = self.kind not in WITHOUT_GATES
+        gate_up = self._each(weights, lambda number: frozen(ops.pack(*gate_up_of(number), gated=gated)))
         down = self._each(weights, lambda number: frozen(ops.pack(down_of(number), sections=sections)))
         self.matrices = nn.ParameterList([*gate_up, *down])  # so that they are counted
         self.gate_up, self.down = ops.collect_experts(gate_up), ops.collect_experts(down)
@@ -126,13 +128,12 @@ class Experts(nn.Module):
         """Functions that read the gate and the up of an expert, and its down, from modules of their own."""
         inner, saved = self.share, self.saved
         rows, columns = cut_of(0, inner), cut_of(1, inner)
+        first = (saved.up,) if self.kind in WITHOUT_GATES else (saved.gate, saved.up)
         weights.ignore(*(f"experts.{number}" for number in range(self.count) if number not in self.numbers))
 
         def gate_up(number: int) -> list[Matrix]:
             scope = weights / f"experts.{number}"
-            return [
-                read_matrix(scope / name, (inner.size, self.size), rows) for name in (saved.gate, saved.up)
-            ]
+            return [read_matrix(scope / name, (inner.size, self.size), rows) for name in first]
 
         def down(number: int) -> Matrix:
             scope = weights / f"experts.{number}"

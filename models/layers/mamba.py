@@ -87,9 +87,9 @@ class Mamba(StateLayer):
         for name, module in self.named_children():
             load(module, weights / name)
         factors = self.spec.multipliers
-        each = torch.tensor([factors.values, factors.keys, factors.queries], device=weights.device)
-        lengths = torch.tensor([part.length for part in self.conv1d.channels], device=weights.device)
-        self.conv1d.weight = frozen(self.conv1d.weight * each.repeat_interleave(lengths))
+        each = zip((factors.values, factors.keys, factors.queries), self.conv1d.channels, strict=True)
+        channels = torch.cat([torch.full((part.length,), factor) for factor, part in each])
+        self.conv1d.weight = frozen(self.conv1d.weight * channels.to(weights.device))
         rates, shifts, skips = (self._pull(weights, name, self.heads) for name in ("A_log", "dt_bias", "D"))
         self.speeds, self.shifts, self.skips = frozen(-rates.exp()), frozen(shifts), frozen(skips)
         if self.spec.norm is not None:

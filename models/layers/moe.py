@@ -11,8 +11,8 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.layers.experts import Experts, SavedExperts
 from models.layers.linear import frozen
-from models.layers.mlp import GATE_AND_UP, GatedMLP, gate_kind
-from models.ops.expert_ops import Routing
+from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP, gate_kind
+from models.ops.expert_ops import WITHOUT_GATES, Routing
 from models.parallel.parallel import Parallel
 from models.quantization.matrices import has_matrix, read_plain_matrix
 
@@ -30,6 +30,8 @@ class SharedExpert:
     """The matrix [1, H] that says by how much a token takes of it; "" means that all take all."""
     fused: tuple[str, str] | None = None
     """The modules of gate and up in one and of down, if it has such."""
+    bias: bool = False
+    """Whether one without gates has biases; others have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +105,7 @@ class MoeMLP(nn.Module):
         )
         self.shared = None
         if (shared := spec.shared) is not None:
-            self.shared = GatedMLP(
-                size,
-                shared.width,
-                parallel,
-                activation=spec.activation,
-                sources=GATE_AND_UP,
-                names=shared.fused,
-            )
+            self.shared = _shared_mlp(size, shared, spec.activation, parallel)
 
     def pull(self, weights: Weights) -> None:
         scope = weights.sibling(self.spec.scope)
@@ -120,9 +115,8 @@ class MoeMLP(nn.Module):
         if (spec := self.spec.shared) is None or self.shared is None:
             return
         shared = (weights.sibling("") if spec.beside else scope) / spec.scope
-        if spec.fused is not None and not has_matrix(
-            shared / "gate_proj"
-        ):  # a GGUF file has it apart from up
+        is_fused = spec.fused is not None and not has_matrix(shared / "gate_proj")
+        if is_fused and isinstance(self.shared, GatedMLP):  # a GGUF file has gates apart from ups
             self.shared.gate_up_proj.sources = ()
         load(self.shared, shared)
         if spec.gate:
@@ -141,3 +135,12 @@ class MoeMLP(nn.Module):
         if self.shared_gate is None:
             return ops.add(routed, shared)
         return ops.add_gated(x, shared, self.shared_gate, routed)
+
+
+def _shared_mlp(size: int, shared: SharedExpert, activation: str, parallel: Parallel) -> MLP | GatedMLP:
+    if gate_kind(activation) in WITHOUT_GATES:
+        names = ("up_proj", "down_proj")
+        return MLP(size, shared.width, parallel, activation=activation, names=names, bias=shared.bias)
+    return GatedMLP(
+        size, shared.width, parallel, activation=activation, sources=GATE_AND_UP, names=shared.fused
+    )

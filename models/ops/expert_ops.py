@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.ops.reference import gated
+from models.ops.reference import activation, gated
 from models.ops.tree_sum import add_in_pairs
 
 
@@ -56,6 +56,10 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.chosen} experts cannot be chosen of {self.kept_groups * size}: config.json must say "
                 "fewer"
             )
+
+
+WITHOUT_GATES = ("relu_squared",)
+"""Activations of experts that have no gates: their first matrices are packed as for `linear`."""
 
 
 def route(
@@ -131,7 +135,8 @@ def experts(
     for number, (into, out_of) in enumerate(zip(gate_up, down, strict=True)):
         chosen = ids == number  # [T, k]
         share = weights.masked_fill(~chosen, 0).sum(-1, keepdim=True).to(dtype)
-        inner = gated(F.linear(x, into, None if gate_up_bias is None else gate_up_bias[number]), kind)
+        inner = F.linear(x, into, None if gate_up_bias is None else gate_up_bias[number])
+        inner = activation(inner, kind) if kind in WITHOUT_GATES else gated(inner, kind)
         results = _by_section(inner.to(dtype), out_of.to(dtype))
         if down_bias is not None:
             results[0] = results[0] + down_bias[number]

@@ -292,6 +292,21 @@ FAMILIES: dict[str, dict[str, object]] = {
         "ssm_multipliers": [0.6, 1.3, 0.7, 1.4, 0.9],
         "mlp_multipliers": [0.8, 0.5],
     },
+    "NemotronHForCausalLM": {
+        **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 4,
+        "ssm_state_size": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "routed_scaling_factor": 2.5,
+        "layer_norm_epsilon": 1e-3,
+    },
     # Families that we do not write ourselves: they run on transformers' own code.
     "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys

@@ -123,13 +123,13 @@ class DecoderLayer(nn.Module):
         self, delta: Tensor | None, stream: Tensor, rotations: Mapping[Rope, Tensor]
     ) -> tuple[Tensor | None, Tensor]:
         cos_sin = rotations[self.rope] if self.rope else None
-        x, stream = _enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
+        x, stream = enter(self.before_attention, delta, stream)  # [T, hidden_size] each, here and below
         out = self.mix(x, cos_sin)
         if self.is_parallel:
             x = x if self.before_mlp is None else self.before_mlp(stream)
             return ops.add(out, self.feed(x)), stream
         delta, stream = self._leave(self.after_attention, out, stream)
-        x, stream = _enter(self.before_mlp, delta, stream)
+        x, stream = enter(self.before_mlp, delta, stream)
         return self._leave(self.after_mlp, self.feed(x), stream)
 
     def mix(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         rows, delta = self._embed(ids, positions) if stream is None else stream, None
         for layer in self.layers:
             delta, rows = layer(delta, rows, rotations)
-        hidden, _ = _enter(self.norm, delta, rows)
+        hidden, _ = enter(self.norm, delta, rows)
         return self.project_out(hidden) if self.is_projected else hidden
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -365,7 +365,7 @@ def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> En
     return EncoderAttention(head_dim=config.head_dim, scale=_scale(spec, layer), window=window)
 
 
-def _enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
+def enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Complete the stream -> (the next sublayer's input, the stream). The first sublayer has no delta."""
     if not isinstance(norm, Norm):  # the family has no such norm, or another stage has it
         stream = stream if delta is None else ops.add(stream, delta)

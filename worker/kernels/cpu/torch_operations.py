@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.ops import reference
+from models.ops.expert_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen
 from models.ops.tree_sum import add_in_pairs
 from models.weight_coding import E4M3
@@ -145,7 +146,8 @@ def experts_by(gated_linear: Callable[..., Tensor], linear: Callable[..., Tensor
             choices = order[start : start + count]
             rows = choices // chosen
             bias = None if gate_up_bias is None else gate_up_bias[number]
-            inner = gated_linear(x[rows], gate_up[number], bias, kind)
+            first = linear if kind in WITHOUT_GATES else gated_linear
+            inner = first(x[rows], gate_up[number], bias, kind=kind)
             result = linear(inner, down[number], wide=True)
             if down_bias is not None:
                 result = result + down_bias[number]

@@ -182,6 +182,8 @@ CASES = [
     Case(
         "FalconH1ForCausalLM", "norm", {"mamba_rms_norm": True, "mamba_n_groups": 4, "projectors_bias": True}
     ),
+    Case("NemotronHForCausalLM"),
+    Case("NemotronHForCausalLM", "biased", {"use_bias": True, "mlp_bias": True, "n_groups": 2}),
     Case("GPT2LMHeadModel"),
     Case("GPT2LMHeadModel", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True, "n_inner": None}),
     Case("GPT2LMHeadModel", "unscaled", {"scale_attn_weights": False, "tie_word_embeddings": False}),

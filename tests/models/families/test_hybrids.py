@@ -1,0 +1,77 @@
+"""Configs of hybrids: as they were published, and those whose sizes disagree."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from drive import Driver, load_ranks
+from tiny import hf_logits, tiny_checkpoint
+
+PROMPT = random.Random(2).choices(range(5, 300), k=9)
+
+
+def change(folder: Path, fields: dict[str, object], without: tuple[str, ...] = ()) -> None:
+    path = folder / "config.json"
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
+    path.write_text(json.dumps(kept | fields))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "without"),
+    [
+        ("Lfm2ForCausalLM", {"full_attn_idxs": [1, 3]}, ("layer_types",)),
+        ("Lfm2ForCausalLM", {"block_ff_dim": 48, "intermediate_size": 480}, ()),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"layer_types": ["mamba", "attention", "mamba", "mamba"], "position_embedding_type": "nope"},
+            (),
+        ),
+        (
+            "NemotronHForCausalLM",
+            {"hybrid_override_pattern": "M-*EM", "num_hidden_layers": 5, "attention_head_dim": 16},
+            ("layers_block_type", "head_dim"),
+        ),
+        ("BambaForCausalLM", {"mamba_d_head": "auto", "time_step_limit": [0.0, float("inf")]}, ()),
+    ],
+)
+def test_fields_of_published_files(
+    architecture: str, fields: dict[str, object], without: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(architecture, tmp_path)
+    expected = hf_logits(folder, PROMPT).log_softmax(-1)
+    change(folder, fields, without)
+    found = Driver(load_ranks(folder)).step({0: PROMPT})[0].log_softmax(-1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "said"),
+    [
+        ("Lfm2ForCausalLM", {"layer_types": ["conv"]}, "'layer_types' must be conv or full_attention for"),
+        ("Lfm2ForCausalLM", {"conv_L_cache": 4}, r"has the shape \[32, 1, 3\], not \[32, 1, 4\]"),
+        ("BambaForCausalLM", {"mamba_n_heads": 4}, "4 Mamba heads .* of 8 .* do not make the 64 features"),
+        ("BambaForCausalLM", {"mamba_n_groups": 3}, "8 Mamba heads cannot be divided evenly into 3 groups"),
+        ("BambaForCausalLM", {"mamba_d_state": 16}, "has the shape"),
+        ("FalconH1ForCausalLM", {"mlp_bias": True}, "'mlp_bias' and factors of gates"),
+        ("NemotronHForCausalLM", {"mamba_num_heads": 4}, "has the shape"),
+        ("NemotronHForCausalLM", {"moe_latent_size": 16}, "'moe_latent_size' 16"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["conv"] * 5}, "'layers_block_type' must be"),
+    ],
+)
+def test_sizes_that_disagree_are_refused_before_weights_are_read(
+    architecture: str, fields: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(architecture, tmp_path)
+    change(folder, fields)
+    with pytest.raises(ValueError, match=said):
+        load_ranks(folder)
+
+
+def test_ranks_that_cannot_divide_groups_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("BambaForCausalLM", tmp_path, mamba_n_groups=2)
+    with pytest.raises(ValueError, match="--tensor-parallel-size 4: 2 groups of Mamba heads"):
+        load_ranks(folder, 4)
