@@ -64,6 +64,7 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return hf_greedy(checkpoint, prompts(), OUTPUT)
 
 
+@pytest.mark.turns(5)
 def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
     texts, logprobs, engine = generate(checkpoint, prompts() * 4, max_num_seqs=64)
     assert texts == expected * 4
@@ -77,6 +78,7 @@ def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
             assert entry.rank == 1
 
 
+@pytest.mark.turns(10)
 @pytest.mark.parametrize("budget", [1, 7])
 def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]], budget: int) -> None:
     texts, _, engine = generate(checkpoint, prompts(), max_num_batched_tokens=budget, max_num_seqs=budget)
@@ -84,6 +86,7 @@ def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]], bud
     assert engine.stats().prefix_hits > 0
 
 
+@pytest.mark.turns(15)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: int) -> None:
     tight = {"num_gpu_blocks_override": 30, "max_num_seqs": 16, "steps_ahead": steps_ahead}
@@ -113,6 +116,7 @@ def test_a_refusal_comes_before_fields_that_are_missing(
         Engine.start(engine_config(tmp_path, load_format="dummy"), lambda _: None)
 
 
+@pytest.mark.turns(7)
 def test_the_oracle_looks_at_every_token(checkpoint: Path) -> None:
     """The tests above would miss a change of early tokens if it did not show at the end."""
     first = hf_logits(checkpoint, [7, *SHARED[:4]])[-1]

@@ -47,6 +47,7 @@ def test_random_schedules(folder: Path) -> None:
     assert tally.results > 100 and tally.preemptions > 0 and tally.cached > 0
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
@@ -56,6 +57,7 @@ def test_other_decoders(folder: Path, subject: Subject) -> None:
     assert prover.tally.results > 15
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("number", "layout"), [(0, Layout(2)), (7, Layout(1, 2))])
 def test_schedules_on_several_ranks(folder: Path, ranks: Ranks, number: int, layout: Layout) -> None:
     prover = Prover(folder, ranks, (layout,), FEW)
@@ -63,6 +65,7 @@ def test_schedules_on_several_ranks(folder: Path, ranks: Ranks, number: int, lay
     assert prover.tally.differences == []
 
 
+@pytest.mark.slow
 def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants the least error where only texts that are not computed in one step would show it."""
     read = HiddenStore.read
@@ -81,6 +84,7 @@ def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPa
     assert prover.tally.differences[0].startswith("schedule ")
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:
@@ -105,6 +109,7 @@ def test_the_first_schedules_have_every_family_and_type() -> None:
     assert {"float32", "bfloat16"} == {dtype for _, dtype in first}
 
 
+@pytest.mark.slow
 def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
     prover = Prover(folder, conversations=FEW)
     prover.run(0)

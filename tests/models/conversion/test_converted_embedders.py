@@ -59,6 +59,7 @@ TRUNKS = [
 ]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("trunk", "generating"), TRUNKS)
 def test_a_trunk_alone_and_a_generating_checkpoint_embed_alike(
     trunk: str, generating: str, tmp_path: Path

@@ -27,7 +27,13 @@ def one_thread(reference: None) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("architecture", names())
+OURS = pytest.mark.turns(4)
+"""Families of our own have a test of equality in decoders/ or encoders/ that runs every day."""
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=OURS if name in OWN else ()) for name in names()]
+)
 def test_it_runs_as_in_transformers_or_is_refused(architecture: str, tmp_path: Path) -> None:
     found = outcome(architecture, tmp_path)
     if architecture in OWN:

@@ -48,6 +48,7 @@ def test_whole_prompt(folder: Path) -> None:
     assert_equal(Driver([load(folder)]).step({0: PROMPT})[0], hf_logits(folder, PROMPT))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("size", [1, 7])
 def test_prompt_in_chunks(folder: Path, size: int) -> None:
     assert_equal(run_in_chunks(Driver([load(folder)]), 2, PROMPT, size), hf_logits(folder, PROMPT))
@@ -74,6 +75,7 @@ def test_greedy(folder: Path) -> None:
     assert tokens == hf_greedy(folder, [PROMPT], 12)[0]
 
 
+@pytest.mark.turns(4)
 def test_bfloat16_is_near(folder: Path) -> None:
     driver = Driver(load_ranks(folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
     logits = driver.step({0: PROMPT})[0]

@@ -68,6 +68,7 @@ def test_all_codings_that_are_read_are_written() -> None:
     assert all(GGML_TYPES[kind.number].name == name for name, kind in KINDS.items())
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
     """Logits reach 34: in float32 transformers' are off by up to 5e-4 on some processors, and so are ours."""
@@ -75,12 +76,14 @@ def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
     assert_same_logits(pair, 1, 2, 4, dtype=torch.float64)
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("arch", DECODERS)
 def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}), **sizes(arch))
     assert_same_logits(pair, *((1,) if arch in HYBRIDS else (1, 2)))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("arch", HYBRIDS)
 def test_value_heads_that_take_turns_stay_on_one_rank(arch: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, arch, Recipe("Q8_0"), **sizes(arch))

@@ -37,6 +37,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("window", [None, 0, 3, 19, 299])
 def test_encoder_attention_is_the_formula(
@@ -113,6 +114,7 @@ def test_a_rotated_or_normalised_row_has_the_same_bits_in_any_company(threads: i
     assert_rows_are_alone(lambda x: ops.rotate(x[:, :30].view(-1, 3, 10), cos_sin[x[:, -1].long()]), 31)
 
 
+@pytest.mark.turns(3)
 def test_attention_has_the_same_bits_in_any_company(threads: int, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     bias = torch.randn(HEADS, 2 * REACH + 1)
     for window, added in ((None, None), (3, None), (None, bias)):

@@ -36,12 +36,14 @@ RECIPES = [
 ]
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2, 4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "recipe",
     [

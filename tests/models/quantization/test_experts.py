@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("architecture", "recipe"), CASES, ids=str)
 def test_experts_are_those_of_the_plain_checkpoint(
     cpu_kernels: None, architecture: str, recipe: Recipe, tmp_path: Path

@@ -68,6 +68,7 @@ def bits(tensor: Tensor) -> list[int]:
     return tensor.contiguous().view(-1).view(torch.uint8).tolist()
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("stored", "wanted"), TYPES, ids=lambda kind: str(kind).removeprefix("torch."))
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_piece_has_the_bits_of_the_file(

@@ -86,6 +86,7 @@ with ThreadPoolExecutor(1) as thread:
 """The steps run in a thread, as real ones do: its heap shrinks more readily. The first few make pages."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its heap keeps what it likes to")
 def test_what_a_step_frees_is_there_for_the_next_with_its_pages() -> None:
     """The steps run in another process, because this one's heap may hold enough already."""
@@ -213,6 +214,7 @@ def test_small_parts_of_files_are_given_back_together(
     assert len(given_back) == times
 
 
+@pytest.mark.slow
 @has_proc
 def test_a_large_matrix_is_converted_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = 1 << 20

@@ -135,6 +135,7 @@ def compare(
             results.assert_like(expected)
 
 
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
     """Prompts are read in chunks and behind cached prefixes, in steps with changing others."""
@@ -145,6 +146,7 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
     compare(open_engine, folder, WRITES, tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"])
 def test_all_layouts_give_the_same_bits(
@@ -159,6 +161,7 @@ def test_all_layouts_give_the_same_bits(
         compare(open_engine, folder, adds, dtype=dtype, quantization=quantization, **given)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act-order"])
 def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Path) -> None:
     """Groups of 32 are cut by sections of 48. With an order of inputs each rank adds up its own."""
@@ -182,6 +185,7 @@ def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Pat
 WHOLE = [Layout(2, experts="linear"), Layout(4, experts="round_robin"), Layout(2, 2, "linear")]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("architecture", "given"),
     [
@@ -204,6 +208,7 @@ def test_whole_experts(
             assert results.logprobs[id] == pytest.approx(values, abs=1e-3 if quantization else 1e-4)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide(open_engine: Open, tmp_path: Path) -> None:
     """Four ranks hold 128, 128, 45 and no rows of the vocabulary; the head is tied, and so in two stages."""
     folder = tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=301, tie_word_embeddings=True)
@@ -216,6 +221,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
+@pytest.mark.slow
 def test_preemption(llama: Path, open_engine: Open) -> None:
     adds = [write(id, text, max_tokens=12) for id, text in enumerate(TEXTS)]
     expected = run(open_engine(llama)[0], adds)
@@ -261,6 +267,7 @@ def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
 ENCODER_HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")
 
 
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
     tasks = ("embed", "classify", "token_classify")
@@ -270,6 +277,7 @@ def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
         compare(open_engine, folder, pools(task), LAYOUTS if head == "Model" else [BOTH])
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"])
 @pytest.mark.parametrize("mode", ["LAST", "MEAN"])
 def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: Open, tmp_path: Path) -> None:
@@ -279,11 +287,13 @@ def test_embedders_made_of_decoders(architecture: str, mode: str, open_engine: O
     compare(open_engine, folder, pools("embed"), [BOTH], max_num_batched_tokens=9, max_num_seqs=4, **given)
 
 
+@pytest.mark.slow
 def test_classifiers_made_of_decoders(open_engine: Open, tmp_path: Path) -> None:
     folder = sibling_checkpoint("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", tmp_path, num_labels=3)
     compare(open_engine, folder, pools("classify"))
 
 
+@pytest.mark.slow
 def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
     """Every rank of the last stage has the labels' rows of the head. Generation asks its whole head."""
     labels = {"classifier_from_token": ["a", "b"], "method": "no_post_processing"}
@@ -294,6 +304,7 @@ def test_labels_that_are_tokens(llama: Path, open_engine: Open) -> None:
     compare(open_engine, llama, adds, tasks=["generate", "classify"], max_num_seqs=4, **given)
 
 
+@pytest.mark.slow
 def test_rewards(open_engine: Open, tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=False)
     torch.manual_seed(0)
@@ -304,6 +315,7 @@ def test_rewards(open_engine: Open, tmp_path: Path) -> None:
     compare(open_engine, folder, pools("token_classify"))
 
 
+@pytest.mark.slow
 def test_texts_and_vectors_from_one_copy(llama: Path, open_engine: Open) -> None:
     adds = WRITES + pools("embed", 10) + pools("token_embed", 20)
     given = {"runner": "generate", "tasks": ["generate", "embed", "token_embed"]}

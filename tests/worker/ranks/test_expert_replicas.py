@@ -13,6 +13,7 @@ from tiny import tiny_checkpoint
 from models.parallel.experts import Placement, Transport
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_replicas_have_the_tokens_of_one_worker(
@@ -26,6 +27,7 @@ def test_replicas_have_the_tokens_of_one_worker(
         assert found[0].logprobs == pytest.approx(alone[0].logprobs, abs=1e-4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_bits_depend_on_no_other_replica(transport: Transport, ranks: Ranks, tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2MoeForCausalLM", tmp_path, **FAMILIES["Qwen2MoeForCausalLM"])
@@ -36,6 +38,7 @@ def test_bits_depend_on_no_other_replica(transport: Transport, ranks: Ranks, tmp
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_returns_apart_has_the_same_bits_wherever_experts_lie(
     family: str, ranks: Ranks, tmp_path: Path

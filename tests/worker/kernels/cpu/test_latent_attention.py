@@ -75,6 +75,7 @@ def assert_near(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance, equal_nan=True)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_equals_the_reference(level: str, dtype: torch.dtype, threads: int) -> None:
@@ -98,6 +99,7 @@ def test_without_rotation(level: str, dtype: torch.dtype) -> None:
     assert_same_bits(table_of(level)["latent_attention"](*given, scale=_SCALE), turned)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sequence_has_the_same_bits_in_any_batch(level: str, dtype: torch.dtype) -> None:
     """Alone, its chunks are shared by threads, and its products have fewer rows."""
@@ -123,6 +125,7 @@ def cut(layer: Layer, table: Table, ends: Sequence[int], *, apart: bool) -> Tens
     return layer.attended(table, step, slice(ends[0], ends[-1]))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SHAPES[:4], ids=str)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(level: str, dtype: torch.dtype, sizes: Sizes) -> None:

@@ -212,6 +212,7 @@ def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("build-*"))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("level", [level for level in LEVELS if level.name not in NAMES])
 def test_levels_that_cannot_run_here_can_be_built(level: Level, tmp_path: Path) -> None:
     quickly = replace(level, flags=(*level.flags, "-O0"))  # half of the time
@@ -294,6 +295,7 @@ def test_the_check_finds_nothing_wrong(name: str, caplog: pytest.LogCaptureFixtu
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NAMES, reason="there are no kernels for this processor")
 def test_the_check_finds_what_is_wrong() -> None:
     table = table_of(NAMES[-1])

@@ -129,6 +129,7 @@ DECODERS = {
 """Families, and whether their steps are replayed: all of ours, and not those that run transformers' code."""
 
 
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_decoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def mixes() -> Iterator[list[int]]:
             yield [chance.randint(1, most) for _ in range(rows)]
 
 
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_encoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def some_logits(rows: int, width: int, spread: float = 3) -> Tensor:
     return logits.to(DEVICE)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("rows", "share", "width", "spread"),
     [
@@ -96,6 +97,7 @@ def assert_drawn_by(shares: Tensor, tokens: Tensor) -> None:
     assert low < distance < high
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("drawn_by", "count", "width", "top_k", "top_p", "growing"),
     [
@@ -121,6 +123,7 @@ def test_tokens_come_as_often_as_they_should(
     assert_drawn_by(kept_shares(logits, temperature, top_k, top_p), drawn_by(grouped, wanted))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (20, 1.0, 0.0), (0, 0.9, 0.0)])
 def test_tokens_are_drawn_by_one_filter(top_k: int, top_p: float, min_p: float) -> None:
     grouped = GroupedLogits(some_logits(6, 4096 + 77), BY_TORCH)

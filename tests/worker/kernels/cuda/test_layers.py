@@ -76,6 +76,7 @@ def prepared(x: Tensor, weight: Tensor | None, prep: HeadPrep) -> Tensor:
     return x if prep.cos_sin is None else exact.rotate(x, prep.cos_sin)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("dim", "rotated", "group"),
@@ -125,6 +126,7 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
         OPERATIONS["activation"](values(2, 4), "swish")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows for other ranks' experts are never written
 def test_the_check_at_start_finds_what_is_wrong() -> None:
     assert check.wrong(OPERATIONS, target=DEVICE) == []

@@ -112,7 +112,7 @@ def written(models: dict[str, Callable[[Path], Path]], folder: Path) -> dict[str
     return {name: write(folder / str(number)) for number, (name, write) in enumerate(models.items())}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(
     ("capability", "cache"), [(90, "bfloat16"), (89, "float8_e4m3fn"), (80, "float8_e5m2"), (100, "bfloat16")]
 )
@@ -123,6 +123,7 @@ def test_what_steps_need_is_listed_before_they_begin(capability: int, cache: str
     assert missing == {name: [] for name in models}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of numbers that nobody reads
 def test_what_proves_kernels_when_a_card_is_opened_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_variants, "one_of_each", list)  # names need kernels that are compiled

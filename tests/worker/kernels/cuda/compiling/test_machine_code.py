@@ -139,7 +139,7 @@ ROUNDED = {"round_rows", "multiply_rounded"}
 """Kernels of e4m3, which cards before 8.9 do not start: they widen what is stored in it."""
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int) -> None:

@@ -60,6 +60,7 @@ def choices(tokens: int, chosen: int) -> tuple[Tensor, Tensor]:
     return ids.int(), torch.rand(tokens, chosen)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("form", ["plain", "quantized", "differing"])
 @pytest.mark.parametrize("tokens", [1, 43])
 def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +153,7 @@ def test_bytes_that_are_moved_are_what_kernels_read(form: str) -> None:
     assert torch.equal(compute(EXPERTS - 1), first)
 
 
+@pytest.mark.slow
 def test_experts_that_were_widened_are_not_moved() -> None:
     gate_up, down = (
         OPERATIONS["collect_experts"]([parameter(matrix) for matrix in matrices])

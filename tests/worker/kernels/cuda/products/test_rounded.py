@@ -92,6 +92,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
     assert error < TOLERANCE, error
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("inputs", "group"), [(300, 0), (1100, 0), (300, 128), (1152, 128)])
 def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     weight, x = packed(matrix(16, inputs, group)), rows_of(19, inputs)
@@ -109,6 +110,7 @@ def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     assert (found[:, inputs:] == 0).all()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("card", [ADA, HOPPER, BY_TRITON], ids=["8.9", "9.0", "by Triton"])
 @pytest.mark.parametrize("outputs", [96, 101])
 def test_products_with_scales_of_rows(card: Card, outputs: int) -> None:
@@ -121,6 +123,7 @@ def test_products_with_scales_of_rows(card: Card, outputs: int) -> None:
     assert_close(wide, exact(x, given))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("inputs", [256, 300])
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_products_with_scales_of_groups(inputs: int, dtype: torch.dtype) -> None:
@@ -142,6 +145,7 @@ def blocks_by_hand(
     return (wide_x @ wide).to(BF16)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("inputs", [256, 640])
 def test_blocks_are_multiplied_by_torch_on_hopper(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own rules for this product are those of its shapes on "meta": it takes what it is given."""
@@ -190,6 +194,7 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
     assert rounded.describe_rounding([given.scales], 128) is None
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("name", "rounds"), [("per tensor", True), ("FBGEMM's rows", True), ("rows", False)])
 def test_checkpoints_say_whether_inputs_are_rounded(name: str, rounds: bool, tmp_path: Path) -> None:
     """Methods of fp8 mean inputs of 8 bits; compressed-tensors says so for each group of modules."""
@@ -232,6 +237,7 @@ def static(inputs: int, scale: float | None = SCALE) -> Grouped:
     return matrix(32, inputs, 0, input_scale=scale)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("card", [ADA, Card(89, 4, scaled_mm=False)], ids=["by torch", "by Triton"])
 @pytest.mark.parametrize("inputs", [300, 1100])
 def test_inputs_of_long_steps_are_rounded_by_the_scale(inputs: int, card: Card) -> None:

@@ -94,7 +94,7 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
             assert a.values == pytest.approx(b.values, abs=1e-4)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(
     ("architecture", "steps_ahead"),
     [("Qwen3ForCausalLM", 0), ("Qwen3ForCausalLM", 2), ("YoutuForCausalLM", 1)],
@@ -152,7 +152,7 @@ SINGLE, TO_TOKENS, SINGLE_TO_LOGITS, TO_HIDDEN = 0, 3, 4, 7
 """The numbers of the first graph of each kind: of three sizes of single tokens, and one of prompts."""
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(
     ("most_samples", "draws", "replayed"),
     [

@@ -50,6 +50,7 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_the_cpu(
     folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
@@ -64,6 +65,7 @@ def test_tokens_are_those_of_the_cpu(
     assert len(replayed) > 5
 
 
+@pytest.mark.slow
 def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> None:
     """The tokens are those of a worker that makes no graphs."""
     folder = tiny_checkpoint("YoutuForCausalLM", tmp_path, num_hidden_layers=1)
@@ -120,6 +122,7 @@ def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
     runner.close()
 
 
+@pytest.mark.slow
 def test_a_graph_that_does_not_fit_is_left_out(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,6 +159,7 @@ def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> No
     assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_finite_fails_alone_in_a_graph_of_more_rows(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
