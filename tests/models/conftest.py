@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kernel_levels import BY_TURNS, only_level
 from tiny import tiny_checkpoint
 
 from models import ops
@@ -23,10 +24,14 @@ def portable_kernels(reference: None) -> None:
     ops.use(torch_operations.TABLE)
 
 
-@pytest.fixture(params=["C", "portable"])
+@pytest.fixture(params=[*BY_TURNS, "portable"])
 def cpu_kernels(reference: None, request: pytest.FixtureRequest) -> None:
     """The operations that a worker may bind on a CPU."""
-    ops.use(torch_operations.TABLE if request.param == "portable" else operations.open_kernels(2))
+    if request.param == "portable":
+        ops.use(torch_operations.TABLE)
+        return
+    with only_level(request.param):
+        ops.use(operations.open_kernels(2))
 
 
 @pytest.fixture

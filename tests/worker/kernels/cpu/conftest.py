@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
+from kernel_levels import BY_TURNS, only_level, table_of, use_threads
 
 from worker.kernels.cpu.operations import Table
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=BY_TURNS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """A level with two threads, and random numbers that depend on nothing, or on the test's name alone."""
     torch.manual_seed(0)
@@ -20,6 +20,13 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     use_threads(request.param, 2)
     yield request.param
     use_threads(request.param, 1)
+
+
+@pytest.fixture(params=BY_TURNS)
+def chosen_level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers and models that choose kernels get those of one level."""
+    with only_level(request.param):
+        yield
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, linear_table, table_of, use_threads
+from kernel_levels import BY_TURNS, linear_table, table_of, use_threads
 from paged import make_cache, make_step
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def at_the_end(values: Tensor) -> Tensor:
     return whole[end - values.nbytes : end].view(values.dtype).view(values.shape).copy_(values)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=BY_TURNS)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A level whose results lie at the end of memory, too."""
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from compared import Compared
-from kernel_levels import NAMES
 from opened import open_embedder, open_runner
 from random_scheduler import RandomScheduler
 from tiny import tiny_checkpoint
@@ -21,7 +20,7 @@ from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 from worker.steps.compute import Compute
 
-pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
+pytestmark = pytest.mark.usefixtures("chosen_level")
 
 BLOCK = 16
 SLOTS = 18

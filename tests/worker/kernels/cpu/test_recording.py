@@ -11,7 +11,6 @@ import pytest
 import torch
 from compared import Compared, layout_of
 from drive import Driver, load_ranks
-from kernel_levels import NAMES
 from tiny import ENCODERS, VOCAB_SIZE, tiny_checkpoint
 from torch import Tensor
 
@@ -29,11 +28,9 @@ SEQUENCES = 100
 LENGTH = 64
 """The most tokens of a sequence."""
 
-pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for this processor")
-
 
 @pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
+def kernels(chosen_level: None) -> Iterator[None]:
     ops.use(operations.open_kernels(2))
     yield
     operations.open_kernels(1)

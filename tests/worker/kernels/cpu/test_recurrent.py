@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
+from kernel_levels import BY_TURNS, table_of, use_threads
 from paged import make_step
 from torch import Tensor
 
@@ -38,7 +38,7 @@ Run = Callable[[Tensor, ForwardContext, Any], Tensor]
 """The type of a function that computes some tokens, whose numbers are the last argument, with their step."""
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=BY_TURNS)
 def table(request: pytest.FixtureRequest) -> Table:
     torch.manual_seed(0)
     use_threads(request.param, 2)
