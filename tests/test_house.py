@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FLOORS = ("server", "engine_core", "worker", "models")
 SOURCES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
@@ -52,9 +50,9 @@ def name_of(path: Path) -> str:
 # Sizes.
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=name_of)
-def test_a_file_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+def test_a_file_can_be_read_in_one_sitting() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in [*SOURCES, *TESTS]}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
 def test_a_function_fits_a_screen() -> None:
@@ -140,29 +138,22 @@ def test_circles_are_found() -> None:
 # Documents.
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_documents_name_files_that_exist(page: Path) -> None:
-    named = re.findall(
-        r"`((?:server|engine_core|worker|models|tests|docs|deploy)/[\w/.-]+)`", page.read_text()
-    )
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_documents_name_files_that_exist() -> None:
+    named = re.compile(r"`((?:server|engine_core|worker|models|tests|docs|deploy)/[\w/.-]+)`")
+    missing = [
+        (name_of(page), path)
+        for page in PAGES
+        for path in named.findall(page.read_text())
+        if not (ROOT / path).exists()
+    ]
+    assert missing == []
 
 
 def test_the_oldest_versions_are_tested_by_files_that_exist() -> None:
     # Without what an outer make was given: its flags print folders, and its ARGS would name other tests.
-    recipe = subprocess.run(
-        [
-            "env",
-            *("--unset=MAKEFLAGS", "--unset=MAKELEVEL", "--unset=ARGS"),
-            "make",
-            "--dry-run",
-            "test-lowest",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    bare = ["env", "--unset=MAKEFLAGS", "--unset=MAKELEVEL", "--unset=ARGS"]
+    command = [*bare, "make", "--dry-run", "test-lowest"]
+    recipe = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = re.findall(r"tests/[\w/.]+", recipe.stdout.splitlines()[-1])
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
@@ -198,27 +189,26 @@ def doc_strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 pass
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=name_of)
-def test_a_doc_string_is_understood_without_its_module(path: Path) -> None:
-    fragments = {line: text for line, text in doc_strings(parsed(path)) if is_fragment(text)}
-    assert fragments == {}
+def test_a_doc_string_is_understood_without_its_module() -> None:
+    fragments = [
+        f"{name_of(path)}:{line}: {text}"
+        for path in [*SOURCES, *TESTS]
+        for line, text in doc_strings(parsed(path))
+        if is_fragment(text)
+    ]
+    assert fragments == []
 
 
 def is_fragment(text: str) -> bool:
     return bool(FRAGMENTS.match(text)) and not WHOLE_ALTHOUGH.match(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Of each layer.", "Those of the first.", "In place of worker.lay_out.", "For `models.ops.use`."],
-)
-def test_fragments_are_found(text: str) -> None:
-    assert is_fragment(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["The first of them.", "In a step, rows are tokens.", "Forward of a model.", "Fortunate cases."],
-)
-def test_sentences_are_left_alone(text: str) -> None:
-    assert not is_fragment(text)
+def test_fragments_are_told_from_sentences() -> None:
+    fragments = (
+        "Of each layer.",
+        "Those of the first.",
+        "In place of worker.lay_out.",
+        "For `models.ops.use`.",
+    )
+    sentences = "The first of them.", "In a step, rows are tokens.", "Forward of a model.", "Fortunate cases."
+    assert all(map(is_fragment, fragments)) and not any(map(is_fragment, sentences))

@@ -44,6 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda each: each.name)
 def test_it_is_refused_with_one_line(broken: Case, llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")
@@ -116,6 +117,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"), RECIPE, **shape).packed
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_quantized_one_is_refused_with_one_line(name: str, packed: Path, tmp_path: Path) -> None:
     breaks, told = QUANTIZED[name]

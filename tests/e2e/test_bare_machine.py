@@ -28,6 +28,7 @@ def expected(demo: LiveServer) -> str:
     return demo.post("/v1/completions", BODY).json()["choices"][0]["text"]
 
 
+@pytest.mark.slow
 def test_no_home_no_compiler_no_locale_and_few_descriptors(expected: str, tmp_path: Path) -> None:
     """The cache folder cannot be made either, so there is nowhere to compile to but a temporary folder."""
     nowhere = tmp_path / "file"

@@ -37,6 +37,7 @@ async def test_embeddings_are_counted_by_inputs(demo: LiveServer) -> None:
     assert (point.completed, point.inputs, point.input_tokens, point.output_tokens) == (4, 12, 144, 0)
 
 
+@pytest.mark.slow
 def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
     start = startup_benchmark.measure("demo", ["--cpu-threads", "1"])
     assert isinstance(start, Start)
@@ -44,6 +45,7 @@ def test_a_start_is_timed_from_its_first_answer_to_its_first_token() -> None:
     assert 0 < start.live <= start.ready <= start.first
 
 
+@pytest.mark.slow
 def test_the_engine_is_measured_without_a_server(tmp_path: Path) -> None:
     """The offline benchmark runs in a process of its own, because it changes which kernels that process uses.
 

@@ -94,6 +94,7 @@ def crowd(server: LiveServer, prompts: list[str], **options: object) -> list[str
         return list(pool.map(lambda p: whole(server, p, **options)[0]["text"], prompts))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["seeded"]], ids=["greedy", "seeded"])
 def test_64_at_once_equal_one_at_a_time(demo: LiveServer, options: dict):
     alone = [whole(demo, p, **options)[0]["text"] for p in PROMPTS]
@@ -101,6 +102,7 @@ def test_64_at_once_equal_one_at_a_time(demo: LiveServer, options: dict):
     assert crowd(demo, PROMPTS, **options) == alone
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "flags",
     [

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from live import LiveServer, serving, wait_until
 
+pytestmark = pytest.mark.slow
+
 MOST_SECONDS = 0.5
 """Seconds that the processes may compute which answer others. The bodies below took them 2 to 40 s."""
 MOST_MEMORY = 60 << 20

@@ -35,6 +35,7 @@ def answers(server: LiveServer) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_stream_tells_of_loading_and_of_the_end() -> None:
     with starting("demo", *SMALL) as server:
         wait_until(lambda: answers(server), 60, server.output)

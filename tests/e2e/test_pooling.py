@@ -127,6 +127,7 @@ def test_late_interaction_is_the_sum_of_best_matches(decoder: Path):
         assert each == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_server_that_only_classifies(tmp_path: Path):
     folder = sibling_checkpoint(
         "Qwen3ForSequenceClassification", "Qwen3ForCausalLM", tmp_path, num_labels=1, pad_token_id=2

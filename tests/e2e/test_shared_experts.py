@@ -37,6 +37,7 @@ def all_at_once(server: LiveServer) -> list[str]:
         return list(pool.map(lambda prompt: complete(server, prompt, 12), PROMPTS))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_replicas_that_share_experts_answer_as_one_model(
     folder: Path, expected: list[str], transport: str
@@ -53,6 +54,7 @@ def test_replicas_that_share_experts_answer_as_one_model(
         assert server.terminate(30) == 0
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
     folder: Path, expected: list[str]
 ) -> None:
@@ -67,6 +69,7 @@ def test_the_end_of_a_rank_ends_all_that_share_its_experts_and_they_return(
         assert all_at_once(server) == expected
 
 
+@pytest.mark.slow
 def test_experts_move_and_steps_are_halved_while_answers_stay_the_same(
     folder: Path, expected: list[str]
 ) -> None:

@@ -69,6 +69,7 @@ def whole(server: LiveServer, body: dict[str, Any]) -> list[tuple[str, str | Non
     return [(choice["message"]["content"], choice["finish_reason"]) for choice in answer.json()["choices"]]
 
 
+@pytest.mark.turns
 def test_answers_validate(server: LiveServer) -> None:
     asked = [
         (schema, (whole, streamed)[(row + column) % 2], body_of(schema, **draw))
@@ -78,6 +79,7 @@ def test_answers_validate(server: LiveServer) -> None:
     most_end(server, asked)
 
 
+@pytest.mark.slow
 def test_answers_of_schemas_drawn_by_chance_validate(server: LiveServer) -> None:
     drawn = [random_schema(random.Random(number)) for number in range(160)]
     asked = [
@@ -104,6 +106,7 @@ def most_end(server: LiveServer, asked: list[tuple[Schema, Callable[..., Any], d
     assert ended > len(asked) // 2  # most come to an end
 
 
+@pytest.mark.turns
 def test_a_seed_repeats_the_answer_streamed_and_whole(server: LiveServer) -> None:
     body = body_of(SCHEMAS["object"], temperature=1, seed=11, n=2)
     assert whole(server, body) == streamed(server, body)

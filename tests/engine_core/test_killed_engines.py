@@ -41,6 +41,7 @@ async def test_one_that_kills_is_found_in_three_restarts(keep: Keep, replicas: i
     assert isinstance(refused, Failed) and refused.error == QUARANTINED and ends.codes == [-9] * 3
 
 
+@pytest.mark.slow
 async def test_one_whose_steps_never_end_is_found_in_three_restarts(
     keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

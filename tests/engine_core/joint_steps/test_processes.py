@@ -73,6 +73,7 @@ async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model
     assert [engine.exit_code for engine in engines.engines] == [0, 0]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("whom", ["engine", "rank"])
 async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Keep, model: Path, whom: str) -> None:
     engines, client, ends = await kept()
@@ -90,6 +91,7 @@ async def test_if_one_is_killed_all_come_back_and_answers_go_on(kept: Keep, mode
     assert rounds(model, 2), "they met at other paths than before"
 
 
+@pytest.mark.slow
 async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_not_blamed(
     kept: Keep, model: Path
 ) -> None:

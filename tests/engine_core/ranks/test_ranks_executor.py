@@ -75,6 +75,7 @@ def quiet(told: Told | None) -> ReportPhase:
 # Nothing goes wrong.
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_every_rank_takes_every_step_and_one_answers(make: Make, sizes: dict[str, int]) -> None:
     executor = make(**sizes)
@@ -83,6 +84,7 @@ def test_every_rank_takes_every_step_and_one_answers(make: Make, sizes: dict[str
     assert [step.result().tokens[0] for step in steps] == reference([5, 6, 7], 3)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_every_rank_is_told_bounds_which_may_come_behind_later_steps(
     started: Make, sizes: dict[str, int]
@@ -193,6 +195,7 @@ def test_ranks_that_hang_are_ended_by_force(started: Make) -> None:
 # Ranks fail.
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
@@ -233,6 +236,7 @@ def test_a_killed_rank_is_named_though_others_complain_first(started: Make) -> N
     assert time.monotonic() - began < 1 * PATIENCE, "what is left is not waited for"
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_all_ranks_prepare_in_the_order_of_steps(started: Make, ranks: int) -> None:
     executor = started(tensor=ranks)

@@ -65,6 +65,7 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
     return Bench(chosen, limits, depth=chosen.depth - 1), requests
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("part", range(5))
 def test_random_traces_equal_the_reference(part: int) -> None:
     seen = Counter()
@@ -142,6 +143,7 @@ def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:
         assert [entry.ids for entry in first.prompt_logprobs or []] == [[t] for t in request.tokens[1:]]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("part", range(2))
 def test_random_traces_of_whole_sequences(part: int) -> None:
     """An encoder has no cache and no chunks: each text is computed in one step, beside any others."""

@@ -228,6 +228,7 @@ async def test_another_event_loop_is_refused(engine: AsyncLLM):
         await asyncio.to_thread(asyncio.run, engine.start())
 
 
+@pytest.mark.slow
 async def test_two_at_once_and_the_death_of_one(engine: AsyncLLM):
     async with AsyncLLM("demo", data_parallel_size=1, max_num_seqs=2, **OPTIONS) as other:
         answers = await asyncio.gather(*(text(one, CAPITAL) for one in (engine, other) * 3))
@@ -257,6 +258,7 @@ def shut_down(engine: AsyncLLM) -> Iterator[AsyncLLM]:
         engine.shutdown()
 
 
+@pytest.mark.slow
 async def test_replicas():
     with shut_down(AsyncLLM("demo", data_parallel_size=2, **OPTIONS)) as engine:
         await engine.start()
@@ -342,6 +344,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1), ("is killed", -9)])
 async def test_the_engine_ends_with_the_program(end: str, code: int):
     """No call of shutdown is needed, and no warning comes."""

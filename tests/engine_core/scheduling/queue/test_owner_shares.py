@@ -87,6 +87,7 @@ def test_long_prompts_of_another_owner_delay_a_short_one_by_one_step(crowd: int,
     assert clock.outputs[1][0][0] - at <= whole + STEP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decode", "prompts", "mixed", "texts"])
 @pytest.mark.parametrize("slots", [4, 8, 64])
 def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
