@@ -278,7 +278,10 @@ def has_latent_cache(raw: Mapping[str, object]) -> bool:
 def _num_kv_heads(fields: _Fields, num_heads: int) -> int:
     # GPT-BigCode and Falcon wrote multi_query for one shared K/V head before the number had a name.
     shared = fields.boolean("multi_query", default=False)
-    num_kv_heads = fields.positive("num_key_value_heads", "num_kv_heads", default=1 if shared else num_heads)
+    names = ("num_key_value_heads", "num_kv_heads")
+    if shared and not fields.boolean("new_decoder_architecture", default=False):
+        names = names[:1]  # Falcon's first models have the other one beside, which means nothing there
+    num_kv_heads = fields.positive(*names, default=1 if shared else num_heads)
     if num_heads % num_kv_heads:
         fields.problems["num_kv_heads"] = (
             f"{fields.path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly "

@@ -156,6 +156,9 @@ _HYBRID = replace(
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": replace(_LLAMA, parts=_BLOCK_SPARSE, experts=_BLOCK_SPARSE_EXPERTS),
+    "arcee": _LLAMA,
+    "ernie4_5": _PLAIN,
+    "seed_oss": _PLAIN,
     "granite": _LLAMA,
     "internlm2": _LLAMA,  # its converter takes the one matrix of q, k and v apart
     "smollm3": _LLAMA,

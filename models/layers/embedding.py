@@ -78,7 +78,7 @@ class LMHead(nn.Module):
     """
 
     weight: nn.Parameter
-    bias: nn.Parameter | None = None  # [vocab_size] or [tokens] float32
+    bias: nn.Parameter | None  # [vocab_size] or [tokens] float32
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class LMHead(nn.Module):
         """`bias`: whether the checkpoint has a number to add to each logit."""
         super().__init__()
         self.has_bias = bias
+        self.bias = None
         self.span = parallel.share_padded(vocab_size)
         self.size = size
         self.parallel = parallel

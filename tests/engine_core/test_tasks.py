@@ -271,7 +271,7 @@ def test_what_is_not_finite_fails_its_own_sequence(
 
 
 def test_the_first_architecture_that_is_served_is_the_model(llama: Path, start: Start) -> None:
-    named = {"architectures": ["StableLmForCausalLM", "LlamaForSequenceClassification", "LlamaForCausalLM"]}
+    named = {"architectures": ["Jais2ForCausalLM", "LlamaForSequenceClassification", "LlamaForCausalLM"]}
     assert start(llama, hf_overrides=named, model_impl="facet", convert="embed").ready.worker.tasks == (
         "embed",
         "token_embed",

@@ -110,7 +110,7 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
 
 def test_what_only_transformers_knows_runs_on_the_fallback() -> None:
     fallback = import_module("models.families.transformers_fallback").TransformersForCausalLM
-    assert resolve("StableLmForCausalLM") is fallback
+    assert resolve("Jais2ForCausalLM") is fallback
     assert resolve("LlamaForCausalLM", "transformers") is fallback
 
 
@@ -151,7 +151,7 @@ def test_no_other_class_is_named_for_a_model_that_would_lose_its_head() -> None:
 
 
 def test_our_own_classes_only() -> None:
-    message = refusal("StableLmForCausalLM", "facet")
+    message = refusal("Jais2ForCausalLM", "facet")
     assert message.endswith("transformers has a model of that name: leave --model-impl out.")
     assert "transformers" not in refusal("FooForCausalLM", "facet")
 
@@ -166,8 +166,8 @@ def test_through_transformers_only() -> None:
     ("architecture", "model_impl", "trust", "served"),
     [
         ("LlamaForCausalLM", "facet", False, True),
-        ("StableLmForCausalLM", "facet", False, False),
-        ("StableLmForCausalLM", "auto", False, True),
+        ("Jais2ForCausalLM", "facet", False, False),
+        ("Jais2ForCausalLM", "auto", False, True),
         ("BertModel", "transformers", False, False),
         ("HomeForCausalLM", "auto", False, False),
         ("HomeForCausalLM", "auto", True, True),
@@ -192,7 +192,7 @@ def test_supported_is_in_alphabetical_order() -> None:
 
 
 def test_resolving_loads_no_other_family() -> None:
-    for module in ("models.families.decoders.opt", "models.families.decoders.gpt2"):
+    for module in ("models.families.classics.opt", "models.families.classics.gpt2"):
         sys.modules.pop(module, None)
     resolve("GPT2LMHeadModel")
-    assert "models.families.decoders.opt" not in sys.modules
+    assert "models.families.classics.opt" not in sys.modules

@@ -81,7 +81,6 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 3]]},
-    "GPTNeoXForCausalLM": {"num_key_value_heads": 2},  # which its code does not read
     "Gemma3ForConditionalGeneration": {
         "text_config": {
             "vocab_size": VOCAB_SIZE,

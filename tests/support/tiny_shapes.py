@@ -26,6 +26,7 @@ GROWING_QUERIES = {
     "llama_4_scaling_beta": 0.3,
 }
 """The rope parameters of a tiny Ministral 3, whose queries grow every four tokens."""
+_GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48}
 _LATENT = {
     **_SHAPE,
     "num_key_value_heads": 4,  # which means nothing
@@ -153,7 +154,30 @@ FAMILIES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
     },
     "ApertusForCausalLM": _SHAPE,
-    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48},
+    "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
+    "Cohere2ForCausalLM": {
+        **_SHAPE,
+        "num_hidden_layers": 4,
+        "logit_scale": 0.7,
+        "sliding_window": _WINDOW,
+        "tie_word_embeddings": True,
+    },
+    "StableLmForCausalLM": {**_SHAPE, "partial_rotary_factor": 0.5},
+    "OlmoForCausalLM": {**_SHAPE, "clip_qkv": 0.7},
+    "Starcoder2ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW, "tie_word_embeddings": True},
+    "NemotronForCausalLM": {**_SHAPE, "head_dim": 16},
+    "PhiForCausalLM": _SHAPE,
+    "GPTNeoXForCausalLM": {**_SHAPE, "num_key_value_heads": 4, "rotary_pct": 0.5},
+    "GPTJForCausalLM": {**_GPT, "n_positions": 512, "rotary_dim": 4},
+    "FalconForCausalLM": {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "ffn_hidden_size": 48,
+    },
+    "GPTBigCodeForCausalLM": {**_GPT, "n_positions": 512},
+    "GPT2LMHeadModel": {**_GPT, "n_positions": 512},
     "OPTForCausalLM": {
         "hidden_size": 32,
         "word_embed_proj_dim": 16,
@@ -308,10 +332,8 @@ FAMILIES: dict[str, dict[str, object]] = {
         "layer_norm_epsilon": 1e-3,
     },
     # Families that we do not write ourselves: they run on transformers' own code.
-    "GPTNeoXForCausalLM": {**_SHAPE, "rotary_pct": 0.5},  # its code does not read num_key_value_heads
+    "Jais2ForCausalLM": _SHAPE,
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
-    "CohereForCausalLM": {**_SHAPE, "logit_scale": 1.0, "use_qk_norm": True, "tie_word_embeddings": True},
-    "Starcoder2ForCausalLM": {**_SHAPE, "sliding_window": _WINDOW, "tie_word_embeddings": True},
 }
 
 _ENCODER_SHAPE = {

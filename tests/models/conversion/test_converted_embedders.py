@@ -55,7 +55,9 @@ TRUNKS = [
     ("Gemma3TextModel", "Gemma3ForCausalLM"),
     ("GPT2Model", "GPT2LMHeadModel"),
     ("OPTModel", "OPTForCausalLM"),  # gives states of another width than its layers have
-    ("Starcoder2Model", "Starcoder2ForCausalLM"),  # on transformers' code
+    ("Starcoder2Model", "Starcoder2ForCausalLM"),
+    ("GPTNeoXModel", "GPTNeoXForCausalLM"),
+    ("Jais2Model", "Jais2ForCausalLM"),  # on transformers' code
 ]
 
 

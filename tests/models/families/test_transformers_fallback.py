@@ -1,4 +1,4 @@
-"""Architectures without a file of their own, on transformers' code with our attention."""
+"""Transformers' code with our attention, by architectures that have pages of their own, too."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, **options: object) -> CausalLM:
     config = read_config(folder)
+    options = {"model_impl": "transformers", **options}
     return load_model(LoadOptions(config, folder, dtype=torch.float32, **options))
 
 
@@ -77,7 +78,8 @@ def test_greedy(folder: Path) -> None:
 
 @pytest.mark.turns(4)
 def test_bfloat16_is_near(folder: Path) -> None:
-    driver = Driver(load_ranks(folder, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    ranks = load_ranks(folder, dtype=torch.bfloat16, model_impl="transformers")
+    driver = Driver(ranks, dtype=torch.bfloat16)
     logits = driver.step({0: PROMPT})[0]
     assert logits.dtype == torch.float32
     assert torch.cosine_similarity(logits, hf_logits(folder, PROMPT), dim=-1).min() > 0.99
@@ -100,7 +102,7 @@ def test_dummy_weights_run(folder: Path) -> None:
 def test_overrides_of_the_config_reach_transformers(tmp_path: Path) -> None:
     folder = tiny_checkpoint("CohereForCausalLM", tmp_path)
     config = read_config(folder, {"logit_scale": 0.5})
-    model = load_model(LoadOptions(config, folder, dtype=torch.float32))
+    model = load_model(LoadOptions(config, folder, dtype=torch.float32, model_impl="transformers"))
     assert_equal(Driver([model]).step({0: PROMPT})[0], hf_logits(folder, PROMPT) * 0.5)
 
 
@@ -116,7 +118,7 @@ def test_progress_and_the_size_of_the_weights(folder: Path) -> None:
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     config = read_config(folder, {"num_hidden_layers": 4})
     with pytest.raises(WeightsError, match=r"layers\.3\.\S+ is missing"):
-        load_model(LoadOptions(config, folder, dtype=torch.float32))
+        load_model(LoadOptions(config, folder, dtype=torch.float32, model_impl="transformers"))
 
 
 def test_what_transformers_knows() -> None:
@@ -204,7 +206,7 @@ def test_experts_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
 
 def test_more_than_one_rank_is_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match="cannot be cut over ranks"):
-        load_ranks(folder, 2)
+        load_ranks(folder, 2, model_impl="transformers")
 
 
 CODE = """\

@@ -119,6 +119,6 @@ def test_progress_is_of_what_a_stage_reads(llama: Path, stage: int) -> None:
 
 @pytest.mark.parametrize("parallel", [Parallel(0, 2), Parallel(stage=0, stages=2)], ids=["ranks", "stages"])
 def test_the_code_of_transformers_cannot_be_cut(parallel: Parallel, tmp_path: Path) -> None:
-    folder = tiny_checkpoint("GPTNeoXForCausalLM", tmp_path)
+    folder = tiny_checkpoint("Jais2ForCausalLM", tmp_path)
     with pytest.raises(UnsupportedModel, match="leave --tensor-parallel-size and --pipeline-parallel-size"):
         load_model(LoadOptions(read_config(folder, {}), folder, dtype=torch.float32, parallel=parallel))

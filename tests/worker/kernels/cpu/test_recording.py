@@ -121,7 +121,13 @@ DECODERS = {
     "DeepseekV2ForCausalLM": True,
     "GPT2LMHeadModel": True,
     "OPTForCausalLM": True,
-    "Starcoder2ForCausalLM": False,
+    "Starcoder2ForCausalLM": True,
+    "Cohere2ForCausalLM": True,
+    "GPTNeoXForCausalLM": True,
+    "FalconForCausalLM": True,
+    "NemotronForCausalLM": True,
+    "PhiForCausalLM": True,
+    "Jais2ForCausalLM": False,
 }
 """Families, and whether their steps are replayed: all of ours, and not those that run transformers' code."""
 

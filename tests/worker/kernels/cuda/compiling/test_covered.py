@@ -82,7 +82,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "encoder": of("BertModel"),
     "classifier": classifier,
     "layers of two kinds": of("Gemma3ForCausalLM", num_hidden_layers=4),
-    "transformers' code": of("CohereForCausalLM"),
+    "transformers' code": of("Jais2ForCausalLM"),
     "shared experts, latents": of("DeepseekV3ForCausalLM", first_k_dense_replace=0),
     "awq, head": quantized(Recipe(method="awq", group=32, symmetric=False, head=True)),
     "act-order": quantized(Recipe(method="gptq", group=32, symmetric=False, act_order=True)),
