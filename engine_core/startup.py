@@ -111,7 +111,7 @@ def describe(facts: WorkerFacts) -> str:
 def _cache(facts: WorkerFacts) -> str:
     if not facts.causal:
         return f"no KV cache (texts of up to {facts.max_model_len} tokens)"
-    tokens = facts.num_blocks * facts.block_size
+    tokens = facts.cached_tokens
     requests = tokens / facts.max_model_len
     each = _size(facts.kv_bytes // max(1, tokens))
     return (

@@ -39,6 +39,8 @@ class ForwardContext:
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
     replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts
+    others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
+    """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 
 
 def context_without_rows(replica_tokens: list[int], device: torch.device) -> ForwardContext:
@@ -75,8 +77,9 @@ def use_context(context: ForwardContext) -> Iterator[None]:
         _of_thread.current = outer
 
 
-def context() -> ForwardContext:
+def context(group: int = 0) -> ForwardContext:
+    """The current step; its block table and slot mapping are those of this group of attention layers."""
     current = _of_thread.current
     if current is None:
         raise RuntimeError("a layer that reads the step's context ran outside use_context()")
-    return current
+    return current.others[group - 1] if group else current

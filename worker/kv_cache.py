@@ -1,19 +1,18 @@
 """The paged KV cache: how many blocks there are, and the memory behind them. Nothing is measured by running.
 
-All blocks lie in one tensor, layer after layer, in the shape that each attention layer says, and every layer
-is bound to its part. One block more than the engine knows belongs to the worker as scratch: keys and values
+All blocks lie in one tensor, in the shapes that attention layers say, and every layer is bound to its part
+(`cache_groups.py`). One block more than the engine knows belongs to the worker as scratch: keys and values
 that are written there are never read.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
-from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
@@ -24,6 +23,7 @@ from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
 from worker.pooling import MOST_QUERY_BYTES, HiddenStore
+from worker.protocol import blocks_held
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
 
@@ -55,11 +55,6 @@ def no_cache(max_model_len: int) -> Cache:
     return Cache(CacheSize(0, 0, max_model_len))
 
 
-def block_bytes(layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of what a block holds in all layers."""
-    return sum(prod(layer.cache_shape(1, block_size)) for layer in layers) * dtype.itemsize
-
-
 def size_cache(
     config: WorkerConfig,
     limits: WorkerLimits,
@@ -67,16 +62,23 @@ def size_cache(
     budget: CacheBudget,
     minimum: Callable[[int], int] = int,
     halvings: int = 0,
+    windows: Sequence[int] = (0,),
 ) -> CacheSize:
     """The number of blocks that `budget` or an option gives, up to what all slots can fill.
 
     `minimum`: that of all ranks' numbers, for all must have room for the same sequences. `halvings`: how
-    often the cache has turned out to be too large.
+    often the cache has turned out to be too large. `windows`: those of `WorkerFacts`.
     """
-    asked = config.options
-    per_sequence = -(-limits.max_model_len // limits.block_size)
+    asked, step = config.options, limits.max_num_batched_tokens
+
+    def held(tokens: int, step: int = step) -> int:
+        return blocks_held(tokens, step, limits.block_size, windows)
+
+    per_sequence = held(limits.max_model_len)
     nbytes, flag = _asked_bytes(asked, block_bytes, budget)
-    most = asked.num_gpu_blocks_override or limits.max_num_seqs * per_sequence
+    filled = limits.max_num_seqs * held(limits.max_model_len, 1)  # all slots, and what one step adds to that
+    filled += sum(map(bool, windows)) * -(-step // limits.block_size)
+    most = asked.num_gpu_blocks_override or filled
     blocks = nbytes // block_bytes if block_bytes else most  # a stage may have no layer that caches anything
     if asked.num_gpu_blocks_override is None:
         blocks = min(blocks, most)
@@ -84,7 +86,7 @@ def size_cache(
     if blocks >= per_sequence:
         return CacheSize(blocks, block_bytes, limits.max_model_len)
 
-    fits = blocks * limits.block_size
+    fits = bisect_right(range(limits.max_model_len), blocks, key=held) - 1
     shortage = (
         f"one sequence of {limits.max_model_len} tokens needs {_gib(per_sequence * block_bytes)} of KV cache "
         f"and {_gib(blocks * block_bytes)} are there"
@@ -121,28 +123,6 @@ def _halved(blocks: int, times: int, per_sequence: int, block_bytes: int) -> int
     return fewer
 
 
-def bind_cache(
-    size: CacheSize, layers: Sequence[CachedAttention], block_size: int, dtype: torch.dtype, device: Device
-) -> list[Tensor]:
-    """Take the memory, without touching it, and give each layer its part, of the number type `dtype`.
-
-    Returns the contiguous parts: of a plain layer the keys of all blocks, then its values.
-    """
-    if not layers:
-        return []
-    blocks = size.num_blocks + 1
-    memory = device.allocate(blocks * block_bytes(layers, block_size, dtype)).view(dtype)
-    parts: list[Tensor] = []
-    start = 0
-    for layer in layers:
-        shape = layer.cache_shape(blocks, block_size)
-        stop = start + prod(shape)
-        layer.kv = memory[start:stop].view(shape)
-        parts += layer.cache_parts()
-        start = stop
-    return parts
-
-
 def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) -> str | None:
     """Say which scales a cache of 8 bits has, or that those of a checkpoint are not needed; None: neither."""
     scaled = sum(isinstance(layer, Attention) and layer.cache_scales is not None for layer in layers)
@@ -161,6 +141,7 @@ def bytes_beside_cache(
     layers: Sequence[CachedAttention],
     dtype: torch.dtype,
     tasks: Sequence[str],
+    groups: int = 1,
 ) -> int:
     """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
     model, place = config.model, config.place
@@ -170,7 +151,7 @@ def bytes_beside_cache(
     def attention(tokens: int) -> int:
         return device.attention_bytes(layers, tokens, limits.max_model_len, dtype)
 
-    step = step_bytes(model, limits, dtype, pools=pools, place=place)
+    step = step_bytes(model, limits, dtype, pools=pools, place=place, groups=groups)
     step += attention(limits.max_num_batched_tokens)
     if place.expert_size > 1 and place.expert_transport == "all_to_all":
         step += limits.max_num_batched_tokens * replicas * _result_bytes(model, dtype)
@@ -186,7 +167,13 @@ def bytes_beside_cache(
 
 
 def step_bytes(
-    model: ModelConfig, limits: WorkerLimits, dtype: torch.dtype, *, pools: bool, place: Place
+    model: ModelConfig,
+    limits: WorkerLimits,
+    dtype: torch.dtype,
+    *,
+    pools: bool,
+    place: Place,
+    groups: int = 1,
 ) -> int:
     """An upper bound of the bytes that a step takes beside weights and cache, from the shapes alone.
 
@@ -201,7 +188,7 @@ def step_bytes(
         + 6 * WORKSPACE
         + pooled  # the hidden states, and float32 copies on their way to results
         + (MOST_QUERY_BYTES if pools else 0)
-        + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        + Slots.nbytes(limits.max_num_seqs, limits.max_model_len, limits.block_size, groups)
         + GIB // 2  # libraries' own workspaces and fragmentation
     )
 

@@ -101,6 +101,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     what is available, 4G at most."""
     kv_cache_memory_bytes: Annotated[int | None, Doc(MEMORY, least=1, read=size)] = None
     """Size of the KV cache, in place of a share; 4G and 800m work."""
+    disable_hybrid_kv_cache_manager: Annotated[bool, Doc(MEMORY)] = False
+    """Keep the keys and values of layers with a window as long as those of all others."""
     enforce_eager: Annotated[bool, Doc(MEMORY)] = False
     """Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."""
     max_cudagraph_capture_size: Annotated[int, Doc(MEMORY, least=0, most=512)] = 512

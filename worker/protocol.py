@@ -9,6 +9,7 @@ known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -90,7 +91,8 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     start: int
     count: int
     blocks: list[int]
-    """Cache blocks that this slot gained since its last step, in order."""
+    """Cache blocks that this slot gained since its last step, in order: as many for each group of layers, one
+    group after the other. The scratch block stands for what no query reads any more."""
     samples: bool
     """Whether a token is sampled after the last of these positions: not while a prompt is being read."""
     output_index: int = 0
@@ -211,6 +213,9 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """Task -> the numbers in each of its vectors, before any cut."""
     whole_tasks: tuple[str, ...] = ()
     """The tasks that read all hidden states of a sequence, not its last one only."""
+    windows: tuple[int, ...] = (0,)
+    """For each group of attention layers, how many positions its queries read, their own included; 0: all.
+    Groups that read all come first."""
     causal: bool = True
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
     remembered_states: int | None = None
@@ -223,3 +228,21 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The tokens and the seconds of steps that were run at warm-up."""
     kernel_compilations: int = 0
     """How many kernels the worker compiled at its start."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens that the cache holds of sequences of the greatest length."""
+        if not any(self.windows):
+            return self.num_blocks * self.block_size
+        each = blocks_held(self.max_model_len, 1, self.block_size, self.windows)
+        return self.num_blocks * self.max_model_len // each
+
+
+def blocks_held(tokens: int, step: int, block_size: int, windows: Sequence[int]) -> int:
+    """The most blocks that a sequence of so many tokens holds while steps compute up to `step` of them.
+
+    `windows`: those of `WorkerFacts`. What a group with a window reads may begin anywhere in a block.
+    """
+    whole = -(-tokens // block_size)
+    read = (whole if not window else (window + step + block_size - 3) // block_size + 1 for window in windows)
+    return sum(min(whole, blocks) for blocks in read)

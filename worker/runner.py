@@ -28,6 +28,7 @@ from models.ops.grouped_matrix import describe_sizes
 from models.parallel.experts import ExpertPlace
 from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
+from worker.cache_groups import CacheLayout, lay_out_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
 from worker.devices.fingerprint import fingerprint
@@ -37,8 +38,6 @@ from worker.host.machine import times_killed
 from worker.host.memory import ReadPages, release_after_loading
 from worker.kv_cache import (
     Cache,
-    bind_cache,
-    block_bytes,
     bytes_beside_cache,
     describe_small_cache,
     no_cache,
@@ -76,6 +75,8 @@ Report = Callable[[str, float], None]
 class Runner:
     _balancer: Balancer | None = None
     """What moves experts by load, once the first steps are done."""
+    _failed = False
+    """Whether the last step has failed, or is under way."""
 
     def __init__(self, config: WorkerConfig, report: Report) -> None:
         place = config.place
@@ -102,11 +103,13 @@ class Runner:
         if not self._model.causal:
             limits = fit_whole_sequences(limits, config)
         tasks = offered_tasks(config, self._model.pooler)
+        self._layout = self._lay_out_cache(limits, tasks)
         self._states, self._remembered, limits = self._make_states(limits, tasks)
         self._cache = self._make_cache(limits, tasks)
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
-        self._slots = Slots(target, *sizes, paged=self._model.causal, has_states=self._states is not None)
+        has_states, shares = self._states is not None, self._layout.shares
+        self._slots = Slots(target, *sizes, paged=self._model.causal, has_states=has_states, shares=shares)
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
@@ -115,8 +118,6 @@ class Runner:
         needed, compute = self._model.pooler.needed_positions, self._compute
         self._planner = StepPlanner(self._slots, *sizes, needed, compute.lay_out, compute.forms)
         self._mixtures = _mixtures(self._model, config)
-        self._failed = False
-        """Whether the last step has failed, or is under way."""
         report("cache", 1.0)
 
         self.facts = self._facts(limits, tasks)
@@ -268,9 +269,17 @@ class Runner:
 
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
         """The memory for caches, of which states take theirs first."""
-        layers = self._model.attention_layers()
-        step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks)
+        layers, groups = self._model.attention_layers(), len(self._layout.groups)
+        step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
         return self._device.cache_budget(self._config.options.gpu_memory_utilization, step)
+
+    def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
+        """The places of layers in the cache; stored hidden states of all positions keep all blocks."""
+        model, asked = self._model, self._config.options
+        return lay_out_cache(
+            *(model.attention_layers(), limits, self._cache_dtype, self._groups.minimum),
+            keeps_all=asked.disable_hybrid_kv_cache_manager or bool(whole_tasks(tasks, model.pooler)),
+        )
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
@@ -285,15 +294,15 @@ class Runner:
         size = size_cache(
             config,
             limits,
-            block_bytes(layers, limits.block_size, self._cache_dtype)
-            + HiddenStore.block_bytes(limits.block_size, width, dtype),
+            self._layout.block_bytes + HiddenStore.block_bytes(limits.block_size, width, dtype),
             budget,
             self._groups.minimum,
             times_killed(config.run_folder, place.name),
+            self._layout.windows,
         )
         if place.rank == 0 and (line := describe_small_cache(layers, self._cache_dtype)):
             logger.info("%s", line)
-        parts = bind_cache(size, layers, limits.block_size, self._cache_dtype, device)
+        parts = self._layout.bind(size.num_blocks + 1, device)
         hidden = None
         if stores_hidden:
             hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
@@ -312,6 +321,7 @@ class Runner:
             weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
             kv_bytes=size.num_blocks * size.block_bytes,
             tasks=tasks,
+            windows=self._layout.windows,
             causal=model.causal,
             remembered_states=self._remembered,
             widths=widths(tasks, model.pooler),

@@ -218,7 +218,7 @@ class ReplicaTable:
         before, self.ready = self.ready, all_ready([one for one in self.replicas.values() if one.works])
         if self.ready is not None:
             worker = self.ready.worker
-            self._router.remembered = min(REMEMBERED, worker.num_blocks * worker.block_size // BLOCK)
+            self._router.remembered = min(REMEMBERED, worker.cached_tokens // BLOCK)
         return self.ready != before
 
     def may_take(self, request: InFlight) -> bool:

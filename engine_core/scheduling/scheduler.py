@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
-from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.deadlines import Deadlines, late
 from engine_core.scheduling.queue.failed_steps import Suspects
@@ -272,16 +272,15 @@ class Scheduler:
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
         count = step.chunk(seq.gap, seq.computed, alone=len(self.running) == 1)
-        before = len(seq.blocks)
         fits = count and step.can_pool(seq, ends=count == seq.gap)
-        if not fits or not self._grow(seq, seq.computed + count):
+        if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
             return 0.0
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        return step.add(seq, count, seq.blocks[before:], self.cache.plan_states(seq, count))
+        return step.add(seq, count, gained, self.cache.plan_states(seq, count))
 
-    def _admit(self, seq: Sequence, prefix: list[int], step: StepBuilder, now: float) -> float | None:
+    def _admit(self, seq: Sequence, prefix: Tables, step: StepBuilder, now: float) -> float | None:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
-        start = len(prefix) * self._facts.block_size
+        start = len(prefix[0]) * self._facts.block_size
         gap = seq.gap - start
         count = step.chunk(gap, start, alone=not self.running)
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
@@ -293,7 +292,8 @@ class Scheduler:
         self.cache.grow(seq, seq.computed + count)
         step.new.append(self._new_seq(seq, slot, now))
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        return step.add(seq, count, list(seq.blocks), self.cache.plan_states(seq, count))
+        blocks = [block for table in seq.tables for block in table]
+        return step.add(seq, count, blocks, self.cache.plan_states(seq, count))
 
     def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
         """The message with which a sequence enters its slot in the worker."""
@@ -308,14 +308,14 @@ class Scheduler:
             params = replace(params, prompt_logprobs=None)  # they were sent before it was preempted
         return NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
 
-    def _grow(self, seq: Sequence, positions: int) -> bool:
+    def _grow(self, seq: Sequence, positions: int) -> list[int] | None:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
-        while not self.cache.grow(seq, positions):
+        while (gained := self.cache.grow(seq, positions)) is None:
             victim = self.paused.victim() or self._preemption.for_memory(seq, self.running)
             if victim is None:
-                return False
+                return None
             self._preempt(victim)
-        return True
+        return gained
 
     def _preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again; what steps in flight still bring for it is dropped."""

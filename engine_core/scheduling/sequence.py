@@ -53,9 +53,10 @@ class Sequence:
 
     slot: int | None = None
     """The row in the worker's tables while the sequence runs."""
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    """Its cache blocks, a table for each group of layers; the scratch block is where it has none any more."""
     published: int = 0
-    """The number of leading blocks that need not be published (again)."""
+    """The number of leading blocks of each table that need not be published (again)."""
     hashes: list[bytes] = field(default_factory=list)
     state: int = -1
     """The place of the remembered state from which its next step goes on, if it does."""

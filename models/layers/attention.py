@@ -39,6 +39,8 @@ class CachedAttention(nn.Module, ABC):
     """Attention over a paged cache, of which the worker binds this layer's part to `kv`."""
 
     kv: Tensor | None
+    group: int = 0
+    """The group of layers whose block table tells where keys and values lie; the worker sets it."""
 
     @abstractmethod
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ class Attention(CachedAttention):
         prep: HeadPrep = AS_PROJECTED,
     ) -> Tensor:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
-        kv, step, tokens = self.bound(), context(), len(q)
+        kv, step, tokens = self.bound(), context(self.group), len(q)
         scales = self.cache_scales or UNSCALED
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         q = ops.rotary_and_cache(

@@ -85,7 +85,7 @@ class LatentAttention(CachedAttention):
             latent,
             self.up,
             self.bound(),
-            context(),
+            context(self.group),
             cos_sin,
             scale=self.scale,
         )  # [T, heads, value]

@@ -101,7 +101,7 @@ _INSTEAD = {
 _HARMLESS_SWITCHES = """
     enable-auto-tool-choice enable-reasoning disable-log-requests disable-frontend-multiprocessing
     disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking
-    enable-ep-weight-filter disable-cascade-attn disable-hybrid-kv-cache-manager
+    enable-ep-weight-filter disable-cascade-attn
     disable-nccl-for-dp-synchronization aggregate-engine-logging fail-on-environ-validation
     enable-log-deltas use-tqdm-on-load enable-flashinfer-autotune kv-sharing-fast-prefill
     language-model-only disable-mm-preprocessor-cache disable-chunked-mm-input skip-mm-profiling

@@ -58,6 +58,7 @@ class Dummy:
         runner, convert = ("pooling", "embed") if pools else ("generate", "none")
         conversion = Conversion(runner=runner, convert=convert, architecture=model.architecture)
         sizes = {"max_num_seqs": rows, "max_model_len": longest, "num_gpu_blocks_override": blocks}
+        sizes["disable_hybrid_kv_cache_manager"] = True  # blocks are those of whole sequences
         self.config = worker_config(
             folder=str(folder),
             model=model,

@@ -37,6 +37,7 @@ STEPS = (
 def generate(runner: Runner) -> None:
     """Prompts, each followed by a token, by one after many others, and by a chunk after many others."""
     params = Sampling(max_tokens=LONGEST, temperature=0.7, top_p=0.9)
+    blocks = [0] * (LONGEST // BLOCK * len(runner.facts.windows))
     number = 0
     for rows in STEPS:
         sequences = [NewSeq(slot, [5] * count, count, params) for slot, count in enumerate(rows)]
@@ -50,7 +51,7 @@ def generate(runner: Runner) -> None:
         for turn, (counts, ends) in enumerate(following):
             number += 1
             seqs = [
-                SeqStep(slot, end - count, count, [0] * (LONGEST // BLOCK) if turn == 0 else [], True)
+                SeqStep(slot, end - count, count, [] if turn else blocks, True)
                 for slot, (count, end) in enumerate(zip(counts, ends, strict=True))
             ]
             runner.launch(StepInput(number, [] if turn else sequences, seqs))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from engine_core.engine import Engine
 from engine_core.executor import MakeExecutor
 from engine_core.protocol import Add
 from worker.devices.cpu import Cpu
-from worker.protocol import Pooling, Sampling, TokenLogprobs
+from worker.protocol import Pooling, Sampling, TokenLogprobs, blocks_held
 
 CONVERSATIONS = 24
 """The conversations of a model from which schedules draw theirs."""
@@ -55,8 +55,8 @@ class Limits:
     def draw(cls, random: Random, subject: Subject, longest: int) -> Limits:
         """Limits under which sequences of up to `longest` tokens just fit, or more of them."""
         block_size = random.choice((4, 8, 16, 32, 64))
-        least = -(-longest // block_size)
         tokens = random.choice((16, 17, 31, 48, 64, 100, 128, 200, 256, 333, 512))
+        least = blocks_held(longest, tokens, block_size, subject.windows)
         return cls(
             max_model_len=longest,
             max_num_batched_tokens=tokens if subject.generates else MAX_LEN + tokens,
@@ -155,7 +155,9 @@ class Prover:
         held = self._traffic.get(subject)
         if held is None or held[0] != generation:
             random = Random(f"{subject} {generation}")
-            with open_engine(self._folder, subject, PLAINEST) as engine:
+            blocks = len(subject.windows) * PLAINEST.num_gpu_blocks_override
+            plainest = replace(PLAINEST, num_gpu_blocks_override=blocks)
+            with open_engine(self._folder, subject, plainest) as engine:
                 held = generation, write_traffic(random, subject, self._conversations, engine)
             self._traffic[subject] = held
         return held[1]

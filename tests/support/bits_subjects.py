@@ -84,7 +84,17 @@ _OTHER_DECODERS: dict[str, dict[str, Any]] = {
         "v_head_dim": 32,
     },
 }
-_GENERATING = _DECODERS | _OTHER_DECODERS
+_WINDOWED: dict[str, dict[str, Any]] = {
+    "Gemma3ForCausalLM": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+    },
+}
+_GENERATING = _DECODERS | _OTHER_DECODERS | _WINDOWED
 _ENCODERS: dict[str, dict[str, Any]] = {
     "BertModel": {"num_attention_heads": 4},
     "BertForSequenceClassification": {"num_attention_heads": 4, "num_labels": 3},
@@ -106,6 +116,8 @@ class Subject:
     pooling_type: str = ""
     options: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
     """Options of the engine."""
+    windows: tuple[int, ...] = (0,)
+    """The windows of its groups of layers."""
 
     @property
     def generates(self) -> bool:
@@ -137,6 +149,16 @@ def decoder(architecture: str, dtype: str, pooling_type: str, quantization: str 
     return Subject(architecture, dtype, tasks, pooling_type, options)
 
 
+def _windowed(architecture: str, dtype: str) -> Subject:
+    """A model of three groups of layers, which pools last tokens only: others would keep all blocks."""
+    options = {
+        "runner": "generate",
+        "tasks": ["generate", "embed"],
+        "pooler_config": {"pooling_type": "LAST"},
+    }
+    return Subject(architecture, dtype, ("embed",), "LAST", options, (0, WINDOW + 63, WINDOW + 63))
+
+
 def _encoder(architecture: str, dtype: str, pooling_type: str) -> Subject:
     if architecture == "BertModel":
         return Subject(
@@ -153,13 +175,11 @@ def subjects() -> list[Subject]:
 
 
 def other_decoders() -> list[Subject]:
-    """A mixture of experts, hybrids, of which one is quantized too, and a model of latent attention."""
-    plain = [
-        decoder(architecture, dtype, "MEAN")
-        for architecture in _OTHER_DECODERS
-        for dtype in ("float32", "bfloat16")
-    ]
-    return plain + [decoder("Qwen3_5ForCausalLM", "bfloat16", "MEAN", each) for each in ("int8", "int4")]
+    """A mixture of experts, hybrids, one of them quantized too, latent attention, and groups of layers."""
+    types = ("float32", "bfloat16")
+    plain = [decoder(architecture, dtype, "MEAN") for architecture in _OTHER_DECODERS for dtype in types]
+    quantized = [decoder("Qwen3_5ForCausalLM", "bfloat16", "MEAN", each) for each in ("int8", "int4")]
+    return plain + quantized + [_windowed(each, dtype) for each in _WINDOWED for dtype in types]
 
 
 def _subjects(pooling_types: Sequence[str]) -> Iterator[Subject]:

@@ -16,11 +16,12 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-from fake_states import ROOT, FakeStates, mix
+from fake_cache import FakeCache, entries_of
+from fake_states import FakeStates
 
 from engine_core import process
 from engine_core.executor import ExecutorDead
@@ -55,15 +56,6 @@ SLOW_SECONDS = 0.5
 WHOLE_TASKS = ("token_embed",)
 
 
-def _entries(tokens: Iterable[int]) -> list[int | None]:
-    entries: list[int | None] = []
-    entry = ROOT
-    for token in tokens:
-        entry = mix(entry, token)
-        entries.append(entry)
-    return entries
-
-
 def _attend(entries: list[int | None]) -> int:
     total = 0
     for index, entry in enumerate(entries):
@@ -75,7 +67,7 @@ def _attend(entries: list[int | None]) -> int:
 
 def text_after(tokens: Iterable[int]) -> int:
     """The token that follows these tokens: the reference, without cache, blocks or steps."""
-    return _attend(_entries(tokens))
+    return _attend(entries_of(tokens))
 
 
 def reference(
@@ -103,7 +95,7 @@ def allowed_ids(bound: Bound | None) -> list[int]:
 
 def vectors_of(tokens: list[int], params: Pooling) -> Vectors:
     """The vectors that a pooling request must get, made of the last position only, or of all."""
-    return _pool(_entries(tokens), params)
+    return _pool(entries_of(tokens), params)
 
 
 def _pool(entries: list[int | None], params: Pooling) -> Vectors:
@@ -122,6 +114,7 @@ def facts(
     causal: bool = True,
     has_idle_work: bool = False,
     remembered_states: int | None = None,
+    windows: tuple[int, ...] = (0,),
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -137,6 +130,7 @@ def facts(
         causal=causal,
         has_idle_work=has_idle_work,
         remembered_states=remembered_states,
+        windows=windows,
         widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
         whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
     )
@@ -148,7 +142,6 @@ class _Row:
     prompt_len: int
     tells_prompt: bool
     pooling: Pooling | None
-    blocks: list[int] = field(default_factory=list)
 
 
 def _row(new: NewSeq) -> _Row:
@@ -213,8 +206,7 @@ class SlowStep(Landed):
 class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
-        self._size = facts.block_size
-        self._entries: list[int | None] = [None] * (facts.num_blocks * facts.block_size)
+        self._cache = FakeCache(facts)
         self._rows: dict[int, _Row] = {}
         self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
@@ -231,8 +223,12 @@ class FakeWorker:
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new)
+            self._cache.begin(new.slot)
         if self._states is not None:
             self._states.follow(step.seqs, {slot: row.tokens for slot, row in self._rows.items()})
+        if self.facts.causal:  # all rows write before any of them reads
+            for seq in step.seqs:
+                self._cache.write(seq, self._rows[seq.slot].tokens)
         tokens = [self._run(seq) for seq in step.seqs]
         if any(seq.bound for seq in step.seqs):
             self._bind(step, tokens, following)
@@ -256,12 +252,7 @@ class FakeWorker:
         if not self.facts.causal:
             return self._run_whole(seq)
         row = self._rows[seq.slot]
-        row.blocks += seq.blocks
-        if len(row.blocks) * self._size < seq.start + seq.count:
-            raise ValueError("the row has too few blocks")
-        for position in range(seq.start, seq.start + seq.count):
-            before = self._entries[self._place(row, position - 1)] if position else ROOT
-            self._entries[self._place(row, position)] = mix(before, row.tokens[position])
+        self._cache.check(seq, row.tokens)
         if not seq.samples:
             return -1
         end = seq.start + seq.count
@@ -269,9 +260,12 @@ class FakeWorker:
             raise ValueError("a pooled row is to be sampled")
         if seq.output_index != end - row.prompt_len:
             raise ValueError("output_index is wrong")
-        token = _attend([self._entries[self._place(row, position)] for position in range(end)])
+        if self.facts.windows[0]:
+            token = text_after(row.tokens[:end])
+        else:
+            token = _attend([self._cache.entry(seq.slot, position) for position in range(end)])
         if self._states is not None:
-            last = self._entries[self._place(row, end - 1)] or 0
+            last = self._cache.entry(seq.slot, end - 1) or 0
             token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
         del row.tokens[end:]
         row.tokens.append(token)
@@ -304,7 +298,7 @@ class FakeWorker:
             return QUERY_GONE
         if not self.facts.causal:
             return vectors_of(row.tokens, row.pooling)
-        entries = [self._entries[self._place(row, position)] for position in range(len(row.tokens))]
+        entries = [self._cache.entry(seq.slot, position) for position in range(len(row.tokens))]
         return _pool(entries, row.pooling)
 
     def _prompt_logprobs(self, seq: SeqStep) -> list[TokenLogprobs]:
@@ -312,9 +306,6 @@ class FakeWorker:
         row = self._rows[seq.slot]
         about = range(seq.start + 1, min(seq.start + seq.count + 1, row.prompt_len))
         return [TokenLogprobs([row.tokens[position]], [0.0], 1) for position in about]
-
-    def _place(self, row: _Row, position: int) -> int:
-        return row.blocks[position // self._size] * self._size + position % self._size
 
 
 class FakeExecutor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,9 +37,15 @@ class LaidOut:
 class Table:
     """A table of four slots of up to 20 tokens, in blocks of 4 if there are any, and steps that change it."""
 
-    def __init__(self, needed_positions: NeededPositions | None = None, *, paged: bool = True) -> None:
+    def __init__(
+        self,
+        needed_positions: NeededPositions | None = None,
+        *,
+        paged: bool = True,
+        shares: Sequence[int] = (1,),
+    ) -> None:
         self.device = Cpu(1)
-        self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged)
+        self.slots = Slots(self.device.target, 4, 20, block_size=4, paged=paged, shares=shares)
         self.staging = Staging(
             self.device.staging_buffer, steps_ahead=1, words=8
         )  # too few: packets must grow

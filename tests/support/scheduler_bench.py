@@ -111,11 +111,17 @@ class Bench:
     def check(self) -> None:
         """Assert that nothing leaks: blocks count the sequences that hold them, and slots have one owner."""
         scheduler = self.scheduler
-        users = Counter(block for seq in scheduler.running for block in seq.blocks)
+        scratch = self.facts.num_blocks
+        tables = [table for seq in scheduler.running for table in seq.tables]
+        users = Counter(block for table in tables for block in table if block != scratch)
         assert all(
             scheduler.cache.pool.users(block) == users[block] for block in range(self.facts.num_blocks)
         )
         assert scheduler.cache.pool.free == self.facts.num_blocks - len(users)
+        size, planned = self.facts.block_size, (self.depth + 1) * self.facts.max_num_batched_tokens
+        for group, window in enumerate(self.facts.windows):
+            held = [sum(block != scratch for block in seq.tables[group]) for seq in scheduler.running]
+            assert not window or max(held, default=0) <= -(-(window + planned) // size) + 1
         slots = [seq.slot for seq in scheduler.running] + scheduler.cache.free_slots
         assert Counter(slots) == Counter(range(self.facts.max_num_seqs))
         parked = [seq for seq in scheduler.paused if seq.slot is None]

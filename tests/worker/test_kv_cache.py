@@ -14,10 +14,11 @@ from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.experts import Transport
 from models.parallel.rank_shares import Span
+from worker.cache_groups import CacheLayout, LayerGroup
 from worker.config import Place
 from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
-from worker.kv_cache import bind_cache, block_bytes, bytes_beside_cache, size_cache, step_bytes
+from worker.kv_cache import bytes_beside_cache, size_cache, step_bytes
 from worker.limits import WorkerLimits
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
@@ -99,9 +100,10 @@ def test_no_room_for_a_single_block() -> None:
 
 def test_layers_of_different_shapes_share_one_tensor() -> None:
     layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
-    nbytes = block_bytes(layers, 16, torch.float32)
+    layout = CacheLayout([LayerGroup(0, layers)], 16, torch.float32)
+    nbytes = layout.block_bytes
     size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
-    bind_cache(size, layers, 16, torch.float32, Cpu(1))
+    layout.bind(size.num_blocks + 1, Cpu(1))
     assert [each.kv.shape for each in layers if each.kv is not None] == [
         (2, 8, 2, 16, 8),
         (2, 8, 1, 16, 4),
@@ -117,10 +119,11 @@ def test_a_token_takes_one_row_of_a_latent_cache() -> None:
     """DeepSeek's 576 numbers, for each rank, beside a layer with heads."""
     spec = LatentSpec(query_rank=None, rank=512, nope=128, rope=64, value=128)
     layers = [LatentAttention(Span(128, 0, 64), spec, scale=1.0), layer(2, 8)]
-    nbytes = block_bytes(layers, 16, torch.bfloat16)
+    layout = CacheLayout([LayerGroup(0, layers)], 16, torch.bfloat16)
+    nbytes = layout.block_bytes
     assert nbytes == 16 * (576 + 2 * 2 * 8) * 2
     size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
-    parts = bind_cache(size, layers, 16, torch.bfloat16, Cpu(1))
+    parts = layout.bind(size.num_blocks + 1, Cpu(1))
     assert [part.shape for part in parts] == [(8, 16, 576), (8, 2, 16, 8), (8, 2, 16, 8)]
     assert all(part.is_contiguous() for part in parts)
 

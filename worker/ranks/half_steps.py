@@ -168,6 +168,7 @@ def _piece(
         kv_lens_host=ends,
         token_types=None if types is None else types[tokens],
         plan=None,
+        others=[_piece(each, tokens, rows, counts, ends) for each in context.others],
     )
 
 

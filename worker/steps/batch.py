@@ -91,7 +91,8 @@ class StepPlanner:
         if not step.seqs:
             raise ValueError(f"step {step.number} has no rows")
         for seq in step.seqs:
-            start, end, held = seq.start, seq.start + seq.count, slots.blocks[seq.slot] + len(seq.blocks)
+            start, end = seq.start, seq.start + seq.count
+            held = slots.blocks[seq.slot] + len(seq.blocks) // slots.groups
             has_room = end <= held * slots.block_size if slots.paged else start == 0
             if not (0 <= start < end <= slots.max_len and has_room and held <= slots.most_blocks):
                 raise ValueError(
@@ -228,8 +229,8 @@ def _write_tables(
         tokens[each.slot, : len(each.tokens)] = each.tokens
     for seq in grown:
         first = slots.blocks[seq.slot]
-        blocks[seq.slot, first : first + len(seq.blocks)] = seq.blocks
-        slots.blocks[seq.slot] += len(seq.blocks)
+        slots.blocks[seq.slot] = stop = first + len(seq.blocks) // slots.groups
+        blocks[:, seq.slot, first:stop] = slots.entries(seq)
 
 
 def _new_tokens(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
@@ -247,7 +248,9 @@ def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int
     blocks: list[int] = []
     for seq in grown:
         first = slots.first_block + seq.slot * slots.most_blocks + slots.blocks[seq.slot]
-        flat += range(first, first + len(seq.blocks))
-        blocks += seq.blocks
-        slots.blocks[seq.slot] += len(seq.blocks)
+        for own in slots.entries(seq):
+            flat += range(first, first + len(own))
+            blocks += own
+            first += slots.block_tables.stride(0)
+        slots.blocks[seq.slot] += len(seq.blocks) // slots.groups
     return flat, blocks

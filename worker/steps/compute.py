@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -69,6 +69,13 @@ class UnreadStep(ForwardContext):
         if name in ("query_lens_host", "kv_lens_host"):
             raise Unrecordable(f"it reads {name}")
         return super().__getattribute__(name)
+
+
+def unread(step: ForwardContext) -> UnreadStep:
+    """The same step with lengths that must not be read on the host."""
+    unread_step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
+    unread_step.others = [unread(each) for each in step.others]
+    return unread_step
 
 
 @dataclass(eq=False)

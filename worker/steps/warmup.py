@@ -31,9 +31,11 @@ def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[Step
 def _first_step(
     facts: WorkerFacts, slot: int, length: int, positions: int, params: Sampling | Pooling
 ) -> StepInput:
-    """The step of a new sequence, which gets the scratch block, as often as so many positions need."""
+    """The step of a new sequence, which gets the scratch block, as often as so many positions need in
+    each group of layers."""
     new = NewSeq(slot=slot, tokens=[0] * length, prompt_len=length, params=params)
-    blocks = [facts.num_blocks] * -(-positions // facts.block_size) if facts.causal else []
+    each = -(-positions // facts.block_size) if facts.causal else 0
+    blocks = [facts.num_blocks] * (each * len(facts.windows))
     pools = isinstance(params, Pooling)
     seq = SeqStep(slot=slot, start=0, count=length, blocks=blocks, samples=not pools, pools=pools)
     return StepInput(number=0, new=[new], seqs=[seq])

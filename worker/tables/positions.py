@@ -71,25 +71,30 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
         positions, query_starts, kv_lens = staged
         positions = positions.long()  # [T]
         width = blocks_of(columns, slots)
-        block_table = slots.block_table[:, :width].index_select(0, row_slots)  # [B, width]
-        slot_mapping = positions  # without a cache nothing reads it
-        if slots.paged:
-            blocks = block_table[row_of, positions // slots.block_size].long()  # [T]
-            slot_mapping = blocks * slots.block_size + positions % slots.block_size
+
+        def of_group(table: Tensor) -> ForwardContext:
+            block_table = table[:, :width].index_select(0, row_slots)  # [B, width]
+            slot_mapping = positions  # without a cache nothing reads it
+            if slots.paged:
+                blocks = block_table[row_of, positions // slots.block_size].long()  # [T]
+                slot_mapping = blocks * slots.block_size + positions % slots.block_size
+            return ForwardContext(
+                positions=positions,
+                query_starts=query_starts,
+                kv_lens=kv_lens,
+                block_table=block_table,
+                slot_mapping=slot_mapping,
+                block_size=slots.block_size,
+                query_lens_host=columns.counts,
+                kv_lens_host=columns.ends,
+            )
+
         ids = slots.tokens[row_slots[row_of], positions].long()
-        return ids, ForwardContext(
-            positions=positions,
-            query_starts=query_starts,
-            kv_lens=kv_lens,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            states=None
-            if state_table is None
-            else StateRows(state_table.view(-1, len(counts)), columns.states),
-            block_size=slots.block_size,
-            query_lens_host=columns.counts,
-            kv_lens_host=columns.ends,
-        )
+        context = of_group(slots.block_table)
+        if state_table is not None:
+            context.states = StateRows(state_table.view(-1, len(counts)), columns.states)
+        context.others = [of_group(table) for table in slots.block_tables[1:]]
+        return ids, context
 
     return finish
 

@@ -118,7 +118,7 @@ class Forms(Protocol):
 
 def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
     """The form in which a step without new sequences can be sent, if it computes one token of each."""
-    if any(seq.count != 1 or not seq.samples or len(seq.blocks) > 1 for seq in seqs):
+    if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
         return None
     whole = can_choose(forms, seqs, slots)
     form = forms.find(len(seqs), whole=whole)
@@ -137,12 +137,13 @@ def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
 
 
 def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, packet: Packet) -> None:
-    """Begin a packet with a form: slots, and for each the next entry of its block table, -1 for none."""
+    """Begin a packet with a form: slots, and for each the next entry of its block tables, -1 for none."""
     held = [seq.slot for seq in seqs]
     places = [slots.blocks[seq.slot] if seq.blocks else -1 for seq in seqs]
-    blocks = [seq.blocks[0] if seq.blocks else 0 for seq in seqs]
+    entries = [slots.entries(seq) for seq in seqs]
+    groups = [[own[group][0] if own[group] else 0 for own in entries] for group in range(slots.groups)]
     for seq in seqs:
-        slots.blocks[seq.slot] += len(seq.blocks)
-    fields = (held, slots.dummy), (places, -1), (blocks, 0)
+        slots.blocks[seq.slot] += len(seq.blocks) // slots.groups
+    fields = (held, slots.dummy), (places, -1), *((blocks, 0) for blocks in groups)
     packet.begin_form(forms.buffer, [Column(values, fill, form.rows) for values, fill in fields])
     forms.states.advance(held)

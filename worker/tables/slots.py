@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.protocol import NewSeq, Pooling, Sampling
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep
 
 _NO_SAMPLING = Sampling(max_tokens=1)
 STATE_WORDS = 8
@@ -43,33 +43,28 @@ class Slots:
         *,
         paged: bool = True,
         has_states: bool = False,
+        shares: Sequence[int] = (1,),
     ) -> None:
-        """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole."""
+        """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
+
+        `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
+        """
         self.count = self.dummy = count
+        self.groups, self._shares = len(shares), shares
         self.max_len = max_len
         self.block_size = block_size
         self.paged, self._has_states = paged, has_states
-        rows, blocks = count + 1, -(-max_len // block_size) if paged else 0
-        self.most_blocks = blocks
+        rows = count + 1
+        self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
         self.width = max_len + 1
-        self.first_block = rows * STATE_WORDS
-        self.first_token = self.first_block + -(-rows * blocks // _ALIGNED) * _ALIGNED
-        self.words = torch.zeros(self.first_token + rows * self.width, dtype=torch.int32, device=target)
-        """All tables, one behind the other: one operation writes what a step brings into them."""
-        self.states = self.words[: self.first_block].view(rows, STATE_WORDS)
-        self.block_table = self.words[self.first_block :][: rows * blocks].view(rows, blocks)
-        self.tokens = self.words[self.first_token :].view(rows, self.width)
-        host = target.type == "cpu"
-        self.host_tables = (self.tokens.numpy(), self.block_table.numpy()) if host else None
-        """The arrays of both tables, if the host can write to them without waiting."""
-
+        self._make_tables(target, rows)
         self.params: list[Sampling] = [_NO_SAMPLING] * rows
         self.pooling: list[Pooling | None] = [None] * rows
         self.texts: list[Sequence[int]] = [()] * rows
         """The tokens of sequences that are pooled: where some of them stand decides over what is read."""
         self.prompt_len = np.zeros(rows, np.int64)
-        self.blocks = [0] * rows  # entries of the block table in use
+        self.blocks = [0] * rows  # entries in use of each group's block table
         self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
         self.top_p = np.ones(rows, np.float32)
         self.top_k = np.zeros(rows, np.int64)
@@ -83,16 +78,40 @@ class Slots:
         self.wants_prompt_logprobs: set[int] = set()
         """Slots that ask for the logprobs of their prompt."""
 
+    def _make_tables(self, target: torch.device, rows: int) -> None:
+        self.first_block = rows * STATE_WORDS
+        size = rows * self.most_blocks
+        of_group = -(-size // _ALIGNED) * _ALIGNED
+        self.first_token = self.first_block + self.groups * of_group
+        self.words = torch.zeros(self.first_token + rows * self.width, dtype=torch.int32, device=target)
+        """All tables, one behind the other: one operation writes what a step brings into them."""
+        self.states = self.words[: self.first_block].view(rows, STATE_WORDS)
+        tables = self.words[self.first_block : self.first_token].view(self.groups, of_group)
+        self.block_tables = tables[:, :size].view(self.groups, rows, self.most_blocks)
+        self.block_table = self.block_tables[0]
+        self.tokens = self.words[self.first_token :].view(rows, self.width)
+        host = target.type == "cpu"
+        self.host_tables = (self.tokens.numpy(), self.block_tables.numpy()) if host else None
+        """The arrays of tokens and of blocks, if the host can write to them without waiting."""
+
     @staticmethod
-    def nbytes(count: int, max_len: int, block_size: int) -> int:
+    def nbytes(count: int, max_len: int, block_size: int, groups: int) -> int:
         """Bytes that the tables take on the device."""
-        words = (count + 1) * (max_len + 1 + -(-max_len // block_size) + STATE_WORDS)
-        return 4 * (words + _ALIGNED)
+        words = (count + 1) * (max_len + 1 + groups * -(-max_len // block_size) + STATE_WORDS)
+        return 4 * (words + groups * _ALIGNED)
 
     @property
     def first_remembered(self) -> int | None:
         """The place of the first remembered state, behind those of slots; None if no layer has states."""
         return self.count + 1 if self._has_states else None
+
+    def entries(self, seq: SeqStep) -> list[list[int]]:
+        """The new entries of a sequence in the block table of each group."""
+        if self.groups == 1:
+            return [seq.blocks]
+        each = len(seq.blocks) // self.groups
+        pieces = (seq.blocks[at * each : (at + 1) * each] for at in range(self.groups))
+        return [[share * block for block in own] for share, own in zip(self._shares, pieces, strict=True)]
 
     def admit(self, new: NewSeq) -> None:
         """Note what the host must know of a new sequence. Its tokens travel with the step that brings it."""

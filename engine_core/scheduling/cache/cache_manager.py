@@ -1,5 +1,9 @@
 """Slots and cache blocks: which sequences fit, and which of both each one holds.
 
+Layers that read alike are a group, and a sequence has a table of blocks for each group. A group with a
+window gives back the blocks that no query can reach any more. A cached prefix ends where groups without a
+window have all blocks, and those with one have the blocks that the next query reads.
+
 Which sequence runs, and which one is preempted for another, is decided by the scheduler.
 """
 
@@ -12,14 +16,21 @@ from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
 from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.sequence import Sequence
-from worker.protocol import SeqStep, WorkerFacts
+from worker.protocol import SeqStep, WorkerFacts, blocks_held
 
 _log = logging.getLogger(__name__)
 
 
-def blocks_needed(tokens: int, facts: WorkerFacts) -> int:
-    """The number of cache blocks that so many tokens fill; 0 if the model has no cache."""
-    return -(-tokens // facts.block_size) if facts.causal else 0
+Tables = list[list[int]]
+"""The blocks of each group of layers, all as many. The scratch block is where there is none."""
+
+
+def blocks_needed(tokens: int, facts: WorkerFacts, computed: int = 0) -> int:
+    """The most blocks that so many tokens, of which some are computed, fill at a time; 0 without a cache."""
+    if not facts.causal:
+        return 0
+    step = min(tokens - computed, facts.max_num_batched_tokens)
+    return blocks_held(tokens, step, facts.block_size, facts.windows)
 
 
 class CacheManager:
@@ -35,6 +46,10 @@ class CacheManager:
         self.free_slots = list(reversed(range(facts.max_num_seqs)))
         self._facts = facts
         self._caches = caches
+        self._scratch = facts.num_blocks
+        self._windows = [(group, window) for group, window in enumerate(facts.windows) if window]
+        self._names = [bytes([group]) if group else b"" for group in range(len(facts.windows))]
+        """What follows the hash of a block in its name, for each group."""
         self.memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
 
     def begin_step(self) -> None:
@@ -49,7 +64,7 @@ class CacheManager:
         if self.states is not None:
             self.states.land(seq, row, wanted=wanted)
 
-    def match(self, seq: Sequence) -> list[int] | None:
+    def match(self, seq: Sequence) -> Tables | None:
         """The cached blocks with which a waiting sequence could start now, or None if it does not fit.
 
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
@@ -58,8 +73,10 @@ class CacheManager:
         if not self.free_slots:
             return None
         prefix = self._cached_prefix(seq)
-        unused = sum(not self.pool.users(block) for block in prefix)
-        new = blocks_needed(len(seq.tokens), self._facts) - len(prefix)
+        kept = [block for table in prefix for block in table if block != self._scratch]
+        unused = sum(not self.pool.users(block) for block in kept)
+        start = len(prefix[0]) * self._facts.block_size
+        new = blocks_needed(len(seq.tokens), self._facts, start) - len(kept)
         return prefix if new + unused <= self.pool.free else None
 
     def fits(self, seq: Sequence) -> bool:
@@ -67,38 +84,65 @@ class CacheManager:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """The number of tokens that a waiting sequence would find in the cache now."""
-        return len(self._cached_prefix(seq)) * self._facts.block_size
+        return len(self._cached_prefix(seq)[0]) * self._facts.block_size
 
-    def admit(self, seq: Sequence, prefix: list[int]) -> int:
+    def admit(self, seq: Sequence, prefix: Tables) -> int:
         """Give a sequence a slot and the cached blocks that `match` found for it; returns the slot."""
-        self.pool.share(prefix)
-        seq.blocks = prefix
-        seq.published = len(prefix)
-        seq.computed = len(prefix) * self._facts.block_size
+        for table in prefix:
+            self.pool.share(block for block in table if block != self._scratch)
+        seq.tables = prefix
+        seq.published = len(prefix[0])
+        seq.computed = len(prefix[0]) * self._facts.block_size
         seq.slot = self.free_slots.pop()
         if self.states is not None:
-            self.states.begin(seq, len(self._cached_blocks(seq)))
+            self.states.begin(seq, self._known_blocks(seq)[0])
         if not seq.preemptions:
             self._diagnose(seq)
         if self._caches:
             self.memory.begin(seq)
         return seq.slot
 
-    def grow(self, seq: Sequence, positions: int) -> bool:
-        """Give a sequence blocks for so many positions; False if there are too few free ones."""
-        need = blocks_needed(positions, self._facts) - len(seq.blocks)
-        if need > self.pool.free:
-            return False
-        if need > 0:
-            seq.blocks += self.pool.take(need, after=seq.blocks[-1] if seq.blocks else None)
-        return True
+    def grow(self, seq: Sequence, positions: int) -> list[int] | None:
+        """Give a sequence blocks for so many positions, which are returned; None if too few are free."""
+        if self._windows:
+            self._give_back(seq, seq.published if self._caches else positions)
+        need = -(-positions // self._facts.block_size) - len(seq.tables[0])
+        if need <= 0 or not self._facts.causal:
+            return []
+        if need * len(seq.tables) > self.pool.free:
+            self._give_back(seq, positions)
+            if need * len(seq.tables) > self.pool.free:
+                return None
+        gained: list[int] = []
+        for table in seq.tables:
+            new = self.pool.take(need, after=table[-1] if table else None)
+            table += new
+            gained += new
+        return gained
+
+    def _give_back(self, seq: Sequence, most: int) -> None:
+        """Give back blocks, of the first `most` of each table, that no query of a later step can reach.
+
+        Steps in flight may still read them: they come before any that writes there. Blocks that are not
+        published yet are kept, unless memory is short, because nobody could find them otherwise.
+        """
+        for group, window in self._windows:
+            table, stop = seq.tables[group], min(most, (seq.computed - window + 1) // self._facts.block_size)
+            first = stop
+            while first > 0 and table[first - 1] != self._scratch:
+                first -= 1
+            if first < stop:
+                self.pool.release(table[first:stop])
+                table[first:stop] = [self._scratch] * (stop - first)
 
     def publish(self, seq: Sequence, positions: int) -> None:
         """Let others share the full blocks of the first positions, which landed steps have computed."""
         size = self._facts.block_size
         while self._caches and seq.published < positions // size:
-            index = seq.published
-            self.pool.publish(seq.blocks[index], seq.block_hash(index, size))
+            hash = seq.block_hash(seq.published, size)
+            for table, name in zip(seq.tables, self._names, strict=True):
+                if (block := table[seq.published]) != self._scratch:
+                    self.pool.publish(block, hash + name)
             seq.published += 1
 
     def release(self, seq: Sequence) -> None:
@@ -106,8 +150,9 @@ class CacheManager:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.memory.end(seq)
         self.free_slots.append(seq.slot)
-        self.pool.release(seq.blocks)
-        seq.slot, seq.blocks, seq.published = None, [], 0
+        in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
+        self.pool.release([block for block in in_order if block != self._scratch])
+        seq.slot, seq.tables, seq.published = None, [], 0
 
     def _diagnose(self, seq: Sequence) -> None:
         """Find out why no longer prefix was cached, if the request or the log asks for it."""
@@ -115,7 +160,7 @@ class CacheManager:
         if not (logs or seq.request.diagnoses):
             return
         if self._caches:
-            miss = self.memory.explain(seq, self.pool)
+            miss = self.memory.explain(seq, self.pool, has_states=self.states is not None)
         else:
             miss = CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
         if seq.request.diagnoses:
@@ -133,19 +178,59 @@ class CacheManager:
         if self.states is not None:
             self.states.forget_all()
 
-    def _cached_prefix(self, seq: Sequence) -> list[int]:
+    def _cached_prefix(self, seq: Sequence) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""
-        blocks = self._cached_blocks(seq)
-        return blocks if self.states is None else self.states.shorten(seq, blocks)
+        count, tables = self._known_blocks(seq)
+        if self._windows or self.states is not None:
+            count = self._shorten(seq, count)
+            tables = [table[:count] for table in tables]
+        for group, window in self._windows:
+            first = self._first_read(count, window)
+            found = (self._find(seq, index, group) for index in range(first, count))
+            tables.append([self._scratch] * first + [block for block in found if block is not None])
+        return tables
 
-    def _cached_blocks(self, seq: Sequence) -> list[int]:
-        blocks: list[int] = []
-        if not self._caches or seq.owes_prompt_logprobs:
-            return blocks
+    def _known_blocks(self, seq: Sequence) -> tuple[int, Tables]:
+        """The number of first blocks that all groups without windows have, and the tables of these groups."""
+        tables: Tables = []
+        size, count = self._facts.block_size, 0
+        if self._caches and not seq.owes_prompt_logprobs:
+            count = (len(seq.tokens) - 1) // size
+        for group in range(len(self._names) - len(self._windows)):
+            table: list[int] = []
+            for index in range(count):
+                block = self.pool.find(seq.block_hash(index, size) + self._names[group])
+                if block is None:
+                    break
+                table.append(block)
+            count = len(table)
+            tables.append(table)
+        return count, tables
+
+    def _shorten(self, seq: Sequence, count: int) -> int:
+        """As many of the first blocks as groups with windows allow, too, and remembered states."""
+        before = -1
+        while count != before:
+            before = count
+            for group, window in self._windows:
+                count = self._end_of_window(seq, group, window, count)
+            if self.states is not None:
+                count = self.states.shorten(seq, count)
+        return count
+
+    def _end_of_window(self, seq: Sequence, group: int, window: int, count: int) -> int:
+        """The last block, up to `count`, behind which a query finds all blocks of a group that it reads."""
+        index = count
+        while index > self._first_read(count, window):
+            index -= 1
+            if self._find(seq, index, group) is None:
+                count = index
+        return count
+
+    def _first_read(self, count: int, window: int) -> int:
+        """The index of the first block that the query behind so many blocks reads through a window."""
         size = self._facts.block_size
-        for index in range((len(seq.tokens) - 1) // size):
-            block = self.pool.find(seq.block_hash(index, size))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return max(0, count * size - window + 1) // size
+
+    def _find(self, seq: Sequence, index: int, group: int) -> int | None:
+        return self.pool.find(seq.block_hash(index, self._facts.block_size) + self._names[group])

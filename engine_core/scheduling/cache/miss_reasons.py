@@ -89,8 +89,11 @@ class PrefixMemory:
         prompt.cost = len(prompt) + OVERHEAD
         self._grow(prompt.cost - seq.prompt_len - OVERHEAD)
 
-    def explain(self, seq: Sequence, pool: BlockPool) -> CacheMiss:
-        """Why no longer prefix of a sequence is cached than it has been admitted with."""
+    def explain(self, seq: Sequence, pool: BlockPool, *, has_states: bool = False) -> CacheMiss:
+        """Why no longer prefix of a sequence is cached than it has been admitted with.
+
+        Where the first group of layers has the next block, a state is missing, or a block in a window.
+        """
         size, index = self._block_size, seq.computed // self._block_size
         while index < seq.prompt_len // size and pool.known(seq.block_hash(index, size)):
             index += 1
@@ -104,7 +107,7 @@ class PrefixMemory:
         if missing >= (seq.prompt_len - 1) // size:
             return CacheMiss(self._rest(seq, matched), matched)
         if pool.find(seq.block_hash(missing, size)) is not None:
-            return CacheMiss("state_not_kept", matched)
+            return CacheMiss("state_not_kept" if has_states else "evicted", matched)
         reason = self._lost(seq, pool, missing) or self._never_published(tokens, prompts, missing)
         return CacheMiss(reason or _new(seq, common, nearest), matched)
 

@@ -50,12 +50,11 @@ class States:
     def begin_step(self) -> None:
         self._read.clear()
 
-    def shorten(self, seq: Sequence, blocks: list[int]) -> list[int]:
-        """The first of these blocks of a sequence, up to the last one behind which a state is remembered."""
-        count = len(blocks)
+    def shorten(self, seq: Sequence, count: int) -> int:
+        """How many of the first `count` blocks end with one behind which a state is remembered."""
         while count and seq.block_hash(count - 1, self._block_size) not in self._by_hash:
             count -= 1
-        return blocks[:count]
+        return count
 
     def begin(self, seq: Sequence, known_blocks: int) -> None:
         """Let a sequence that is admitted go on from a state, and choose where others are remembered.

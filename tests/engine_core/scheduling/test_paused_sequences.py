@@ -17,12 +17,12 @@ def test_a_paused_sequence_is_in_no_step_and_keeps_what_it_has() -> None:
     bench.add(add(2, [4, 5, 6], 8))
     bench.step()
     bench.scheduler.paused.pause([(0, 1)])
-    blocks = list(bench.scheduler.live[0, 1].blocks)
+    blocks = [*bench.scheduler.live[0, 1].tables[0]]
     while (0, 2) in bench.scheduler.live:
         bench.step()
         assert len(bench.rows) == 1
     assert not bench.step()  # nothing is left to do
-    assert bench.scheduler.live[0, 1].blocks == blocks
+    assert bench.scheduler.live[0, 1].tables == [blocks]
     assert len(bench.outputs[0, 1]) == 1
     bench.scheduler.paused.resume([(0, 1)])
     bench.run()

@@ -10,21 +10,35 @@ from fake_worker import EOS, facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.protocol import Add, Failed, Pooled, Tokens
-from worker.protocol import Pooling, Sampling
+from worker.protocol import Pooling, Sampling, WorkerFacts, blocks_held
+
+WINDOWS = ((0, 5), (0, 9, 9), (7,), (4, 20), (0, 0, 3), (0, 2, 6, 17))
+"""Groups of layers, of which some read the last positions only."""
 
 
-def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
-    """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
+def random_facts(
+    rnd: random.Random, windows: tuple[int, ...], tasks: tuple[str, ...], *, chunked: bool
+) -> WorkerFacts:
     block_size = rnd.choice([1, 2, 4, 8])
-    chunked = rnd.random() < 0.8
-    limits = facts(
+    spare, slots = rnd.choice([0, 2, 20]), rnd.choice([1, 2, 4, 8])
+    step = rnd.choice([3, 8, 64]) if chunked else 64
+    return facts(
         block_size=block_size,
-        num_blocks=-(-45 // block_size) + rnd.choice([0, 2, 20]),
-        max_num_seqs=rnd.choice([1, 2, 4, 8]),
-        max_num_batched_tokens=rnd.choice([3, 8, 64]) if chunked else 64,
+        num_blocks=blocks_held(45, step, block_size, windows) + spare,
+        max_num_seqs=slots,
+        max_num_batched_tokens=step,
         max_model_len=48,
+        tasks=tasks,
         remembered_states=rnd.choice([None, None, 0, 1, 2, 5, 40]),
+        windows=windows,
     )
+
+
+def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> tuple[Bench, list[tuple[int, Add]]]:
+    """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
+    chunked = rnd.random() < 0.8
+    tasks = ["embed", "token_embed"] if windows == (0,) else ["embed"]
+    limits = random_facts(rnd, windows, ("generate", *tasks), chunked=chunked)
     chosen = config(
         enable_prefix_caching=rnd.random() < 0.8,
         enable_chunked_prefill=chunked,
@@ -44,7 +58,7 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
         priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
         owned = {"owner": rnd.choice(owners), "weight": rnd.choice([1.0, 1.0, 0.3, 4.0])}
         if rnd.random() < 0.3:
-            task = rnd.choice(["embed", "token_embed"])
+            task = rnd.choice(tasks)
             text = pool(id, tokens, task, priority=priority, salt=salt, **owned)
             requests.append((rnd.randint(0, 1), text))
             continue
@@ -66,12 +80,12 @@ def random_bench(rnd: random.Random) -> tuple[Bench, list[tuple[int, Add]]]:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(7))
 def test_random_traces_equal_the_reference(part: int) -> None:
     seen = Counter()
     for seed in range(part * 250, (part + 1) * 250):
         rnd = random.Random(seed)
-        bench, requests = random_bench(rnd)
+        bench, requests = random_bench(rnd, (0,) if part < 5 else WINDOWS[seed % len(WINDOWS)])
         todo, aborted = deque(requests), set()
         aborts, pauses = rnd.random() < 0.5, rnd.random() < 0.5
         paused = bench.scheduler.paused

@@ -182,7 +182,7 @@ def assert_equal(found: ForwardContext, expected: ForwardContext) -> None:
         if isinstance(mine, torch.Tensor):
             assert mine.dtype == other.dtype, name
             assert mine.tolist() == other.tolist(), name
-        elif name != "replica_tokens":
+        elif name not in ("replica_tokens", "others"):
             assert mine == other, name
 
 
@@ -202,9 +202,12 @@ def test_a_step_is_cut_between_rows_or_in_one(
     whole = context_of(STARTS, COUNTS)
     whole.plan = {"of the whole step": 1}
     whole.replica_tokens = [30, 10]
+    whole.others = [context_of(STARTS, COUNTS, 50)]
     one, two = cut_step(whole, [11, tokens], 1)
     assert_equal(one, context_of(*first))
     assert_equal(two, context_of(*second))
+    assert_equal(one.others[0], context_of(*first, 50))
+    assert_equal(two.others[0], context_of(*second[:2], 50 + second[2]))
     assert (one.replica_tokens, two.replica_tokens) == ([11, tokens], [19, 10 - tokens])
 
 

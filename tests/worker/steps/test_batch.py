@@ -63,6 +63,24 @@ def test_chunked_prefill_and_decode_in_one_step() -> None:
     assert last.context.block_table.tolist() == [[1, 0]]
 
 
+@pytest.mark.parametrize("by_host", [True, False])
+def test_groups_of_layers_have_tables_of_their_own(by_host: bool) -> None:
+    """The layers of the second group need half a block each, so that theirs count twice."""
+    table = Table(shares=(1, 2, 1))
+    if not by_host:
+        table.slots.host_tables = None
+    table.step(seq(2, 0, 5, [7, 3, 1, 0, 5, 6]), new=[new(2, [50, 51, 52, 53, 54])])
+    table.step(seq(2, 5, 3))
+    context = table.step(seq(2, 8, 1, [2, 4, 8])).context
+    assert [each.block_table.tolist() for each in (context, *context.others)] == [
+        [[7, 3, 2]],
+        [[2, 0, 8]],
+        [[5, 6, 8]],
+    ]
+    assert [each.slot_mapping.tolist() for each in (context, *context.others)] == [[8], [32], [32]]
+    assert table.slots.blocks[2] == 3
+
+
 def test_dtypes_are_those_of_the_contract() -> None:
     context = Table().step(seq(0, 0, 1, [5]), new=[new(0, [1])]).context
     assert context.positions.dtype == context.slot_mapping.dtype == torch.int64

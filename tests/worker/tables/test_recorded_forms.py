@@ -23,8 +23,8 @@ class Recorded:
 
     chooses = draws = True
 
-    def __init__(self) -> None:
-        self.slots = Slots(CPU, 4, 20, block_size=4)
+    def __init__(self, *shares: int) -> None:
+        self.slots = Slots(CPU, 4, 20, block_size=4, shares=shares or (1,))
         self.slots.host_tables = None
         self.states = SlotStates(self.slots)
         self.buffer = torch.zeros(64, dtype=torch.int32)
@@ -69,6 +69,16 @@ def test_a_form_is_filled_up_and_lies_where_it_always_does(recorded: Recorded) -
     assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, -1, -1, -1, -1, 0, 0, 0, 0]
     assert recorded.step(next_rows(4, [9])).form == Form(4, whole=True)
     assert recorded.buffer[:12].tolist() == [0, 2, 4, 4, 1, 1, -1, -1, 9, 9, 0, 0]
+    assert recorded.slots.blocks[:3] == [2, 0, 2]
+
+
+def test_a_form_has_a_block_for_each_group() -> None:
+    recorded = Recorded(1, 2)
+    new = [NewSeq(slot, [5, 6, 7, 8], 4, GREEDY) for slot in (0, 2)]
+    recorded.step([SeqStep(slot, 0, 4, [slot, 3 + slot], True) for slot in (0, 2)], *new)
+    rows = [SeqStep(slot, 4, 1, [9, slot], True, 1) for slot in (0, 2)]
+    assert recorded.step(rows).form == Form(4, whole=True)
+    assert recorded.buffer[4:16].tolist() == [1, 1, -1, -1, 9, 9, 0, 0, 0, 4, 0, 0]
     assert recorded.slots.blocks[:3] == [2, 0, 2]
 
 

@@ -13,7 +13,7 @@ import logging
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +28,7 @@ from models.state_rows import MOST_KEPT, StateRow, state_columns
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
-from worker.steps.compute import UnreadStep, Unrecordable
+from worker.steps.compute import Unrecordable, unread
 from worker.tables.positions import Columns, StepTokens, blocks_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -56,14 +56,23 @@ class Inputs:
     block_table: Tensor  # [B, blocks] int32
     state_table: Tensor  # [2 + 2 * MOST_KEPT, B] int32, read if layers have states
     addresses: tuple[int, ...]
+    others: list[Inputs]
+    """The same with the slot mapping and the block table of each other group of layers."""
 
     @classmethod
-    def make(cls, tokens: int, rows: int, blocks: int) -> Inputs:
-        ids, positions, slot_mapping = torch.zeros(3, tokens, dtype=torch.int64)
+    def make(cls, tokens: int, rows: int, blocks: int, groups: int = 1) -> Inputs:
+        ids, positions = torch.zeros(2, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-        block_table = torch.zeros(rows, blocks, dtype=torch.int32)
         state_table = torch.zeros(2 + 2 * MOST_KEPT, rows, dtype=torch.int32)
-        return cls._of(ids, positions, slot_mapping, query_starts, kv_lens, block_table, state_table)
+        made = [
+            cls._of(
+                *(ids, positions, torch.zeros(tokens, dtype=torch.int64), query_starts, kv_lens),
+                *(torch.zeros(rows, blocks, dtype=torch.int32), state_table),
+            )
+            for _ in range(groups)
+        ]
+        made[0].others.extend(made[1:])
+        return made[0]
 
     def first(self, tokens: int, rows: int) -> Inputs:
         """The inputs of a smaller step at the beginning of the same memory."""
@@ -71,6 +80,7 @@ class Inputs:
         return self._of(
             *(*by_token, self.query_starts[: rows + 1], self.kv_lens[:rows]),
             *(self.block_table[:rows], self.state_table[:, :rows]),
+            others=[each.first(tokens, rows) for each in self.others],
         )
 
     def step_tokens(
@@ -87,11 +97,13 @@ class Inputs:
             block_size=block_size,
             query_lens_host=counts,
             kv_lens_host=ends,
+            others=[each.step_tokens(block_size, counts, ends, states)[1] for each in self.others],
         )
 
     @classmethod
-    def _of(cls, *tensors: Tensor) -> Inputs:
-        return cls(*tensors, addresses=tuple(tensor.data_ptr() for tensor in tensors[:-1]))
+    def _of(cls, *tensors: Tensor, others: Sequence[Inputs] = ()) -> Inputs:
+        addresses = tuple(tensor.data_ptr() for tensor in tensors[:-1])
+        return cls(*tensors, addresses=addresses, others=list(others))
 
 
 class Layout:
@@ -100,7 +112,8 @@ class Layout:
     def __init__(self, library: Library, slots: Slots) -> None:
         self._slots = slots
         self._run = library.function("lay_out", quick=True)
-        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks)
+        self._tables = [table.data_ptr() for table in slots.block_tables]
+        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks, slots.groups)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 
@@ -115,14 +128,17 @@ class Layout:
     def _lay_out(self, columns: Columns) -> StepTokens:
         slots, rows, tokens = self._slots, len(columns.slots), columns.query_starts[-1]
         blocks = blocks_of(columns, slots)
-        is_small = tokens <= MOST_TOKENS
-        inputs = self.fixed_inputs(tokens, rows) if is_small else Inputs.make(tokens, rows, blocks)
+        if tokens <= MOST_TOKENS:
+            inputs = self.fixed_inputs(tokens, rows)
+        else:
+            inputs = Inputs.make(tokens, rows, blocks, slots.groups)
         table = array("i", columns.slots + columns.starts + columns.counts)
-        self._run(
-            *(table.buffer_info()[0], rows, slots.tokens.data_ptr(), slots.width),
-            *(slots.block_table.data_ptr(), slots.most_blocks, slots.block_size if slots.paged else 0),
-            *(*inputs.addresses, blocks, inputs.block_table.shape[1]),
-        )
+        for group, own in enumerate((inputs, *inputs.others)):
+            self._run(
+                *(table.buffer_info()[0], rows, slots.tokens.data_ptr(), slots.width, self._tables[group]),
+                *(slots.most_blocks, slots.block_size if slots.paged else 0),
+                *(*own.addresses, blocks, own.block_table.shape[1]),
+            )
         if slots.first_remembered is None:
             return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, None)
         inputs.state_table.numpy()[:] = state_columns(columns.states)
@@ -179,7 +195,7 @@ def _write_down(
     forward: Forward, library: Library, layout: Layout, buffer: Tensor, tokens: int, rows: int
 ) -> _Script:
     ids, step = layout.small_batch(tokens, rows)
-    step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
+    step = unread(step)
     script = _Script(tokens, rows, Memory(buffer))
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
         script.hidden = forward(ids, step.positions, None)

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.skipif(not NAMES, reason="there are no C kernels for th
 ROWS, LENGTH, BLOCK = 6, 40, 8
 
 
-def filled(*, paged: bool = True) -> Slots:
-    slots = Slots(torch.device("cpu"), ROWS, LENGTH, BLOCK, paged=paged)
+def filled(*, paged: bool = True, groups: int = 1) -> Slots:
+    slots = Slots(torch.device("cpu"), ROWS, LENGTH, BLOCK, paged=paged, shares=[1] * groups)
     slots.tokens.random_(1000)
-    slots.block_table.random_(1000)
+    slots.block_tables.random_(1000)
     return slots
 
 
@@ -47,8 +47,12 @@ def assert_same(found: StepTokens, expected: StepTokens) -> None:
     assert torch.equal(ids, expected_ids)
     width = expected_context.block_table.shape[1]
     context.block_table = context.block_table[:, :width]
+    for own, others in zip(context.others, expected_context.others, strict=True):
+        assert_same((ids, own), (expected_ids, others))
     for field in fields(context):
         one, other = getattr(context, field.name), getattr(expected_context, field.name)
+        if field.name == "others":
+            continue
         if isinstance(other, Tensor):
             assert one.dtype == other.dtype
             assert torch.equal(one, other), field.name
@@ -64,9 +68,10 @@ def rows(chance: random.Random, *, most: int) -> Columns:
     return Columns.of(seqs)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("most", [1, 2, LENGTH])
-def test_any_steps(most: int) -> None:
-    chance, slots = random.Random(most), filled()
+def test_any_steps(most: int, groups: int) -> None:
+    chance, slots = random.Random(most), filled(groups=groups)
     layout = Layout(library_of(NAMES[0]), slots)
     for _ in range(50):
         columns = rows(chance, most=most)

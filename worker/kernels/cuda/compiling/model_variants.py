@@ -26,6 +26,7 @@ from models import ops
 from models.config import ModelConfig
 from models.context import ForwardContext, use_context
 from models.conversion.conversion_choice import Conversion, resolve_conversion
+from models.layers.attention import Attention
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.pooling_ops import Segments
@@ -251,7 +252,8 @@ def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_d
     if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
         for rows in _SAMPLED:
             model.logits(_nowhere((rows, config.output_size), given.dtype))
-        _choose_tokens(config.vocab_size, block_size)
+        windows = {layer.window for layer in model.attention_layers() if isinstance(layer, Attention)}
+        _choose_tokens(config.vocab_size, block_size, groups=min(2, len(windows)) or 1)
     if parallel.last:
         _pool(config.output_size, given.dtype)
 
@@ -299,12 +301,15 @@ def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
     lay_out_any_rows(held, starts, ends, rows, slots, StepTensors.make(NOWHERE, 16, 4, slots.most_blocks))
 
 
-def _choose_tokens(vocab_size: int, block_size: int) -> None:
-    """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens."""
-    slots = Slots(NOWHERE, 4, 8 * block_size, block_size)
-    step, lens = StepTensors.make(NOWHERE, 4, 4, slots.most_blocks), _nowhere((4,), torch.int32)
+def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
+    """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens.
+
+    Of any number of groups of layers, the last one is laid out by another variant than those before it.
+    """
+    slots = Slots(NOWHERE, 4, 8 * block_size, block_size, shares=[1] * groups)
+    steps, lens = StepTensors.make(NOWHERE, 4, 4, slots.most_blocks, groups), _nowhere((4,), torch.int32)
     states = SlotStates(slots).table
-    lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, step, lens)
+    lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
     lay_out_sampling(_nowhere((4,), torch.int32), states, slots, SampleTensors.make(NOWHERE, 4))
     draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
 

@@ -32,7 +32,9 @@ class PlannedLayout:
 
         def finish_with_plan() -> StepTokens:
             ids, context = finish()
-            self._last = context.plan = plan
+            self._last = plan
+            for each in (context, *context.others):
+                each.plan = plan
             return ids, context
 
         return finish_with_plan

@@ -6,6 +6,7 @@ the scratch block, take the likeliest token, which goes where nobody reads, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from worker.kernels.cuda.attention_plan import Plan
 from worker.kernels.cuda.launch import launch
 from worker.sampling.top_k_top_p import Draws
+from worker.steps.compute import UnreadStep
 from worker.tables import random_bits, recorded_forms
 from worker.tables.slots import STATE_WORDS, Slots
 
@@ -42,15 +45,40 @@ class StepTensors(NamedTuple):
     block_table: Tensor  # [R, most blocks] int32
 
     @classmethod
-    def make(cls, target: torch.device, tokens: int, rows: int, most_blocks: int) -> StepTensors:
-        ids, positions, slot_mapping = torch.zeros(3, tokens, dtype=torch.int64, device=target)
-        block_table = torch.zeros(rows, most_blocks, dtype=torch.int32, device=target)
-        return cls(ids, positions, slot_mapping, block_table)
+    def make(
+        cls, target: torch.device, tokens: int, rows: int, most_blocks: int, groups: int = 1
+    ) -> list[StepTensors]:
+        """The tensors for each group of layers, which have slot mappings and block tables of their own."""
+        ids, positions, *mappings = torch.zeros(2 + groups, tokens, dtype=torch.int64, device=target)
+        tables = (torch.zeros(rows, most_blocks, dtype=torch.int32, device=target) for _ in mappings)
+        return [cls(ids, positions, *own) for own in zip(mappings, tables, strict=True)]
 
     def first(self, tokens: int, rows: int) -> StepTensors:
         """The tensors of a smaller step, at the beginning of the same memory."""
         ids, positions, slot_mapping = (column[:tokens] for column in self[:3])
         return StepTensors(ids, positions, slot_mapping, self.block_table[:rows])
+
+
+def unread_step(
+    groups: Sequence[StepTensors], query_starts: Tensor, kv_lens: Tensor, block_size: int, plan: Plan
+) -> UnreadStep:
+    """The context of a step that is laid out in these tensors of each group of layers."""
+    step, *others = (
+        UnreadStep(
+            positions=tensors.positions,
+            query_starts=query_starts,
+            kv_lens=kv_lens,
+            block_table=tensors.block_table,
+            slot_mapping=tensors.slot_mapping,
+            block_size=block_size,
+            query_lens_host=[],
+            kv_lens_host=[],
+            plan=plan,
+        )
+        for tensors in groups
+    )
+    step.others.extend(others)
+    return step
 
 
 class SampleTensors(NamedTuple):
@@ -88,18 +116,19 @@ class SampleTensors(NamedTuple):
         )
 
 
-@triton.jit(do_not_specialize=["width", "most_blocks", "nobody", "column"])
+@triton.jit(do_not_specialize=["width", "most_blocks", "nobody", "column", "blocks"])
 def lay_out_rows(
-    form_ptr, states_ptr, tokens_ptr, table_ptr, step, lens_ptr, width, most_blocks, nobody, column,
-    PAGE: constexpr, BLOCK: constexpr,
+    form_ptr, states_ptr, tokens_ptr, table_ptr, step, lens_ptr, width, most_blocks, nobody, column, blocks,
+    PAGE: constexpr, BLOCK: constexpr, LAST: constexpr,
 ):  # fmt: skip
-    """Lay out one row of a step of single tokens, and count its slot's state on.
+    """Lay out one row of a step of single tokens, and count its slot's state on if this group is the LAST.
 
-    It runs in one warp, so that what is counted on at the end was read by all before.
+    Its new block stands in the form from `blocks` on. The program runs in one warp, so that what is counted
+    on at the end was read by all before.
     """
     row = tl.program_id(0)
     slot = tl.load(form_ptr + row).to(tl.int64)
-    place, block = tl.load(form_ptr + column + row), tl.load(form_ptr + 2 * column + row)
+    place, block = tl.load(form_ptr + column + row), tl.load(form_ptr + blocks + row)
     real = slot != nobody
     state = states_ptr + slot * _WORDS
     length, index = tl.where(real, tl.load(state), 0), tl.load(state + _INDEX)
@@ -116,24 +145,25 @@ def lay_out_rows(
     tl.store(step.positions + row, length.to(tl.int64))
     tl.store(step.slot_mapping + row, page * PAGE + length % PAGE)
     tl.store(lens_ptr + row, length + 1)
-    if real:
+    if real & LAST:
         tl.store(state, length + 1)
         tl.store(state + _INDEX, index + 1)
 
 
 def lay_out_single_tokens(
-    form: Tensor, states: Tensor, slots: Slots, step: StepTensors, lens: Tensor
+    form: Tensor, states: Tensor, slots: Slots, steps: Sequence[StepTensors], lens: Tensor
 ) -> None:
     """Launch the layout of as many rows as `lens` [R] int32 has, in one program each."""
-    count = len(lens)
-    launch(
-        lay_out_rows,
-        (count,),
-        *(form, states, slots.tokens, slots.block_table, step, lens),
-        *(slots.width, slots.most_blocks, slots.dummy, -(-count // _ALIGNED) * _ALIGNED),
-        *(slots.block_size, _COPIED),
-        num_warps=1,
-    )
+    count, column = len(lens), -(-len(lens) // _ALIGNED) * _ALIGNED
+    for group, step in enumerate(steps):
+        launch(
+            lay_out_rows,
+            (count,),
+            *(form, states, slots.tokens, slots.block_tables[group], step, lens),
+            *(slots.width, slots.most_blocks, slots.dummy, column, (2 + group) * column),
+            *(slots.block_size, _COPIED, group == len(steps) - 1),
+            num_warps=1,
+        )
 
 
 @triton.jit(do_not_specialize=["width", "most_blocks", "nobody", "count"])
@@ -167,7 +197,12 @@ def lay_out_any(
 
 
 def lay_out_any_rows(
-    held: Tensor, query_starts: Tensor, ends: Tensor, rows: Tensor, slots: Slots, step: StepTensors
+    held: Tensor,
+    query_starts: Tensor,
+    ends: Tensor,
+    rows: Tensor,
+    slots: Slots,
+    steps: Sequence[StepTensors],
 ) -> None:
     """Launch the layout of a step of any rows.
 
@@ -175,14 +210,15 @@ def lay_out_any_rows(
     tokens then. `rows` [T]: the row of each token, -1 for none.
     """
     count = len(rows)
-    launch(
-        lay_out_any,
-        (count + (len(held) if slots.paged else 0),),
-        *(held, query_starts, ends, rows, slots.tokens, slots.block_table, step),
-        *(slots.width, slots.most_blocks, slots.dummy, count),
-        *(slots.block_size if slots.paged else 0, _COPIED),
-        num_warps=1,
-    )
+    for table, step in zip(slots.block_tables, steps, strict=True):
+        launch(
+            lay_out_any,
+            (count + (len(held) if slots.paged else 0),),
+            *(held, query_starts, ends, rows, slots.tokens, table, step),
+            *(slots.width, slots.most_blocks, slots.dummy, count),
+            *(slots.block_size if slots.paged else 0, _COPIED),
+            num_warps=1,
+        )
 
 
 @triton.jit

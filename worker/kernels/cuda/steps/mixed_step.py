@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, Room, plan_room, plan_step
 from worker.kernels.cuda.capabilities import Card, Tiles
-from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows
+from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
 from worker.steps.compute import UnreadStep, Unrecordable
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.slots import Slots
@@ -40,14 +40,15 @@ class MixedStep:
         slots: Slots,
         kinds: Sequence[PlanKey],
         buffer: Tensor,
-        largest: StepTensors,
+        largest: Sequence[StepTensors],
     ) -> None:
         """`samples`: the most rows whose tokens a graph chooses; `kinds` of heads that the model has.
 
-        `largest`: the tensors of the largest step, of which smaller ones take the beginning.
+        `largest`: the tensors of the largest step, of which smaller ones take the beginning, for each group
+        of layers.
         """
         self._card, self._slots, self._buffer = card, slots, buffer
-        rows = min(tokens, len(largest.block_table))
+        rows = min(tokens, len(largest[0].block_table))
         self.rows, self.samples = rows, min(samples, rows, MOST_SAMPLES)
         self._rooms: dict[PlanKey, list[tuple[Room, Tiles]]] = {
             key: plan_room(card, key, tokens, rows, slots.max_len) for key in kinds
@@ -64,7 +65,8 @@ class MixedStep:
         """The last tokens of the rows that sample, and their slots."""
         self._types = None if slots.paged else columns[6]
         self._blocks = columns[len(self._fixed) :]
-        self._tensors = largest.first(tokens, rows)
+        self._tensors = [each.first(tokens, rows) for each in largest]
+        self._ids = self._tensors[0].ids
         self._context = self._open_context()
 
     def clear(self) -> None:
@@ -83,7 +85,7 @@ class MixedStep:
         lay_out_any_rows(self._held, self._starts, self._ends, self._row_of, self._slots, self._tensors)
         if self._types is not None:
             self._context.token_types = self._types.long()
-        return self._tensors.ids, self._context
+        return self._ids, self._context
 
     def stage(
         self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
@@ -110,28 +112,18 @@ class MixedStep:
             self._buffer,
             [Column(*each, length) for each, length in zip(filled, self._lengths, strict=True)],
         )
-        return lambda: (self._tensors.ids[:count], self._context)
+        return lambda: (self._ids[:count], self._context)
 
     def _open_context(self) -> UnreadStep:
         """The context that layers read, with launches of attention whose blocks come with each step."""
-        places, tensors = iter(self._blocks), self._tensors
+        places = iter(self._blocks)
         plan: Plan = {
             key: [
                 Launch(next(places), next(places), room.splits, tiles, padded=True) for room, tiles in rooms
             ]
             for key, rooms in self._rooms.items()
         }
-        return UnreadStep(
-            positions=tensors.positions,
-            query_starts=self._starts,
-            kv_lens=self._ends,
-            block_table=tensors.block_table,
-            slot_mapping=tensors.slot_mapping,
-            block_size=self._slots.block_size,
-            query_lens_host=[],
-            kv_lens_host=[],
-            plan=plan,
-        )
+        return unread_step(self._tensors, self._starts, self._ends, self._slots.block_size, plan)
 
     def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
         """The rows and the tokens of the blocks of each launch; None if keys should be split more."""

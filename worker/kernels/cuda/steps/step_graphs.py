@@ -26,6 +26,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
     StepTensors,
     lay_out_sampling,
     lay_out_single_tokens,
+    unread_step,
 )
 from worker.kernels.cuda.steps.mixed_step import MOST_ROWS, MOST_SAMPLES, MixedStep
 from worker.ranks.process_groups import Groups
@@ -114,7 +115,7 @@ class Graphs:
         self._compute, self._recorder, self._draw = compute, recorder, draw
         self.chooses, self.draws = compute.ends_model, draw is not None
         most_rows = max(rows, min(slots.count, MOST_ROWS))
-        self._tensors = StepTensors.make(target, max(rows, most), most_rows, slots.most_blocks)
+        self._tensors = StepTensors.make(target, max(rows, most), most_rows, slots.most_blocks, slots.groups)
         """What every graph lays out anew."""
         self._lens = torch.zeros(rows, dtype=torch.int32, device=target)
         self._samples = SampleTensors.make(target, rows)
@@ -258,18 +259,15 @@ class Graphs:
     def _open(self, form: Form) -> Work:
         compute, count = self._compute, form.rows
         slots, states = compute.slots, self.states.table
-        step, lens, samples = (
-            self._tensors.first(count, count),
-            self._lens[:count],
-            self._samples.first(count),
-        )
-        context, draws = self._context_of(step, lens), samples.draws()
+        steps = [each.first(count, count) for each in self._tensors]
+        lens, samples = self._lens[:count], self._samples.first(count)
+        context, draws = self._context_of(steps, lens), samples.draws()
         self.buffer.fill_(-1)
         self.buffer[:count].fill_(slots.dummy)
 
         def work() -> tuple[Tensor, Tensor]:
-            lay_out_single_tokens(self.buffer, states, slots, step, lens)
-            hidden = compute.compute_hidden(step.ids, context, stream=self._stream_of(count))
+            lay_out_single_tokens(self.buffer, states, slots, steps, lens)
+            hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden
             logits = compute.model.logits(hidden).contiguous()
@@ -280,20 +278,11 @@ class Graphs:
 
         return work
 
-    def _context_of(self, step: StepTensors, lens: Tensor) -> UnreadStep:
+    def _context_of(self, steps: Sequence[StepTensors], lens: Tensor) -> UnreadStep:
         """The context of a step of single tokens, whose plan of attention is the same for any lengths."""
         slots, count = self._compute.slots, len(lens)
-        return UnreadStep(
-            positions=step.positions,
-            query_starts=self._starts[: count + 1],
-            kv_lens=lens,
-            block_table=step.block_table,
-            slot_mapping=step.slot_mapping,
-            block_size=slots.block_size,
-            query_lens_host=[],
-            kv_lens_host=[],
-            plan=self._layout.plan_for([1] * count, [slots.max_len] * count, step.ids.device),
-        )
+        plan = self._layout.plan_for([1] * count, [slots.max_len] * count, lens.device)
+        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan)
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""

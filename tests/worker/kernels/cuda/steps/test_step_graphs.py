@@ -79,6 +79,20 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     assert device.graphs.captured == []
 
 
+def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> None:
+    """A layer with a window has blocks of its own, which it gives back; tokens are those of all blocks."""
+    kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    folder = tiny_checkpoint("Gemma3ForCausalLM", tmp_path, **kinds, sliding_window=3)
+    requests = [Add(0, [5 + at * at % 300 for at in range(70)], Sampling(max_tokens=7, temperature=0))]
+    sizes = {"block_size": 4, "max_model_len": 80, "num_gpu_blocks_override": 50}
+    replayed, _ = generated(folder, requests, **sizes)
+    assert len(device.graphs.replayed) > 4
+    assert launches(device.graphs.captured[0]).count("lay_out_rows") == 2
+    device.most_tokens = 0
+    whole, _ = generated(folder, requests, **sizes, disable_hybrid_kv_cache_manager=True)
+    assert whole == replayed
+
+
 def opened(folder: Path, max_num_seqs: int = 3) -> Runner:
     config = worker_config(
         folder=str(folder),

@@ -1,0 +1,61 @@
+"""The cache of a worker without tensors: entries depend on all tokens before; blocks belong to groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fake_states import ROOT, mix
+
+from worker.protocol import SeqStep, WorkerFacts
+
+
+def entries_of(tokens: Iterable[int]) -> list[int | None]:
+    """The entries that these tokens should have in the first group; in another one its number is added."""
+    entries: list[int | None] = []
+    entry = ROOT
+    for token in tokens:
+        entry = mix(entry, token)
+        entries.append(entry)
+    return entries
+
+
+class FakeCache:
+    def __init__(self, facts: WorkerFacts) -> None:
+        self._size, self._scratch, self._windows = facts.block_size, facts.num_blocks, facts.windows
+        self._entries: list[int | None] = [None] * ((facts.num_blocks + 1) * facts.block_size)
+        self._tables: dict[int, list[list[int]]] = {}
+
+    def begin(self, slot: int) -> None:
+        self._tables[slot] = [[] for _ in self._windows]
+
+    def entry(self, slot: int, position: int, group: int = 0) -> int | None:
+        return self._entries[self._place(slot, position, group)]
+
+    def write(self, seq: SeqStep, tokens: list[int]) -> None:
+        """Write the entries of a row, in all groups."""
+        tables = self._tables[seq.slot]
+        each = len(seq.blocks) // len(tables)
+        for group, table in enumerate(tables):
+            table += seq.blocks[group * each : (group + 1) * each]
+        if len(tables[0]) * self._size < seq.start + seq.count:
+            raise ValueError("the row has too few blocks")
+        for position in range(seq.start, seq.start + seq.count):
+            entry = mix(self.entry(seq.slot, position - 1) if position else ROOT, tokens[position])
+            for group, table in enumerate(tables):
+                if table[position // self._size] == self._scratch:
+                    raise ValueError("an entry would be written to the scratch block")
+                self._entries[self._place(seq.slot, position, group)] = entry + group
+
+    def check(self, seq: SeqStep, tokens: list[int]) -> None:
+        """Assert that queries find what they read, unless all layers read all: then texts show it."""
+        if self._windows == (0,):
+            return
+        end = seq.start + seq.count
+        expected = entries_of(tokens[:end])
+        for group, window in enumerate(self._windows):
+            for position in range(max(0, seq.start - window + 1) if window else 0, end):
+                if self.entry(seq.slot, position, group) != (expected[position] or 0) + group:
+                    raise ValueError(f"group {group} does not have the entry of position {position}")
+
+    def _place(self, slot: int, position: int, group: int) -> int:
+        return self._tables[slot][group][position // self._size] * self._size + position % self._size
