@@ -64,6 +64,7 @@ _DECODERS = {
     "NemotronHForCausalLM": "hybrids.nemotron_h:NemotronHForCausalLM",
     "Olmo2ForCausalLM": "decoders.olmo2:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "llama_like.olmo3:Olmo3ForCausalLM",
+    "OlmoHybridForCausalLM": "hybrids.olmo_hybrid:OlmoHybridForCausalLM",
     "OlmoeForCausalLM": "mixtures.olmoe:OlmoeForCausalLM",
     "OlmoForCausalLM": "llama_like.olmo:OlmoForCausalLM",
     "OPTForCausalLM": "classics.opt:OPTForCausalLM",

@@ -31,8 +31,10 @@ class DeltaSpec:
     taps: int
     """The inputs that the convolution before the rule sees."""
     eps: float
-    saved: Literal["by part", "by key head"] = "by part"
-    """Whether queries, keys, values and gates lie in matrices of their own, or each key head's together."""
+    saved: Literal["by part", "by key head", "apart"] = "by part"
+    """Whether gates have a matrix of their own, or each key head has one of all, or each part has its own."""
+    most_rate: float = 1.0
+    """The rate at which a head learns at most."""
     takes_turns: bool = False
     """Whether value head i has key head i modulo their number; else neighbours share one."""
 
@@ -56,9 +58,9 @@ class GatedDeltaNet(StateLayer):
         q, v = self.key_heads.times(spec.key_dim), self.value_heads.times(spec.value_dim)
         self.mixed = [q, q, v]
         """The parts that pass the convolution: queries, keys, values."""
-        if spec.saved == "by part":
-            sources = ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z")
-            self.in_proj_qkvz = Linear(hidden_size, [q, q, v, v], sources=sources)
+        if spec.saved != "by key head":
+            sources = ("q_proj", "k_proj", "v_proj") if spec.saved == "apart" else ("in_proj_qkv",) * 3
+            self.in_proj_qkvz = Linear(hidden_size, [q, q, v, v], sources=(*sources, "in_proj_z"))
             self.in_proj_ba = Linear(
                 hidden_size,
                 [self.value_heads, self.value_heads],
@@ -73,8 +75,9 @@ class GatedDeltaNet(StateLayer):
             self.in_proj_ba = _by_key_head(
                 hidden_size, self.key_heads, Interleaved((shared, shared)), "in_proj_ba", plain=True
             )
-        self.conv1d = Convolution(self.mixed, spec.taps)
-        self.norm = RMSNorm(spec.value_dim, spec.eps)
+        convolutions = ("q_conv1d", "k_conv1d", "v_conv1d") if spec.saved == "apart" else ()
+        self.conv1d = Convolution(self.mixed, spec.taps, sources=convolutions)
+        self.head_norm = RMSNorm(spec.value_dim, spec.eps)
         self.out_proj = RowLinear(v, hidden_size, parallel)
 
     def pull(self, weights: Weights) -> None:
@@ -97,9 +100,18 @@ class GatedDeltaNet(StateLayer):
         mixed, opening = self.in_proj_qkvz(x).split(widths, dim=-1)
         gates = self.in_proj_ba(x)
         mixed = ops.causal_conv(mixed, self.conv1d.weight, None, inputs, step, "silu")
-        key_heads, turns = self.key_heads.length, self.spec.takes_turns
-        out = ops.gated_delta(mixed, gates, self.speeds, self.shifts, states, step, key_heads, turns)
-        return self.out_proj(ops.gated_norm(out, opening, self.norm.weight, self.norm.eps))
+        out = ops.gated_delta(
+            mixed,
+            gates,
+            self.speeds,
+            self.shifts,
+            states,
+            step,
+            self.key_heads.length,
+            self.spec.takes_turns,
+            self.spec.most_rate,
+        )
+        return self.out_proj(ops.gated_norm(out, opening, self.head_norm.weight, self.head_norm.eps))
 
 
 def _by_key_head(

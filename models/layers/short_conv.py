@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights
 from models.context import context
-from models.layers.linear import Linear, RowLinear, frozen, pieces_of
+from models.layers.linear import Linear, RowLinear, cut_of, frozen, pieces_of
 from models.layers.state import StateLayer
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
+from models.weight_pieces import Cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +55,15 @@ class Convolution(nn.Module):
     weight: nn.Parameter  # [taps, channels] float32
     bias: nn.Parameter | None  # [channels] float32
 
-    def __init__(self, channels: list[Span], taps: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, channels: list[Span], taps: int, *, bias: bool = False, sources: tuple[str, ...] = ()
+    ) -> None:
+        """`sources`: the tensors of parts, if the checkpoint has one for each beside this layer."""
         super().__init__()
         self.channels = channels
         self.taps = taps
         self.has_bias = bias
+        self.sources = sources
 
     def state_shape(self) -> tuple[int, ...]:
         """The shape of the inputs that are kept of a sequence."""
@@ -70,6 +75,13 @@ class Convolution(nn.Module):
         self.bias = frozen(self._pull(weights, "bias")) if self.has_bias else None
 
     def _pull(self, weights: Weights, name: str, *sizes: int) -> Tensor:
+        if self.sources:
+            scopes = zip(map(weights.sibling, self.sources), self.channels, strict=True)
+            pieces = [_take(scope, name, [part.size, *sizes], cut_of(0, part)) for scope, part in scopes]
+            return torch.cat(pieces)
         size = [sum(part.size for part in self.channels), *sizes]
-        pieces = [weights.take(name, size, cut, torch.float32) for cut in pieces_of(self.channels)]
-        return torch.cat(pieces)
+        return torch.cat([_take(weights, name, size, cut) for cut in pieces_of(self.channels)])
+
+
+def _take(weights: Weights, name: str, size: list[int], cut: Cut | None) -> Tensor:
+    return weights.take(name, size, cut, torch.float32)

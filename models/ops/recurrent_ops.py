@@ -84,12 +84,14 @@ def gated_delta(
     step: ForwardContext,
     key_heads: int,
     takes_turns: bool = False,
+    most_rate: float = 1.0,
 ) -> Tensor:
     """The gated delta rule: read what a state knows, after it has learnt each token -> [T, V * dv].
 
     x [T, 2 * key_heads * dk + V * dv]: queries and keys of the key heads, then the values of V heads, of
     which neighbours share a key head, or, if heads take turns, those of the same remainder. gates [T, 2 * V]:
-    from them come the rates at which heads learn, and how they forget; speeds and shifts [V] are float32.
+    from them come the rates at which heads learn, up to `most_rate`, and how they forget; speeds and shifts
+    [V] are float32.
     states [places, V, dk, dv] float32.
     """
     _, heads, key_dim, value_dim = states.shape
@@ -99,7 +101,7 @@ def gated_delta(
     q, k = (y.repeat(1, shared, 1) if takes_turns else y.repeat_interleave(shared, 1) for y in (q, k))
     q, v = q * key_dim**-0.5, v.unflatten(-1, (heads, value_dim))
     rates, decays = gates.to(states.dtype).chunk(2, dim=-1)
-    rates, decays = rates.sigmoid(), (speeds * F.softplus(decays + shifts)).exp()
+    rates, decays = most_rate * rates.sigmoid(), (speeds * F.softplus(decays + shifts)).exp()
     out = torch.empty_like(v)
     for sequence in _sequences(step, states):
         state = sequence.before

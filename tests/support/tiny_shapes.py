@@ -331,6 +331,10 @@ FAMILIES: dict[str, dict[str, object]] = {
         "routed_scaling_factor": 2.5,
         "layer_norm_epsilon": 1e-3,
     },
+    "OlmoHybridForCausalLM": {
+        **{name: value for name, value in _HYBRID.items() if name != "head_dim"},
+        "linear_key_head_dim": 16,
+    },
     # Families that we do not write ourselves: they run on transformers' own code.
     "Jais2ForCausalLM": _SHAPE,
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys

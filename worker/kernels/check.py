@@ -195,7 +195,7 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
     scanned, sums = (rates, values(4).float(), values(4).float()), 80 * values(10, 2).float().square()
     return [
         _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
-        _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2)),
+        _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2, False, 1.5)),
         _Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
         _Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
         _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),

@@ -103,7 +103,7 @@ class Qwen3NextFields(HybridMoeFields, frozen=True, kw_only=True):
 class Qwen35ForCausalLM(DecoderForCausalLM):
     fields = HybridFields
     fixed = {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True}
-    saved_names = {"state": "linear_attn"}
+    saved_names = {"state": "linear_attn", "head_norm": "norm"}
 
 
 class Qwen35MoeForCausalLM(Qwen35ForCausalLM):

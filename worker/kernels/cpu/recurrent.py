@@ -70,19 +70,22 @@ def _bind_delta(library: Library) -> Callable[..., Tensor]:
         step: ForwardContext,
         key_heads: int,
         takes_turns: bool = False,
+        most_rate: float = 1.0,
     ) -> Tensor:
         _, heads, key_dim, value_dim = states.shape
         width = heads * value_dim
         if x.shape[1] != 2 * key_heads * key_dim + width or gates.shape[1] != 2 * heads or heads % key_heads:
             refuse("gated_delta", x=x, gates=gates, states=states)
         if x.dtype not in KINDS or gates.dtype != x.dtype or not (_are_rows(x) and _are_rows(gates)):
-            return recurrent_ops.gated_delta(x, gates, speeds, shifts, states, step, key_heads, takes_turns)
+            return recurrent_ops.gated_delta(
+                x, gates, speeds, shifts, states, step, key_heads, takes_turns, most_rate
+            )
         out = empty((len(x), width), x.dtype)
         run(
             *(x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)),
             *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
             *(out.data_ptr(), len(step.kv_lens), key_heads, heads, key_dim, value_dim),
-            *(int(takes_turns), KINDS[x.dtype]),
+            *(int(takes_turns), most_rate, KINDS[x.dtype]),
         )
         return out
 

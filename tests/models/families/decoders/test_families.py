@@ -219,7 +219,13 @@ CASES = [
         "FalconH1ForCausalLM", "norm", {"mamba_rms_norm": True, "mamba_n_groups": 4, "projectors_bias": True}
     ),
     Case("NemotronHForCausalLM"),
-    Case("NemotronHForCausalLM", "biased", {"use_bias": True, "mlp_bias": True, "n_groups": 2}),
+    Case("NemotronHForCausalLM", "biased", {"use_bias": True, "mlp_bias": True, "n_groups": 2}, (2,)),
+    Case("OlmoHybridForCausalLM"),
+    Case(
+        "OlmoHybridForCausalLM",
+        "no positions",
+        {"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "linear_allow_neg_eigval": False},
+    ),
     Case("GPT2LMHeadModel"),
     Case("GPT2LMHeadModel", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True, "n_inner": None}),
     Case("GPT2LMHeadModel", "unscaled", {"scale_attn_weights": False, "tie_word_embeddings": False}),

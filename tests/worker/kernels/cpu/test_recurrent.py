@@ -81,16 +81,27 @@ def test_gated_delta(
     key_heads, heads, key_dim, value_dim = shape
     width, count = 2 * key_heads * key_dim + heads * value_dim, sum(NEW)
     x, gates = torch.randn(count, width + 8).to(dtype)[:, :width], torch.randn(count, 2 * heads).to(dtype)
+    most_rate = 2.0 if takes_turns else 1.0
     speeds, shifts = -2 * torch.rand(heads), torch.randn(heads)
     states = states_of(heads, key_dim, value_dim)
     before, exact = states.clone(), states.double()
 
     def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
-        return table["gated_delta"](x, gates[rows], speeds, shifts, states, step, key_heads, takes_turns)
+        return table["gated_delta"](
+            x, gates[rows], speeds, shifts, states, step, key_heads, takes_turns, most_rate
+        )
 
     out = run(x, step_of(), slice(None))
     expected = recurrent_ops.gated_delta(
-        x.double(), gates.double(), speeds.double(), shifts.double(), exact, step_of(), key_heads, takes_turns
+        x.double(),
+        gates.double(),
+        speeds.double(),
+        shifts.double(),
+        exact,
+        step_of(),
+        key_heads,
+        takes_turns,
+        most_rate,
     )
     assert_rounded(out, expected)
     assert_rounded(states[USED], exact[USED])

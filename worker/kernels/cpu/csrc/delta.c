@@ -20,6 +20,7 @@ typedef struct {
     sequences rows;
     void *out;  // [tokens, value_heads * value_dim]
     long key_heads, value_heads, key_dim, value_dim, slabs;
+    float most_rate;
     int takes_turns;  // value head i has key head i modulo their number; else neighbours share one
     kind k;
 } delta;
@@ -61,7 +62,7 @@ static void prepare(head_token *t, const delta *d, long token, long head, kind k
     of_length(t->query, at(x, key_head * n, k), n, 1.0f / sqrtf((float)n), k);
     of_length(t->key, at(x, (d->key_heads + key_head) * n, k), n, 1.0f, k);
     t->product = product_of(t->query, t->key, n);
-    t->rate = 1.0f / (1.0f + expf(-number_at(gates, head, k)));
+    t->rate = d->most_rate / (1.0f + expf(-number_at(gates, head, k)));
     float gate = number_at(gates, d->value_heads + head, k) + d->shifts[head];
     t->decay = expf(d->speeds[head] * (gate > 20.0f ? gate : log1pf(expf(gate))));
 }
@@ -174,10 +175,11 @@ static void learn_units(const void *task, long first, long last) {
 EXPORT void gated_delta(const void *x, long x_stride, const void *gates, long gates_stride, const float *speeds,
                         const float *shifts, float *states, long place_stride, const int32_t *starts,
                         const int64_t *positions, const int32_t *table, long table_stride, void *out, long rows,
-                        long key_heads, long value_heads, long key_dim, long value_dim, int takes_turns, int kind) {
+                        long key_heads, long value_heads, long key_dim, long value_dim, int takes_turns,
+                        float most_rate, int kind) {
     delta d = {x, x_stride, gates, gates_stride, speeds, shifts, states, place_stride,
                {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
-               ceil_div(value_dim, SLAB), takes_turns, kind};
+               ceil_div(value_dim, SLAB), most_rate, takes_turns, kind};
     spread(rows * value_heads * d.slabs, 1, learn_units, &d);
 }
 
@@ -185,5 +187,5 @@ EXPORT void gated_delta_words(const word *a) {
     gated_delta(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].pointer, a[6].pointer,
                 a[7].whole, a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].pointer, a[13].whole,
                 a[14].whole, a[15].whole, a[16].whole, a[17].whole, (int)a[18].whole,
-                (int)a[19].whole);
+                a[19].real, (int)a[20].whole);
 }

@@ -42,6 +42,7 @@ HYBRIDS = (
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "NemotronHForCausalLM",
+    "OlmoHybridForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM",
