@@ -56,8 +56,10 @@ def mixed_layers(
     fields: DecoderFields, config: ModelConfig, kinds: Sequence[str], rope: Rope | None
 ) -> tuple[LayerSpec, ...]:
     """Make layers of these kinds, of which those without attention have Mamba-2 in its place."""
-    sizes = family_fields(config, MambaFields)
-    mamba = sizes.mamba(sizes.mamba_expand * config.hidden_size, fields.rms_norm_eps)
+    mamba = None
+    if LINEAR in kinds:  # files of models that have attention alone may hold other models' sizes
+        sizes = family_fields(config, MambaFields)
+        mamba = sizes.mamba(sizes.mamba_expand * config.hidden_size, fields.rms_norm_eps)
     return tuple(
         LayerSpec(rope=None, state=mamba, experts=fields.experts(index))
         if kind == LINEAR
