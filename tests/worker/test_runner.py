@@ -158,21 +158,6 @@ def test_sequences_may_come_late_and_take_over_rows(
     assert [each.output for each in (first, second, third)] == expected
 
 
-@pytest.mark.parametrize("chunk", [2, 64])
-def test_preempted_sequence_goes_on_where_it_was(
-    runner: Runner, expected: list[list[int]], chunk: int
-) -> None:
-    engine = Engine(runner, chunk, 0)
-    live = sequences(greedy())
-    while len(live[0].output) < 4:
-        engine.plan(live)
-        engine.land()
-    engine.preempt(live[0])
-    live[0].slot = 5
-    engine.run(live)
-    assert [each.output for each in live] == expected
-
-
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_options_that_look_back_see_tokens_in_flight(runner: Runner, ahead: int) -> None:
     """Penalties, bad words and draws are the same whether or not the host has seen the last tokens."""

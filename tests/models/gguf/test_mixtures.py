@@ -45,6 +45,7 @@ def test_gpt_oss_in_mxfp4(gpt_oss: Pair) -> None:
     assert_same_logits(gpt_oss, 1, 2, 4)
 
 
+@pytest.mark.slow
 def test_gates_and_ups_in_one_tensor(tmp_path: Path) -> None:
     recipe = Recipe("Q4_0", {"down": "Q6_K"}, fused=True)
     shape = {"hidden_size": 256, "num_attention_heads": 8, "moe_intermediate_size": 256}

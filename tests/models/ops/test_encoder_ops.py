@@ -87,6 +87,7 @@ COMPANIES = [(0, 1), (5, 6), (0, 2), (3, 14), (1, 32), (7, 100), (50, 299)]
 """The rows that are cut out of a larger batch, from the first to the last."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (50, 33), (384, 1536), (1536, 384), (768, 2)])
 @pytest.mark.usefixtures("cpu_kernels", "threads")
 def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
@@ -98,6 +99,7 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_company(inputs: int, output
     torch.testing.assert_close(ops.linear(x, ops.pack(weight), bias), expected.float())
 
 
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("width", [48, 50, 1536])
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
 @pytest.mark.usefixtures("cpu_kernels", "threads")

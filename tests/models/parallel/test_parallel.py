@@ -45,6 +45,7 @@ DECODERS = [name for name in ARCHITECTURES if name in OWN]
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[int], tmp_path: Path) -> None:
     """Only embeddings that are the last stage's head as well are read twice."""
@@ -62,6 +63,7 @@ def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[
     assert layers == [count - 2, 1, 1]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_stages_of_an_encoder_read_what_one_alone_does(

@@ -39,6 +39,7 @@ def test_equals_the_reference(table: Table, dtype: torch.dtype, new: list[int], 
         assert_near(table["attention"](q, kv, step, scale=dim**-0.5), exact)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("softcap", [None, 0.7, 50.0])
 @pytest.mark.parametrize("window", [None, 1, 63, 64, 200, 10_000])

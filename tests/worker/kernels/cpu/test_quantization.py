@@ -201,6 +201,7 @@ def test_float16_is_computed_by_torch(table: Table, name: str) -> None:
     assert relative_error(gated.float(), expected) < 2 * ERRORS[name]
 
 
+@pytest.mark.turns
 def test_the_check_at_start_distinguishes_schemes(table: Table, plain: Table, name: str) -> None:
     assert check.wrong(table, plain) == []
     for other in SCHEMES.keys() - {name}:

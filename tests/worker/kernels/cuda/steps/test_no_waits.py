@@ -6,16 +6,16 @@ taken, not started.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from internlm2 import make_internlm2
 from interpreted_device import ON_A_CARD
 from meta_cuda import Counted, MetaCuda, opened
+from meta_device import Meta, NoMixing
 from packed import Recipe, change_config, write_pair
 from sizes import worker_config
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
@@ -29,6 +29,7 @@ from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepBounds, StepInput
 from worker.runner import Runner
 from worker.sampling import token_bounds as bounds
+from worker.sampling.top_k_top_p import draw_fully
 
 LENGTH, CHUNK, BLOCK = 6, 4, 4
 MOST_TOKENS = 32
@@ -127,11 +128,6 @@ def test_decoders_wait_for_nothing(architecture: str, tmp_path: Path) -> None:
     generates_without_waiting(config_of(tiny_checkpoint(architecture, tmp_path)))
 
 
-@pytest.mark.slow
-def test_internlm2_waits_for_nothing(tmp_path: Path) -> None:
-    generates_without_waiting(config_of(make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))))
-
-
 def test_what_waits_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         generates_without_waiting(config_of(tiny_checkpoint(WAITING, tmp_path)))
@@ -189,11 +185,11 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
 
 
-@pytest.mark.turns
-@pytest.mark.parametrize("graphs", [False, True])
-def test_sampling_waits_for_nothing(qwen: Path, graphs: bool) -> None:
-    """Each option alone, and all of them in one step."""
+@pytest.mark.parametrize(("graphs", "draws"), [(False, True), (True, True), (False, False)])
+def test_sampling_waits_for_nothing(qwen: Path, graphs: bool, draws: bool) -> None:
+    """Each option alone, and all of them in one step; where the kernel draws wrong, torch draws."""
     device = MetaCuda(MOST_TOKENS if graphs else 0)
+    device.draw = device.draw if draws else draw_fully
     with opened(config_of(qwen, max_num_seqs=len(SAMPLINGS)), device) as (runner, _):
         while runner.prepare():
             pass
@@ -326,3 +322,32 @@ def test_rewards_and_scores_wait_for_nothing(tmp_path: Path, architecture: str) 
     change_config(folder, architectures=[architecture])
     scores = "Classification" in architecture
     pools_without_waiting(config_of(folder), LABELS[:2] if scores else TOKEN_LABELS)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "said"),
+    [
+        (lambda table: table[[0, 1]], AssertionError, "an index of Python's numbers"),
+        (lambda table: torch.tensor([1], device=table.device), AssertionError, "copies numbers"),
+        (lambda table: table[torch.tensor([0, 1])], AssertionError, r"index\.Tensor works on"),
+        (lambda table: table[0].to("cpu"), AssertionError, r"_to_copy\.default works on"),
+        (lambda table: torch.ones(4).to(table.device), AssertionError, r"_to_copy\.default copies between"),
+        (lambda table: table[0, 0].item(), RuntimeError, r"item\(\) cannot be called on meta"),
+        (lambda table: table[0].nonzero(), NotImplementedError, r"torch\.nonzero\(\) raises unimplemented"),
+    ],
+    ids=[
+        "list as an index",
+        "list as a tensor",
+        "index on the host",
+        "to the host",
+        "to the device",
+        "one number",
+        "size that values decide",
+    ],
+)
+def test_what_waits_is_noticed_by_the_device(
+    mistake: Callable[[Tensor], object], error: type[Exception], said: str
+) -> None:
+    table = torch.zeros(4, 4, dtype=torch.int32, device=Meta.target)
+    with NoMixing(), pytest.raises(error, match=said):
+        mistake(table)

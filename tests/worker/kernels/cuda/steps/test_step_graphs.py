@@ -50,7 +50,7 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return tokens
 
 
-@pytest.mark.turns
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_the_cpu(
     folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
