@@ -42,7 +42,7 @@ def load_stage(
 
 
 DECODERS = [name for name in ARCHITECTURES if name in OWN]
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
 @pytest.mark.turns(4)
