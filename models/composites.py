@@ -42,6 +42,14 @@ COMPOSITES: Mapping[str, Composite] = {
             "max_position_embeddings": 131_072,
         },
     ),
+    "Gemma4ForConditionalGeneration": Composite(
+        texts={"gemma4_text": "Gemma4ForCausalLM"},
+        beside=("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio"),
+    ),
+    "Gemma4UnifiedForConditionalGeneration": Composite(
+        texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
+        beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
+    ),
     "Mistral3ForConditionalGeneration": Composite(
         texts={
             "mistral": "MistralForCausalLM",

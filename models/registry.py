@@ -32,6 +32,8 @@ _DECODERS = {
     "FalconH1ForCausalLM": "hybrids.falcon_h1:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "decoders.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "decoders.gemma:Gemma3ForCausalLM",
+    "Gemma4ForCausalLM": "decoders.gemma4:Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM": "decoders.gemma4:Gemma4UnifiedForCausalLM",
     "GemmaForCausalLM": "decoders.gemma:GemmaForCausalLM",
     "Glm4ForCausalLM": "llama_like.glm:Glm4ForCausalLM",
     "Glm4MoeForCausalLM": "mixtures.glm4_moe:Glm4MoeForCausalLM",

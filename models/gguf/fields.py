@@ -39,6 +39,15 @@ class Fields:
             return value
         raise self.wrong(key, f"must be a number, not {str(value)[:60]!r}")
 
+    def by_layer(self, key: str, count: int) -> list[int]:
+        """A number for each of so many layers, which a file may say once for all."""
+        value = self.get(key)
+        numbers = list(value) if isinstance(value, array) else [value] * count
+        found = [number for number in numbers if isinstance(number, int) and number > 0]
+        if len(found) != count:
+            raise self.wrong(key, f"must be a positive number, or one for each of {count} layers")
+        return found
+
     def flag(self, key: str) -> bool | None:
         value = self.get(key)
         if value is None or isinstance(value, bool):

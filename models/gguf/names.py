@@ -126,6 +126,36 @@ _PLAIN = Architecture(modules=_DECODER, parts=_PARTS)
 _LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
 _GEMMA = replace(_PLAIN, shifted_norms=True)
 _SANDWICHED = replace(_GEMMA, parts={**_PARTS, "ffn_norm": "pre_feedforward_layernorm"})
+_GEMMA4 = Architecture(
+    modules={
+        **_DECODER,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    parts={
+        **_PARTS,
+        "ffn_norm": "pre_feedforward_layernorm",
+        "ffn_gate_inp": "router.proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    },
+    experts={
+        "ffn_gate_exps": ("experts.{}.gate_proj",),
+        "ffn_up_exps": ("experts.{}.up_proj",),
+        "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
+        "ffn_down_exps": ("experts.{}.down_proj",),
+    },
+    tensors={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
+)
 _MIXTURE = replace(_PLAIN, experts=_experts())
 _CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
 _BLOCK_SPARSE = {**_PARTS, "ffn_gate_inp": "block_sparse_moe.gate"}
@@ -167,6 +197,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": _GEMMA,
     "gemma2": _SANDWICHED,
     "gemma3": _SANDWICHED,
+    "gemma4": _GEMMA4,
     "olmo2": _PLAIN,
     "phi3": replace(_PLAIN, parts={**_PARTS, "ffn_up": "mlp.gate_up_proj"}),
     "gpt2": Architecture(
@@ -294,7 +325,8 @@ def _places(
 ) -> Iterator[Place]:
     """The places of what a tensor holds: one, unless it holds something of each expert of a layer."""
     found = _LAYER.fullmatch(tensor.name)
-    if found is None or found[2] not in known.experts:
+    of_all = found is not None and f"{found[2]}.{found[3]}" in known.tensors
+    if found is None or found[2] not in known.experts or of_all:
         yield _place(tensor, known, f"{scope}.attention", metadata)
         return
     modules, field = known.experts[found[2]], f"{scope}.expert_count"

@@ -76,7 +76,7 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
     """Tokens that are found in a text before it is cut: special ones, and those that users have defined."""
     added: list[Json] = []
     for id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        merged = vocabulary.model == "llama" and _is_blanks(token)
+        merged = vocabulary.model in ("llama", "gemma4") and _is_blanks(token)
         if token and (kind == CONTROL or (kind in (UNKNOWN, USER_DEFINED) and not merged)):
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             added.append({"id": id, "content": token, **flags, "special": kind != USER_DEFINED})
@@ -91,9 +91,7 @@ def _is_blanks(token: str) -> bool:
 def _byte_level(vocabulary: Vocabulary) -> Json:
     cutting = _cutting(vocabulary)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    merges = vocabulary.get("merges")
-    if not isinstance(merges, list):
-        raise FileError(f"{vocabulary.file.path}: the field tokenizer.ggml.merges is missing: {_NEXT_STEP}")
+    merges = _said_merges(vocabulary)
     cuts: list[Json] = [
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
         for cut in cutting.expressions
@@ -119,6 +117,13 @@ def _cutting(vocabulary: Vocabulary) -> Cutting:
     return CUTTINGS[str(name)]
 
 
+def _said_merges(vocabulary: Vocabulary) -> object:
+    merges = vocabulary.get("merges")
+    if not isinstance(merges, list):
+        raise FileError(f"{vocabulary.file.path}: the field tokenizer.ggml.merges is missing: {_NEXT_STEP}")
+    return merges
+
+
 def _bpe(ids: Mapping[str, int], merges: object, **others: object) -> Json:
     return {
         "type": "BPE",
@@ -136,7 +141,7 @@ def _bpe(ids: Mapping[str, int], merges: object, **others: object) -> Json:
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> Json:
-    """SentencePiece's BPE: it has no merges, but a score for each token, and bytes where no token fits."""
+    """SentencePiece's BPE, with bytes where no token fits. Gemma 4's files have merges, others scores."""
     prefix = vocabulary.flag("add_space_prefix", True)
     ids = {
         token.replace(" ", _BLANK) if _is_blanks(token) else token: id
@@ -151,6 +156,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> Json:
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     before: list[Json] = [{"type": "Prepend", "prepend": _BLANK}] if prefix else []
+    merges = _said_merges(vocabulary) if vocabulary.model == "gemma4" else _merges(vocabulary, ids)
     unknown = vocabulary.special("unknown")
     if unknown is None and UNKNOWN in vocabulary.kinds:
         unknown = vocabulary.tokens[list(vocabulary.kinds).index(UNKNOWN)]
@@ -158,7 +164,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> Json:
         "normalizer": {"type": "Sequence", "normalizers": [*before, replace]},
         "decoder": {"type": "Sequence", "decoders": decoders},
         "post_processor": _template(vocabulary, bos=True, eos=False),
-        "model": _bpe(ids, _merges(vocabulary, ids), unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        "model": _bpe(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
 
 
@@ -248,6 +254,7 @@ def _unigram(vocabulary: Vocabulary) -> Json:
 _MODELS: Mapping[str, Callable[[Vocabulary], Json]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
+    "gemma4": _sentence_piece,
     "bert": _word_piece,
     "t5": _unigram,
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
-from models.context import context
+from models.context import ForwardContext, context
 from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from models.parallel.rank_shares import Span
@@ -41,6 +41,8 @@ class CachedAttention(nn.Module, ABC):
     kv: Tensor | None
     group: int = 0
     """The group of layers whose block table tells where keys and values lie; the worker sets it."""
+    owns_cache: bool = True
+    """Whether the worker makes a cache for this layer, which else reads that of another one."""
 
     @abstractmethod
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
@@ -79,9 +81,15 @@ class Attention(CachedAttention):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Span | None = None,
+        owner: Attention | None = None,
     ) -> None:
-        """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer."""
+        """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer.
+
+        `owner`: the earlier layer with heads of the same width whose cache this one reads; None: its own.
+        """
         super().__init__()
+        self._owner = (owner,)  # the tuple hides that layer, which is no part of this one
+        self.owns_cache = owner is None
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_dim = head_dim
@@ -95,7 +103,8 @@ class Attention(CachedAttention):
         """What the checkpoint has for a cache of 8 bits."""
 
     def pull(self, weights: Weights) -> None:
-        self.cache_scales = read_cache_scales(weights.sibling(""))
+        if self.owns_cache:
+            self.cache_scales = read_cache_scales(weights.sibling(""))
         if (heads := self.held_sinks) is not None:
             cut = cut_of(0, heads)
             self.sinks = frozen(weights.sibling("").take("sinks", [heads.size], cut, dtype=torch.float32))
@@ -123,7 +132,6 @@ class Attention(CachedAttention):
     ) -> Tensor:
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
         kv, step, tokens = self.bound(), context(self.group), len(q)
-        scales = self.cache_scales or UNSCALED
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
         q = ops.rotary_and_cache(
             q.view(tokens, self.heads, self.head_dim),
@@ -132,8 +140,21 @@ class Attention(CachedAttention):
             kv,
             step,
             prep,
-            scales,
+            self.cache_scales or UNSCALED,
         )
+        return self._attend(q, kv, step, self.cache_scales)
+
+    def read(self, q: Tensor, prep: HeadPrep = AS_PROJECTED) -> Tensor:
+        """q [T, heads * head_dim] -> [T, heads * head_dim], by the cache of this layer's owner as it is."""
+        (owner,) = self._owner
+        if owner is None:
+            raise RuntimeError("an attention layer was to read the cache of another one, and has its own")
+        heads = q.view(len(q), self.heads, self.head_dim)
+        q = ops.rotate(heads, prep.cos_sin, prep.q_norm, prep.eps)
+        return self._attend(q, owner.bound(), context(owner.group), owner.cache_scales)
+
+    def _attend(self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None) -> Tensor:
+        """Prepared queries [T, heads, head_dim] -> [T, heads * head_dim]."""
         out = ops.attention(
             q,
             kv,
@@ -142,7 +163,7 @@ class Attention(CachedAttention):
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
-            scales=scales,
+            scales=scales or UNSCALED,
         )  # [T, heads, head_dim]
         return out.flatten(1)
 

@@ -47,6 +47,8 @@ class ExpertSpec:
     router_bias: bool = False
     correction: str = ""
     """The tensor that is added to scores for the choice alone; "" means that there is none."""
+    factors: str = ""
+    """The tensor of what the weights of each expert are multiplied with; "" means that there is none."""
     saved: SavedExperts = field(default_factory=SavedExperts)
     biased: bool = False
     """Whether experts have biases."""
@@ -59,6 +61,7 @@ class Router(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
     correction: nn.Parameter | None
+    factors: nn.Parameter | None
 
     def __init__(self, size: int, spec: ExpertSpec) -> None:
         super().__init__()
@@ -78,10 +81,13 @@ class Router(nn.Module):
             shape = [1, count] if stored == (1, count) else [count]
             correction = weights.take(spec.correction, shape, dtype=torch.float32)
             self.correction = frozen(correction.reshape(count))
+        self.factors = None
+        if spec.factors:
+            self.factors = frozen(weights.take(spec.factors, [count], dtype=torch.float32))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the numbers of experts [T, k], and their weights."""
-        return ops.route(x, self.weight, self.bias, self.correction, self.spec.routing)
+        return ops.route(x, self.weight, self.bias, self.correction, self.spec.routing, self.factors)
 
 
 class MoeMLP(nn.Module):

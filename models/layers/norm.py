@@ -44,6 +44,13 @@ class RMSNorm(nn.Module):
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class PlainRMSNorm(RMSNorm):
+    """RMS norm without weights: they are all 1, and not stored."""
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(torch.ones(self.size, dtype=weights.dtype, device=weights.device))
+
+
 class FrontRMSNorm(RMSNorm):
     """RMS norm of the first `size` numbers of each row; the others pass."""
 

@@ -65,7 +65,7 @@ def read_rope(
         rope = fields.rope(dim, max_len)
     except ArithmeticError:
         rope = Rope((math.nan,))
-    if not all(0 < number < math.inf for number in (*rope.frequencies, rope.scale)):
+    if not all(0 < number < math.inf for number in (*rope.frequencies[: dim // 2], rope.scale)):
         given = msgspec.structs.asdict(fields).items()
         numbers = ", ".join(f"{name} {value}" for name, value in given if isinstance(value, float))
         raise ValueError(f"the rope parameters in config.json give no rotation: {numbers}")
@@ -188,6 +188,17 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True):
         return _yarn_scale(factor)
 
 
+class ProportionalRope(DefaultRope, frozen=True, kw_only=True):
+    """The first pairs of a head turn as they do where the whole head turns, and the others stand still."""
+
+    factor: float = 1.0
+
+    def rope(self, dim: int, max_len: int) -> Rope:
+        whole = round(dim / self.partial_rotary_factor)
+        turning = _frequencies(self.rope_theta, whole)[: dim // 2] / self.factor
+        return _rope(torch.nn.functional.pad(turning, (0, (whole - dim) // 2)))
+
+
 class LongRope(DefaultRope, frozen=True, kw_only=True):
     """A factor for each dimension, with one set for short and one for long sequences.
 
@@ -222,6 +233,7 @@ _KINDS: dict[str, type[DefaultRope]] = {
     "ntk": NtkRope,
     "llama3": Llama3Rope,
     "yarn": YarnRope,
+    "proportional": ProportionalRope,
     "longrope": LongRope,
     "su": LongRope,  # its name in the first Phi-3 checkpoints
 }

@@ -10,7 +10,7 @@ from models.context import ForwardContext
 
 
 class HeadPrep(msgspec.Struct, frozen=True):
-    """Each query and key head is normalised, if there are norms, and then rotated, if there are angles."""
+    """Heads are normalised, if there are norms; those of queries and keys are rotated if there are angles."""
 
     cos_sin: Tensor | None = None
     """This step's rotation [T, R] float32, as `rotate` reads it."""
@@ -18,6 +18,8 @@ class HeadPrep(msgspec.Struct, frozen=True):
     """The weights [D] of an RMS norm over each query head. Both norms are there, or neither is."""
     k_norm: Tensor | None = None
     eps: float = 0.0
+    v_norm: Tensor | None = None
+    """The weights [D] of an RMS norm over each value head, of the number type of `q_norm`, which is there."""
 
 
 AS_PROJECTED = HeadPrep()

@@ -63,15 +63,22 @@ WITHOUT_GATES = ("relu_squared",)
 
 
 def route(
-    x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    routing: Routing,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose experts for x [T, F] -> their numbers [T, k] int32, ascending, and their weights [T, k] float32.
 
     `weight` [E, F] and `bias` [E] make logits of x. `correction` [E] float32 is added to scores for the
-    choice. Of equal scores the one with the lower number is chosen.
+    choice. Of equal scores the one with the lower number is chosen. `factors` [E] float32: what weights of
+    each expert are multiplied with in the end.
     """
     logits = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    return choose(logits, correction, routing)
+    ids, weights = choose(logits, correction, routing)
+    return ids, weights if factors is None else weights * factors[ids.long()]
 
 
 def choose(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -160,7 +160,7 @@ def _of_length_1(x: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
-    """x [T, F] times a function of gates [T, F]: "silu", "sigmoid" or "identity"."""
+    """x [T, F] times a function of gates [T, F]: "sigmoid", "identity", or one that `activation` has."""
     return (_wide(x) * _opened(gates, kind)).to(x.dtype)
 
 
@@ -198,7 +198,7 @@ def _opened(gates: Tensor, kind: str) -> Tensor:
     wide = _wide(gates)
     if kind == "identity":
         return wide
-    return wide.sigmoid() if kind == "sigmoid" else F.silu(wide)
+    return wide.sigmoid() if kind == "sigmoid" else activation(wide, kind)
 
 
 def _wide(x: Tensor) -> Tensor:

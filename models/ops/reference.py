@@ -212,19 +212,20 @@ def rotary_and_cache(
 
     q [T, H, D]; k, v [T, G, D]; kv and scales as in `attention`. -> q, prepared for `attention`.
     """
-    if prep.q_norm is not None and prep.k_norm is not None:
-        q, k = rms_norm(q, prep.q_norm, prep.eps), rms_norm(k, prep.k_norm, prep.eps)
-    if prep.cos_sin is not None:
-        q, k = rotate(q, prep.cos_sin), rotate(k, prep.cos_sin)
-    write_cache(k, v, kv, context, scales)
-    return q
+    k = rotate(k, prep.cos_sin, prep.k_norm, prep.eps)
+    write_cache(k, rotate(v, None, prep.v_norm, prep.eps), kv, context, scales)
+    return rotate(q, prep.cos_sin, prep.q_norm, prep.eps)
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the first R dimensions of every head [T, heads, D]; the others pass.
+def rotate(x: Tensor, cos_sin: Tensor | None, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """Rotate the first R dimensions of every head [T, heads, D]; the others pass, and all do without angles.
 
-    cos_sin [T, R] float32: R/2 cosines, then R/2 sines; pair i is the dimensions i and i + R/2.
+    cos_sin [T, R] float32: R/2 cosines, then R/2 sines; pair i is the dimensions i and i + R/2. `norm` [D]:
+    the weights of an RMS norm over each head, which comes first.
     """
+    x = x if norm is None else rms_norm(x, norm, eps)
+    if cos_sin is None:
+        return x
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, R/2] each
     turned, passed = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)
     a, b = turned.float().chunk(2, dim=-1)

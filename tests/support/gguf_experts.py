@@ -42,6 +42,16 @@ class Stack:
             view.copy_(each.view(view.shape))
 
 
+_GEMMA4 = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}
+"""Gemma 4's tensors whose names end otherwise than in a kind."""
+
+
 def take_stacks(tensors: Mapping[str, Tensor], fused: bool) -> tuple[set[str], list[Stack]]:
     """Find the tensors that the converter renames or puts together: their names, and what becomes of them."""
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -75,6 +85,8 @@ def _found(name: str, tensor: Tensor) -> Iterator[tuple[int, tuple[str, Tensor]]
         yield 0, (f"blk.{match[1]}.exp_probs_b.bias", tensor.view(-1))
     elif match := _SINKS.fullmatch(name):
         yield 0, (f"blk.{match[1]}.attn_sinks.weight", tensor)
+    elif (own := ".".join(name.split(".")[3:])) in _GEMMA4:
+        yield 0, (f"blk.{name.split('.')[2]}.{_GEMMA4[own]}", tensor)
     elif name.endswith("shared_expert_gate.weight"):
         layer = name.split(".")[2]
         yield 0, (f"blk.{layer}.ffn_gate_inp_shexp.weight", tensor.view(-1))

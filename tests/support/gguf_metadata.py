@@ -53,6 +53,7 @@ FAMILIES = {
     "GemmaForCausalLM": Family(_NAMES.GEMMA, shifted=True),
     "Gemma2ForCausalLM": Family(_NAMES.GEMMA2, shifted=True),
     "Gemma3ForCausalLM": Family(_NAMES.GEMMA3, shifted=True),
+    "Gemma4ForCausalLM": Family(_NAMES.GEMMA4),
     "GPT2LMHeadModel": Family(
         _NAMES.GPT2, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"), left_out=("lm_head",)
     ),
@@ -128,6 +129,8 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
     if arch == "gemma3":
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         fields["gemma3.attention.sliding_window_pattern"] = slides
+    if arch == "gemma4":
+        fields |= {f"gemma4.{key}": value for key, value in _gemma4(config).items()}
     if arch in ("gpt-oss", "minimax-m2"):
         fields[f"{arch}.expert_feed_forward_length"] = config["intermediate_size"]
     if arch in ("glm4moe", "dots1"):
@@ -145,6 +148,32 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         fields.pop(f"{arch}.nextn_predict_layers", None)  # the converter leaves such layers out
         fields |= {f"{arch}.{key}": value for key, value in latent_fields(config, joined=joined).items()}
     return fields
+
+
+def _gemma4(config: Mapping[str, Any]) -> Fields:
+    """What the converter writes of layers with heads of two widths, some of which have no caches."""
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    far = config["per_layer_config"][str(slides.index(False))]
+    near_heads = config["num_key_value_heads"]
+    heads = [near_heads if each else far.get("num_key_value_heads", near_heads) for each in slides]
+    inner, wide = config["intermediate_size"], 1 + config["use_double_wide_mlp"]
+    return {
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": shared,
+        "attention.key_length": far["head_dim"],
+        "attention.value_length": far["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.head_count_kv": Typed(_ARRAY, heads, I32),
+        "feed_forward_length": Typed(
+            _ARRAY, [inner * (wide if i >= layers - shared else 1) for i in range(layers)], I32
+        ),
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.dimension_count": far["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base_swa": float(config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+    } | ({"expert_used_count": config["top_k_experts"]} if config["enable_moe_block"] else {})
 
 
 def _rope(arch: str, config: Mapping[str, Any]) -> Fields:

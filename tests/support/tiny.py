@@ -146,6 +146,8 @@ def randomise(model: nn.Module, seed: int, scale: float) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 _IN_NO_TABLE = ("Mistral4ForCausalLM",)

@@ -74,6 +74,32 @@ _MAMBA = {
     "mamba_d_state": 24,
     "rms_norm_eps": 1e-3,
 }
+_TWO_WIDTHS: dict[str, object] = {
+    **_SHAPE,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_hidden_layers": 4,
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
+}
+SHARED_CACHES: dict[str, object] = {
+    "attention_k_eq_v": False,
+    "num_hidden_layers": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    + ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 320,
+}
+"""What small Gemma 4 models have: late layers that read caches of others, and vectors for layers."""
+EXPERTS_BESIDE: dict[str, object] = {**_HYBRID_EXPERTS, "enable_moe_block": True, "top_k_experts": 3}
+"""What a Gemma 4 with experts beside its MLPs has."""
 FAMILIES: dict[str, dict[str, object]] = {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
@@ -110,6 +136,8 @@ FAMILIES: dict[str, dict[str, object]] = {
         },
         "tie_word_embeddings": True,
     },
+    "Gemma4ForCausalLM": _TWO_WIDTHS,
+    "Gemma4UnifiedForCausalLM": {**_TWO_WIDTHS, "attention_k_eq_v": False},
     "Olmo2ForCausalLM": _SHAPE,
     "GraniteForCausalLM": {
         **_SHAPE,

@@ -100,7 +100,8 @@ def moved(argument: Any, target: torch.device) -> Any:
         case tuple():
             return tuple(moved(each, target) for each in cast("tuple[Any, ...]", argument))
         case HeadPrep():
-            return msgspec.structs.replace(argument, cos_sin=moved(argument.cos_sin, target))
+            given = msgspec.structs.asdict(argument)
+            return HeadPrep(**{name: moved(value, target) for name, value in given.items()})
         case StateRows():
             return replace(argument, table=argument.table.to(target))
         case ForwardContext() | Grouped() | Factors() | Segments():
@@ -156,7 +157,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("activation", (x, "gelu_tanh")),
         _Case("gated", (values(5, 70), "relu")),
         _Case("gated", (values(5, 70) * 5, "clamped")),
-        _Case("rotary_and_cache", (q, k, v, kv, step, HeadPrep(cos_sin))),
+        *_head_cases((q, k, v, kv, step), cos_sin, (values(dim), values(dim), values(dim))),
         _Case("attention", (q, kv, step), {"scale": 0.2}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "sinks": values(q.shape[1]).float()}),
@@ -180,6 +181,20 @@ def _weighted(rows: Tensor, skip: int) -> Tensor:
     return (rows.float() * weights).sum(0, keepdim=True) / weights.sum()
 
 
+def _head_cases(
+    given: tuple[Tensor, Tensor, Tensor, Tensor, ForwardContext],
+    cos_sin: Tensor,
+    norms: tuple[Tensor, Tensor, Tensor],
+) -> list[_Case]:
+    """Heads with a place in the cache that are rotated, with norms and without, and heads that have none."""
+    q_norm, k_norm, v_norm = norms
+    return [
+        _Case("rotary_and_cache", (*given, HeadPrep(cos_sin))),
+        _Case("rotary_and_cache", (*given, HeadPrep(cos_sin, q_norm, k_norm, 1e-5, v_norm))),
+        _Case("rotate", (given[0], cos_sin, q_norm, 1e-5)),
+    ]
+
+
 def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> _Case:
     """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48."""
     up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
@@ -201,6 +216,7 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
         _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
         _Case("gate", (x, values(*x.shape), "sigmoid")),
         _Case("xielu", (x, torch.tensor([0.8, 1.3]))),
+        _Case("gate", (x, values(*x.shape), "gelu_tanh")),
         _Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),
     ]
 

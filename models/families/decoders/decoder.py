@@ -218,33 +218,32 @@ class TrunkForCausalLM(nn.Module):
         return self.lm_head(hidden)  # [R, vocab_size] float32
 
     def attention_layers(self) -> list[CachedAttention]:
-        return [module for module in self.modules() if isinstance(module, CachedAttention)]
+        layers = (module for module in self.modules() if isinstance(module, CachedAttention))
+        return [layer for layer in layers if layer.owns_cache]
 
 
-class DecoderForCausalLM(TrunkForCausalLM):
-    """A family of this decoder: its class names the struct that reads its fields of config.json."""
+class HeadFirstForCausalLM(TrunkForCausalLM):
+    """A trunk of modules with their own names in the checkpoint, whose logits may be scaled and capped."""
 
-    fields: ClassVar[type[DecoderFields]] = DecoderFields
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
     trunks: ClassVar[tuple[str, ...]] = TRUNKS
     """The scopes in which a checkpoint may have the trunk."""
-    layer_class: ClassVar[type[nn.Module]] = DecoderLayer
-    """The class of layers, which is called and computes as `DecoderLayer`."""
     saved_names: ClassVar[Mapping[str, str]] = {}
     """What the family's checkpoints call modules, by the names that they have here."""
 
-    def __init__(self, setup: ModelSetup) -> None:
-        spec = replace(self.spec(setup), **self.fixed)
-        trunk = Decoder(setup.config, spec, setup.parallel, self.layer_class)
-        super().__init__(setup, trunk, trunk.embed_tokens, head_bias=spec.head_bias)
+    def __init__(
+        self,
+        setup: ModelSetup,
+        trunk: nn.Module,
+        embedding: Embedding,
+        *,
+        head_bias: bool = False,
+        logit_scale: float = 1.0,
+        logit_softcap: float | None = None,
+    ) -> None:
+        super().__init__(setup, trunk, embedding, head_bias=head_bias)
         self.causal = not looks_ahead(setup.config)
-        self.logit_scale = spec.logit_scale
-        self.logit_softcap = spec.logit_softcap
-
-    def spec(self, setup: ModelSetup) -> DecoderSpec:
-        fields = family_fields(setup.config, self.fields)
-        return fields.spec(setup, fields.rope(setup))
+        self.logit_scale = logit_scale
+        self.logit_softcap = logit_softcap
 
     def pull(self, weights: Weights) -> None:
         """Read the head behind the embeddings, which it may share, and ahead of the layers.
@@ -266,6 +265,32 @@ class DecoderForCausalLM(TrunkForCausalLM):
         if self.logit_softcap is not None:
             logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits
+
+
+class DecoderForCausalLM(HeadFirstForCausalLM):
+    """A family of this decoder: its class names the struct that reads its fields of config.json."""
+
+    fields: ClassVar[type[DecoderFields]] = DecoderFields
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
+    layer_class: ClassVar[type[nn.Module]] = DecoderLayer
+    """The class of layers, which is called and computes as `DecoderLayer`."""
+
+    def __init__(self, setup: ModelSetup) -> None:
+        spec = replace(self.spec(setup), **self.fixed)
+        trunk = Decoder(setup.config, spec, setup.parallel, self.layer_class)
+        super().__init__(
+            setup,
+            trunk,
+            trunk.embed_tokens,
+            head_bias=spec.head_bias,
+            logit_scale=spec.logit_scale,
+            logit_softcap=spec.logit_softcap,
+        )
+
+    def spec(self, setup: ModelSetup) -> DecoderSpec:
+        fields = family_fields(setup.config, self.fields)
+        return fields.spec(setup, fields.rope(setup))
 
 
 def make_norm(size: int, spec: DecoderSpec, source: str = "") -> Norm:

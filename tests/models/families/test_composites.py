@@ -14,7 +14,7 @@ import transformers
 from drive import assert_logits, load_ranks
 from safetensors.torch import load_file, save_file
 from tiny import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, randomise, shape_of
-from tiny_shapes import GROWING_QUERIES
+from tiny_shapes import EXPERTS_BESIDE, GROWING_QUERIES
 from torch import Tensor
 
 from models.composites import COMPOSITES
@@ -81,6 +81,20 @@ def _mistral(**text: object) -> dict[str, Any]:
     }
 
 
+def _of(architecture: str) -> dict[str, object]:
+    """The fields of a tiny text that differ from those of others."""
+    return {
+        name: value
+        for name, value in shape_of(architecture).items()
+        if name not in _TEXT or name == "num_hidden_layers"
+    }
+
+
+_WIDE_VISION = {
+    **{name: value for name, value in _ENCODER.items() if name != "image_size"},
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
 _PARTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {
@@ -91,6 +105,16 @@ _PARTS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
+    },
+    "Gemma4ForConditionalGeneration": {
+        "text_config": {**_TEXT, **_of("Gemma4ForCausalLM"), **EXPERTS_BESIDE},
+        "vision_config": _WIDE_VISION,
+        "audio_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
+    "Gemma4UnifiedForConditionalGeneration": {
+        "text_config": {**_TEXT, **_of("Gemma4UnifiedForCausalLM")},
+        "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
+        "audio_config": {},
     },
     "Mistral3ForConditionalGeneration": _mistral(model_type="mistral", sliding_window=None),
     "Mistral3ForConditionalGeneration of Ministral 3": _mistral(

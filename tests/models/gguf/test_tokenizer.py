@@ -205,6 +205,16 @@ def test_sentence_pieces_with_scores(prefix: bool, tmp_path: Path) -> None:
     assert_alike(again(tmp_path, fields), before, [*texts, "a</s>b", "<tool> c <tool>"])
 
 
+def test_sentence_pieces_with_merges(tmp_path: Path) -> None:
+    """Gemma 4's files have them, and scores that mean nothing."""
+    before, fields = sentence_pieces(prefix=False)
+    merges = [" ".join(pair) for pair in json.loads(before.to_str())["model"]["merges"]]
+    own: Fields = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    fields = {name: value for name, value in fields.items() if not name.endswith("scores")} | own
+    texts = [text for text in some_texts() if "<" not in text]
+    assert_alike(again(tmp_path, fields), before, [*texts, "a</s>b", "<tool> c <tool>"])
+
+
 def test_unigrams(tmp_path: Path) -> None:
     before = Tokenizer(models.Unigram())
     before.pre_tokenizer = pre_tokenizers.Sequence(

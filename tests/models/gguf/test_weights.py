@@ -14,7 +14,9 @@ from encoded import TEXTS, assert_near, hf_hidden, run
 from gguf_blocks import KINDS, in_blocks
 from gguf_metadata import FAMILIES
 from gguf_pairs import Pair, Recipe, assert_same_logits, load_pair, write_pair
+from gguf_writer import Blob
 from safetensors.torch import load_file
+from tiny_shapes import EXPERTS_BESIDE, SHARED_CACHES
 
 from models.checkpoint.files import open_source
 from models.checkpoint.weights import Reading, Weights
@@ -79,8 +81,22 @@ def test_every_coding(recipe: Recipe, tmp_path: Path) -> None:
 @pytest.mark.turns(5)
 @pytest.mark.parametrize("arch", DECODERS)
 def test_every_family_of_decoders(arch: str, tmp_path: Path) -> None:
-    pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}), **sizes(arch))
+    blobs = [turned(16)] if arch == "Gemma4ForCausalLM" else []
+    pair = write_pair(tmp_path, arch, Recipe("Q8_0", {"ffn_down": "F16"}, blobs=blobs), **sizes(arch))
     assert_same_logits(pair, *((1,) if arch in HYBRIDS else (1, 2)))
+
+
+def test_gemma_4_without_values(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 96}
+    pair = write_pair(tmp_path, "Gemma4ForCausalLM", Recipe("Q8_0", blobs=[turned(16)]), **shape)
+    assert_same_logits(pair, 1)
+
+
+def turned(pairs: int) -> Blob:
+    """The factors of a rotation of which a quarter of so many pairs turns."""
+    factors = np.full(pairs, 1e30, np.float32)
+    factors[: pairs // 4] = 1
+    return Blob("rope_freqs.weight", (pairs,), 0, factors.tobytes())
 
 
 @pytest.mark.turns
@@ -99,6 +115,9 @@ def sizes(arch: str) -> dict[str, object]:
     if arch == "GPT2LMHeadModel":
         return {"n_embd": 64, "n_inner": 96}
     found: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
+    if arch == "Gemma4ForCausalLM":
+        found |= {**SHARED_CACHES, **EXPERTS_BESIDE, "hidden_size_per_layer_input": 32}
+        found |= {"moe_intermediate_size": 64}
     if arch in HYBRIDS:
         found |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
     if arch in WITH_WIDTHS:

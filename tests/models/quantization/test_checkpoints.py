@@ -10,6 +10,7 @@ import torch
 from drive import assert_logits
 from packed import Recipe, write_pair
 from tiny import hf_logits
+from tiny_shapes import SHARED_CACHES
 
 PROMPT = random.Random(1).choices(range(5, 300), k=23)
 
@@ -58,4 +59,13 @@ def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
     """Their projections are several parts of one matrix, or brought into another order."""
     shape = {**SHAPE, "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_value_head_dim": 16}
     pair = write_pair(tmp_path, recipe, arch, mlp_only_layers=[0, 1, 2, 3], **shape)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "pack-quantized"])
+def test_gemma_4(method: str, tmp_path: Path) -> None:
+    """Queries, keys and values are one matrix in some layers, and queries alone in others."""
+    recipe = Recipe(method=method, group=32, plain=("per_layer_model_projection",))
+    shape = {**SHAPE, **SHARED_CACHES, "hidden_size_per_layer_input": 32}
+    pair = write_pair(tmp_path, recipe, "Gemma4ForCausalLM", **shape)
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)

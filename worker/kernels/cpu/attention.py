@@ -17,7 +17,7 @@ from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, Hea
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
 
-_MAX_DIM, _TILE = 256, 64
+_MAX_DIM, _TILE = 512, 64
 """The widest head and the rows of a tile, as in `csrc/attention_tile.h`."""
 
 
@@ -44,6 +44,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         cos_sin, q_norm, k_norm = prep.cos_sin, prep.q_norm, prep.k_norm
+        v_norm = prep.v_norm
         if q_norm is None or k_norm is None:
             q_norm = k_norm = None
         _check_heads(q, k, v, kv, context)
@@ -51,7 +52,10 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
             _check_rotation("rotary_and_cache", q, cos_sin)
         if q_norm is not None and k_norm is not None and not q_norm.shape == k_norm.shape == q.shape[2:]:
             refuse("rotary_and_cache", q=q, q_norm=q_norm, k_norm=k_norm)
-        if not (_fit(q, k, v) and _suits(kv, q) and _agree(q_norm, k_norm, q.dtype) and _plain(cos_sin)):
+        if v_norm is not None and (q_norm is None or v_norm.shape != q_norm.shape):
+            refuse("rotary_and_cache", q=q, q_norm=q_norm, v_norm=v_norm)
+        agree = _agree(q_norm, k_norm, q.dtype) and _agree(q_norm, v_norm, q.dtype)
+        if not (agree and _fit(q, k, v) and _suits(kv, q) and _plain(cos_sin)):
             return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
         tokens, heads, _ = q.shape
         out = empty(q.shape, q.dtype)
@@ -59,7 +63,7 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
             *(context.slot_mapping.data_ptr(), *_angles(cos_sin)),
-            *(address(q_norm), address(k_norm), prep.eps),
+            *(address(q_norm), address(k_norm), address(v_norm), prep.eps),
             *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
         )
         return out
@@ -70,12 +74,18 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
 def _rotate(library: Library) -> Callable[..., Tensor]:
     run = library.function("rotate", quick=True)
 
-    def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-        _check_rotation("rotate", x, cos_sin)
-        if not (_fit(x) and _plain(cos_sin)):
-            return reference.rotate(x, cos_sin)
-        out = empty(x.shape, x.dtype)
-        run(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), *x.shape, KINDS[x.dtype])
+    def rotate(x: Tensor, cos_sin: Tensor | None, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        if cos_sin is not None:
+            _check_rotation("rotate", x, cos_sin)
+        if norm is not None and norm.shape != x.shape[2:]:
+            refuse("rotate", x=x, norm=norm)
+        if not (_fit(x) and _plain(cos_sin) and _agree(norm, norm, x.dtype)):
+            return reference.rotate(x, cos_sin, norm, eps)
+        out, kind = empty(x.shape, x.dtype), KINDS[x.dtype]
+        run(
+            *(x.data_ptr(), x.stride(0), out.data_ptr(), *_angles(cos_sin), address(norm), eps),
+            *(*x.shape, kind, kind if norm is None else KINDS[norm.dtype]),
+        )
         return out
 
     return rotate
@@ -195,12 +205,12 @@ def _suits(kv: Tensor, q: Tensor) -> bool:
     return kv.dtype == q.dtype and kv.is_contiguous()
 
 
-def _agree(q_norm: Tensor | None, k_norm: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether there are no norms, or both have contiguous weights of one type: the heads', or float32."""
-    if q_norm is None or k_norm is None:
+def _agree(norm: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether one is missing, or both have contiguous weights of one type: the heads', or float32."""
+    if norm is None or other is None:
         return True
-    contiguous = q_norm.is_contiguous() and k_norm.is_contiguous()
-    return contiguous and q_norm.dtype == k_norm.dtype and q_norm.dtype in (dtype, torch.float32)
+    contiguous = norm.is_contiguous() and other.is_contiguous()
+    return contiguous and norm.dtype == other.dtype and norm.dtype in (dtype, torch.float32)
 
 
 def _plain(cos_sin: Tensor | None) -> bool:

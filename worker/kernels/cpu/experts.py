@@ -51,20 +51,26 @@ def _route(library: Library, linear: Operation) -> Operation:
     run = library.function("choose")
 
     def route(
-        x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        correction: Tensor | None,
+        routing: Routing,
+        factors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if type(weight) is not Packed:
-            return expert_ops.route(x, weight, bias, correction, routing)
+            return expert_ops.route(x, weight, bias, correction, routing, factors)
         if weight.columns != routing.experts:
             refuse("route", x=x, weight=weight)
         fits = (routing.experts,), torch.float32
-        if correction is not None and (correction.shape, correction.dtype) != fits:
-            refuse("route", x=x, correction=correction)
+        for numbers in (correction, factors):
+            if numbers is not None and (numbers.shape, numbers.dtype) != fits:
+                refuse("route", x=x, correction=correction, factors=factors)
         logits = linear(x, weight, bias, wide=True)
         ids = empty((len(x), routing.chosen), torch.int32)
         shares = empty((len(x), routing.chosen), torch.float32)
         run(
-            *(logits.data_ptr(), address(correction)),
+            *(logits.data_ptr(), address(correction), address(factors)),
             *(ids.data_ptr(), shares.data_ptr(), len(x), routing.experts, routing.chosen),
             *(routing.scores == "sigmoid", routing.normalised),
             *(routing.groups, routing.kept_groups, routing.summed_best),

@@ -16,7 +16,7 @@ from models.ops import recurrent_ops
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
 
-_OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2}
+_OPENINGS = {"silu": 0, "sigmoid": 1, "identity": 2, "gelu_tanh": 3}
 """The functions of gates: `opening` in `csrc/gate.c`."""
 
 
@@ -160,7 +160,7 @@ def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
     run = library.function("gate", quick=True)
 
     def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
-        if not _are_gates(x, gates):
+        if not _are_gates(x, gates) or kind not in _OPENINGS:
             return recurrent_ops.gate(x, gates, kind)
         return launch(x, gates, None, 0.0, kind)
 

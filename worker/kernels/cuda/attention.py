@@ -1,6 +1,6 @@
 """Attention by Triton: the operations `attention` and `encoder_attention`.
 
-The reference computes what the kernels cannot: heads wider than 256, and tensors that lie otherwise in
+The reference computes what the kernels cannot: heads wider than 512, and tensors that lie otherwise in
 memory.
 """
 
@@ -22,7 +22,7 @@ from worker.kernels.cuda.attention_plan import MOST_SPLITS, Heads, Launch, empty
 from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
 from worker.kernels.cuda.launch import launch
 
-MOST_DIM, MOST_GROUP = 256, 64
+MOST_DIM, MOST_GROUP = 512, 64
 """The widest head, and the most query heads that share a key head."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634

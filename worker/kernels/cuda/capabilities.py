@@ -75,7 +75,9 @@ def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *
     `short`: the block of queries holds decoding tokens or a few more, whose keys are split.
     """
     least = 1 << (group - 1).bit_length()  # one token's heads fit
-    if short:
+    if dim > 256:
+        tiles = _wide(dtype, short=short)
+    elif short:
         tiles = _short(capability, dtype, dim)
     elif dtype == torch.float32:
         tiles = Tiles(32, 32, 4, 1 if dim > 128 else 2)
@@ -98,6 +100,13 @@ def _large(capability: int, dim: int) -> Tiles:
     if dim > 128:
         return Tiles(64, 32, 8, 2)
     return Tiles(128, 64, 8, 2 if _is_blackwell(capability) and dim <= 64 else 3)
+
+
+def _wide(dtype: torch.dtype, *, short: bool) -> Tiles:
+    """The tiles for heads of up to 512 numbers, of which a few fill the registers, on every card."""
+    if dtype == torch.float32:
+        return Tiles(SHORT_ROWS, 16, 8, 1)
+    return Tiles(SHORT_ROWS, 16, 4, 2) if short else Tiles(2 * SHORT_ROWS, 16, 8, 2)
 
 
 def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:

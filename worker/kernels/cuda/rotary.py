@@ -62,10 +62,11 @@ def _fitted(x, scale, MOST: constexpr):
 @triton.jit
 def prepare_and_cache(
     q_ptr, k_ptr, v_ptr, out_ptr, keys_ptr, values_ptr, slots_ptr, angles_ptr, q_norm_ptr, k_norm_ptr,
-    q_stride, k_stride, v_stride, eps, k_scale, v_scale, QUERIES: constexpr, KEYS: constexpr, DIM: constexpr,
-    WIDE: constexpr, PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr, MOST: constexpr,
+    v_norm_ptr, q_stride, k_stride, v_stride, eps, k_scale, v_scale, QUERIES: constexpr, KEYS: constexpr,
+    DIM: constexpr, WIDE: constexpr, PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr,
+    VALUES_NORMED: constexpr, MOST: constexpr,
 ):  # fmt: skip
-    """Prepare one head of one token: those of queries come first, then keys, then values, which pass.
+    """Prepare one head of one token: those of queries come first, then keys, then values.
 
     MOST is the largest number of a cache of 8 bits, where numbers are divided by scales; or 0.
     """
@@ -87,22 +88,22 @@ def prepare_and_cache(
         else:
             head = head - KEYS
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
-            value = tl.load(v_ptr + token * v_stride + head * DIM + dims, mask=there, other=0.0)
-            if MOST > 0:
-                value = _fitted(value.to(tl.float32), v_scale, MOST)
+            x_ptr = v_ptr + token * v_stride + head * DIM
+            value = prepared(x_ptr, v_norm_ptr, angles_ptr, token, eps, DIM, WIDE, 0, VALUES_NORMED)
+            value = _fitted(value, v_scale, MOST)
             tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def turn(
-    x_ptr, out_ptr, angles_ptr, x_stride, HEADS: constexpr, DIM: constexpr, WIDE: constexpr,
-    ROTATED: constexpr,
+    x_ptr, out_ptr, angles_ptr, norm_ptr, x_stride, eps, HEADS: constexpr, DIM: constexpr, WIDE: constexpr,
+    ROTATED: constexpr, NORMED: constexpr,
 ):  # fmt: skip
-    """Rotate one head of one token."""
+    """Normalise and rotate one head of one token."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, WIDE)
     x_ptr += token * x_stride + head * DIM
-    x = prepared(x_ptr, x_ptr, angles_ptr, token, 0.0, DIM, WIDE, ROTATED, False)
+    x = prepared(x_ptr, norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
     tl.store(out_ptr + (token * HEADS + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=dims < DIM)
 
 
@@ -119,6 +120,8 @@ def rotary_and_cache(
     q_norm, k_norm = prep.q_norm, prep.k_norm
     normed = q_norm is not None and k_norm is not None
     weights = (q_norm, k_norm) if normed else ()
+    if prep.v_norm is not None:
+        weights = (*weights, prep.v_norm)
     if not (
         fits(heads, q, k, v)
         and kv.dtype in (q.dtype, *CACHE_DTYPES.values())
@@ -132,24 +135,26 @@ def rotary_and_cache(
         prepare_and_cache,
         (len(q), heads.queries + 2 * heads.keys),
         *(q, k, v, out, kv[0], kv[1], context.slot_mapping, cos_sin, q_norm, k_norm),
-        *(q.stride(0), k.stride(0), v.stride(0), prep.eps, scales.keys, scales.values),
+        *(prep.v_norm, q.stride(0), k.stride(0), v.stride(0), prep.eps, scales.keys, scales.values),
         *(heads.queries, heads.keys, heads.dim, padded(heads.dim), context.block_size),
-        *(0 if cos_sin is None else cos_sin.shape[1], normed),
+        *(0 if cos_sin is None else cos_sin.shape[1], normed, prep.v_norm is not None),
         torch.finfo(kv.dtype).max if kv.dtype.itemsize == 1 else 0.0,
         num_warps=1,
     )
     return out
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos_sin: Tensor | None, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
     tokens, count, dim = x.shape
-    if not (fits(Heads(count, count, dim), x) and cos_sin.is_contiguous()):
-        return reference.rotate(x, cos_sin)
+    contiguous = all(given is None or given.is_contiguous() for given in (cos_sin, norm))
+    if not (fits(Heads(count, count, dim), x) and contiguous):
+        return reference.rotate(x, cos_sin, norm, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch(
         turn,
         (tokens, count),
-        *(x, out, cos_sin, x.stride(0), count, dim, padded(dim), cos_sin.shape[1]),
+        *(x, out, cos_sin, norm, x.stride(0), eps, count, dim, padded(dim)),
+        *(0 if cos_sin is None else cos_sin.shape[1], norm is not None),
         num_warps=1,
     )
     return out

@@ -11,6 +11,7 @@ import pytest
 import torch
 from drive import Driver, load_ranks, run_in_chunks
 from tiny import hf_logits, hf_model, tiny_checkpoint
+from tiny_shapes import EXPERTS_BESIDE, SHARED_CACHES
 from torch import Tensor
 
 
@@ -88,6 +89,10 @@ CASES = [
     Case("GemmaForCausalLM"),
     Case("Gemma2ForCausalLM"),
     Case("Gemma3ForCausalLM"),
+    Case("Gemma4ForCausalLM"),
+    Case("Gemma4ForCausalLM", "shared caches", SHARED_CACHES),
+    Case("Gemma4ForCausalLM", "experts", EXPERTS_BESIDE),
+    Case("Gemma4UnifiedForCausalLM"),
     Case("Olmo2ForCausalLM"),
     Case("GraniteForCausalLM"),
     Case("SmolLM3ForCausalLM"),

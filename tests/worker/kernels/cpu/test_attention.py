@@ -16,7 +16,17 @@ from models.ops import reference
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(1, 1, 8), (2, 1, 16), (3, 3, 64), (2, 2, 128), (8, 1, 40), (4, 2, 80), (1, 2, 256), (5, 1, 96)]
+SHAPES = [
+    (1, 1, 8),
+    (2, 1, 16),
+    (3, 3, 64),
+    (2, 2, 128),
+    (8, 1, 40),
+    (4, 2, 80),
+    (1, 2, 256),
+    (5, 1, 96),
+    (4, 1, 512),
+]
 """Query heads for each key head, key heads, dimensions."""
 
 

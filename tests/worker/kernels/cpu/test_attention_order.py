@@ -17,7 +17,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.kernels.cpu.operations import Table
 
-DIMS = (32, 64, 80, 96, 128, 256)
+DIMS = (32, 64, 80, 96, 128, 256, 512)
 PIECES = (2, 3, 17, 64, 100)
 """New tokens of the rows into which a prompt is cut."""
 

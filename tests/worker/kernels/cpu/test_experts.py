@@ -181,12 +181,14 @@ def test_choices_are_as_specified(level: str, dtype: torch.dtype, routing: Routi
     for correction in (None, torch.randn(12) / 4):
         if correction is not None:
             correction[5] = correction[2]
-        ids, shares = table["route"](x, packed, bias, correction, routing)
-        expected_ids, expected = expert_ops.route(x, weight, bias, correction, routing)
+        factors = torch.rand(routing.experts)
+        ids, shares = table["route"](x, packed, bias, correction, routing, factors)
+        expected_ids, expected = expert_ops.route(x, weight, bias, correction, routing, factors)
         same = (ids == expected_ids).all(-1)
         assert same.sum() >= len(x) - 1  # scores may be a digit apart
         torch.testing.assert_close(shares[same], expected[same], rtol=1e-4, atol=1e-6)
-        alone = [table["route"](x[row : row + 1], packed, bias, correction, routing) for row in (0, 7, 399)]
+        given = bias, correction, routing, factors
+        alone = [table["route"](x[row : row + 1], packed, *given) for row in (0, 7, 399)]
         assert torch.equal(torch.cat([each[1] for each in alone]), shares[[0, 7, 399]])
 
 

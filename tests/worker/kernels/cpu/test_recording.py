@@ -12,6 +12,7 @@ import torch
 from compared import Compared, layout_of
 from drive import Driver, load_ranks
 from tiny import ENCODERS, VOCAB_SIZE, tiny_checkpoint
+from tiny_shapes import EXPERTS_BESIDE, SHARED_CACHES
 from torch import Tensor
 
 from models import ops
@@ -105,6 +106,7 @@ DECODERS = {
     "GemmaForCausalLM": True,
     "Gemma2ForCausalLM": True,
     "Gemma3ForCausalLM": True,
+    "Gemma4ForCausalLM": True,
     "GraniteForCausalLM": True,
     "SmolLM3ForCausalLM": True,
     "Olmo2ForCausalLM": True,
@@ -132,17 +134,24 @@ DECODERS = {
 """Families, and whether their steps are replayed: all of ours, and not those that run transformers' code."""
 
 
+VARIANTS: dict[str, dict[str, object]] = {
+    "Gemma4ForCausalLM with shared caches": {**SHARED_CACHES, "head_dim": 256, "global_head_dim": 512},
+    "Gemma4ForCausalLM with experts": EXPERTS_BESIDE,
+}
+
+
 @pytest.mark.turns(7)
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", [*DECODERS, *VARIANTS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_decoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    driver, compared = decoding(tiny_checkpoint(family, tmp_path), dtype)
+    architecture = family.partition(" ")[0]
+    driver, compared = decoding(tiny_checkpoint(architecture, tmp_path, **VARIANTS.get(family, {})), dtype)
     driver.hidden({0: range(5, 25), 1: [7], 2: range(40, 53)})
     for token in range(100, 106):
         driver.hidden({0: [token], 1: [token + 1], 2: [token + 2]})
         driver.hidden({token % 3: [token + 3]})
         driver.hidden({0: [token], 1: [token + 1, token]})
-    assert compared.replays == (19 if DECODERS[family] else 0)
+    assert compared.replays == (19 if DECODERS[architecture] else 0)
 
 
 def mixes() -> Iterator[list[int]]:

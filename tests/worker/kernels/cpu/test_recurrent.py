@@ -131,7 +131,7 @@ def test_causal_conv(table: Table, dtype: torch.dtype, channels: int, taps: int,
 def test_gates(table: Table, dtype: torch.dtype, width: int) -> None:
     x, gates = torch.randn(2, 9, 3 * width + 5).to(dtype)[:, :, : 3 * width]
     weight = torch.randn(width)
-    for kind in ("silu", "sigmoid", "identity"):
+    for kind in ("silu", "sigmoid", "identity", "gelu_tanh"):
         assert_rounded(table["gate"](x, gates, kind), recurrent_ops.gate(x.double(), gates.double(), kind))
     for given in {weight, weight.to(dtype)}:
         expected = recurrent_ops.gated_norm(x.double(), gates.double(), given.double(), 1e-6)

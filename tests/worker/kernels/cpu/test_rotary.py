@@ -15,7 +15,7 @@ from models.ops.attention_inputs import HeadPrep
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(4, 2, 64, 64), (3, 1, 16, 6), (2, 2, 40, 40), (9, 3, 128, 32), (1, 1, 256, 256)]
+SHAPES = [(4, 2, 64, 64), (3, 1, 16, 6), (2, 2, 40, 40), (9, 3, 128, 32), (1, 1, 512, 512)]
 """Heads, key heads, dimensions, rotated dimensions."""
 EPS = 1e-5
 
@@ -52,11 +52,13 @@ def test_rotation_has_the_bits_of_the_reference(
 @pytest.mark.parametrize(
     ("dtype", "weights"), [(DTYPES[0], DTYPES[0]), (DTYPES[1], DTYPES[0]), (DTYPES[1],) * 2]
 )
+@pytest.mark.parametrize("normed_values", [False, True])
 def test_norms_come_first(
-    table: Table, step: ForwardContext, dtype: torch.dtype, weights: torch.dtype
+    table: Table, step: ForwardContext, dtype: torch.dtype, weights: torch.dtype, normed_values: bool
 ) -> None:
     (q, k, v), cos_sin = fused(153, 4, 2, 72, dtype), angles(72)
-    prep = HeadPrep(cos_sin, torch.randn(72).to(weights), torch.randn(72).to(weights), EPS)
+    q_norm, k_norm, v_norm = torch.randn(3, 72).to(weights)
+    prep = HeadPrep(cos_sin, q_norm, k_norm, EPS, v_norm if normed_values else None)
     kv, expected = empty_cache(step, 2, 72, dtype), empty_cache(step, 2, 72, dtype)
     out = table["rotary_and_cache"](q, k, v, kv, step, prep)
     turned = reference.rotary_and_cache(q, k, v, expected, step, prep)
@@ -67,6 +69,10 @@ def test_norms_come_first(
     torch.testing.assert_close(out, turned, **tolerance)
     torch.testing.assert_close(kv, expected, **tolerance)
     assert (out == turned).float().mean() > (0.4 if dtype == torch.float32 else 0.99)
+    for angles_or_none in (cos_sin, None):
+        alone = table["rotate"](q, angles_or_none, q_norm, EPS)
+        torch.testing.assert_close(alone, reference.rotate(q, angles_or_none, q_norm, EPS), **tolerance)
+    assert torch.equal(table["rotate"](q, cos_sin, q_norm, EPS), out)
 
 
 def test_a_token_has_the_same_bits_in_any_batch(table: Table) -> None:
@@ -83,7 +89,7 @@ def test_a_token_has_the_same_bits_in_any_batch(table: Table) -> None:
         assert torch.equal(alone, together[one])
 
 
-@pytest.mark.parametrize("dim", [12, 264])
+@pytest.mark.parametrize("dim", [12, 520])
 def test_the_reference_computes_what_the_kernels_cannot(table: Table, step: ForwardContext, dim: int) -> None:
     (q, k, v), cos_sin = fused(153, 2, 1, dim, torch.float32), angles(4)
     kv, expected = (empty_cache(step, 1, dim, torch.float32) for _ in range(2))

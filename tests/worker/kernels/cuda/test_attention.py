@@ -43,6 +43,7 @@ def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> T
         ([70], [200], 1, 1, 96, 64),  # a tile of keys lies in one block
         ([1, 3], [9, 20], 20, 1, 16, 16),  # one token's heads take more than the least tile
         ([5, 1], [5, 300], 2, 1, 256, 16),
+        ([5, 1], [5, 300], 8, 1, 512, 16),
         ([1, 6], [50, 31], 7, 1, 128, 20),
         ([3, 1, 1], [3, 1, 44], 3, 3, 48, 7),
     ],

@@ -97,17 +97,19 @@ def test_heads_are_prepared_and_cached(
         q_norm=values(dim, dtype=dtype) if normed else None,
         k_norm=values(dim, dtype=dtype) if normed else None,
         eps=1e-6,
+        v_norm=values(dim, dtype=dtype) if normed and group > 1 else None,
     )
     cache = make_cache(step, 2, dim, dtype).to(DEVICE)
     expected = cache.double()
     block, place = step.slot_mapping // step.block_size, step.slot_mapping % step.block_size
     expected[0, block, :, place] = prepared(k, prep.k_norm, prep)
-    expected[1, block, :, place] = v.double()
+    expected[1, block, :, place] = prepared(v, prep.v_norm, HeadPrep(eps=prep.eps))
     assert_near(OPERATIONS["rotary_and_cache"](q, k, v, cache, step, prep), prepared(q, prep.q_norm, prep))
     assert torch.equal(cache.isnan(), expected.isnan())
     assert_near(cache.nan_to_num(77.0), expected.nan_to_num(77.0))
     if prep.cos_sin is not None:
         assert_near(OPERATIONS["rotate"](q, prep.cos_sin), exact.rotate(q, prep.cos_sin))
+    assert_near(OPERATIONS["rotate"](q, prep.cos_sin, prep.q_norm, prep.eps), prepared(q, prep.q_norm, prep))
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of infinity, by which a gate is closed

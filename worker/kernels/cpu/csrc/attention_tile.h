@@ -24,7 +24,7 @@
 #include "pairs.h"
 #include "threads.h"
 
-enum { TILE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 256 };
+enum { TILE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 512 };
 
 enum { TALL = 8 };  // rows of sums that the registers hold, if a row is one vector wide
 #if defined(__AVX512F__)

@@ -3,7 +3,7 @@
 #include "threads.h"
 #include "words.h"
 
-typedef enum { SILU_OPENING, SIGMOID_OPENING, IDENTITY } opening;  // _OPENINGS of recurrent.py
+typedef enum { SILU_OPENING, SIGMOID_OPENING, IDENTITY, GELU_OPENING } opening;  // _OPENINGS of recurrent.py
 
 typedef struct {
     const void *x, *gate;
@@ -18,6 +18,7 @@ typedef struct {
 
 INLINE vec opened(vec gate, opening f) {
     if (f == IDENTITY) return gate;
+    if (f == GELU_OPENING) return vec_function(gate, GELU_TANH, FLOAT32);
     return f == SIGMOID_OPENING ? vec_sigmoid(gate) : vec_function(gate, SILU, FLOAT32);
 }
 

@@ -10,7 +10,7 @@ typedef struct {
     void *keys, *values;    // of the cache, [blocks, kv_heads, block_size, dim]
     const int64_t *slots;   // [tokens]: places in the cache
     long heads, kv_heads, block_size;
-    rotation q_rotation, k_rotation;
+    rotation q_rotation, k_rotation, v_rotation;
     kind kind;
 } rotary;
 
@@ -25,7 +25,8 @@ INLINE void rotate_token(const rotary *r, long token, kind k, kind norm_kind) {
         const void *key = at(r->k, token * r->k_stride + head * dim, k);
         const void *value = at(r->v, token * r->v_stride + head * dim, k);
         rotate_head(&r->k_rotation, key, at_out(r->keys, place, k), token, k, norm_kind);
-        memcpy(at_out(r->values, place, k), value, dim * width_of(k));
+        if (r->v_rotation.norm == NULL) memcpy(at_out(r->values, place, k), value, dim * width_of(k));
+        else rotate_head(&r->v_rotation, value, at_out(r->values, place, k), token, k, norm_kind);
     }
 }
 
@@ -40,34 +41,39 @@ static void rotate_tokens(const void *task, long first, long last) {
 
 enum { GRAIN = 16384 };  // elements that are worth handing to another thread
 
-// kv [2, blocks, kv_heads, block_size, dim], contiguous. There are both norms or none; if q is float32, so are they.
+// kv [2, blocks, kv_heads, block_size, dim], contiguous. There are both norms of q and k, or no norm; if q is float32, so are
+// they. Values may have a norm too, of the same type.
 EXPORT void rotary_and_cache(const void *q, long q_stride, const void *k, long k_stride, const void *v, long v_stride,
                              void *out, void *kv, long blocks, long kv_heads, long block_size, long dim,
                              const int64_t *slots, const float *cos_sin, long rotated, const void *q_norm,
-                             const void *k_norm, float eps, long tokens, long heads, int kind, int norm_kind) {
+                             const void *k_norm, const void *v_norm, float eps, long tokens, long heads, int kind,
+                             int norm_kind) {
     rotation rotation = {q_norm, norm_kind, eps, cos_sin, rotated, dim};
     rotary r = {q, k, v, q_stride, k_stride, v_stride, out, kv, at_out(kv, blocks * kv_heads * block_size * dim, kind),
-                slots, heads, kv_heads, block_size, rotation, rotation, kind};
+                slots, heads, kv_heads, block_size, rotation, rotation, rotation, kind};
     r.k_rotation.norm = k_norm;
+    r.v_rotation.norm = v_norm;
+    r.v_rotation.rotated = 0;
     spread(tokens, grain_of(GRAIN, (heads + kv_heads) * dim), rotate_tokens, &r);
 }
 
 EXPORT void rotary_and_cache_words(const word *a) {
     rotary_and_cache(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].pointer,
                      a[7].pointer, a[8].whole, a[9].whole, a[10].whole, a[11].whole, a[12].pointer, a[13].pointer,
-                     a[14].whole, a[15].pointer, a[16].pointer, a[17].real, a[18].whole, a[19].whole,
-                     (int)a[20].whole, (int)a[21].whole);
+                     a[14].whole, a[15].pointer, a[16].pointer, a[17].pointer, a[18].real, a[19].whole, a[20].whole,
+                     (int)a[21].whole, (int)a[22].whole);
 }
 
-// x [tokens, heads, dim], of which the heads of a token are contiguous. out is contiguous.
-EXPORT void rotate(const void *x, long stride, void *out, const float *cos_sin, long rotated, long tokens, long heads,
-                   long dim, int kind) {
-    rotation rotation = {.cos_sin = cos_sin, .rotated = rotated, .dim = dim};
+// x [tokens, heads, dim], of which the heads of a token are contiguous. out is contiguous. If x is float32, so is the
+// norm.
+EXPORT void rotate(const void *x, long stride, void *out, const float *cos_sin, long rotated, const void *norm,
+                   float eps, long tokens, long heads, long dim, int kind, int norm_kind) {
+    rotation rotation = {norm, norm_kind, eps, cos_sin, rotated, dim};
     rotary r = {.q = x, .q_stride = stride, .out = out, .heads = heads, .q_rotation = rotation, .kind = kind};
     spread(tokens, grain_of(GRAIN, heads * dim), rotate_tokens, &r);
 }
 
 EXPORT void rotate_words(const word *a) {
-    rotate(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
-           (int)a[8].whole);
+    rotate(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].whole, a[5].pointer, a[6].real, a[7].whole,
+           a[8].whole, a[9].whole, (int)a[10].whole, (int)a[11].whole);
 }

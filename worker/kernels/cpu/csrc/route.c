@@ -6,6 +6,7 @@
 typedef struct {
     const float *logits;      // [T, E]
     const float *correction;  // [E] that is added to scores for the choice, or NULL
+    const float *factors;     // [E] of the shares of each expert, or NULL
     int *ids;                 // [T, k]
     float *shares;            // [T, k]
     long experts, chosen;
@@ -78,23 +79,25 @@ static void choose_row(const choice *c, long row) {
     float divisor = total + c->epsilon, factor = c->factor;
     if (divisor < c->least_sum) divisor = c->least_sum;
     for (long i = 0; i < c->chosen; i++) shares[i] = (c->normalised ? shares[i] / divisor : shares[i]) * factor;
+    for (long i = 0; c->factors && i < c->chosen; i++) shares[i] *= c->factors[ids[i]];
 }
 
 static void choose_rows(const void *task, long first, long last) {
     for (long row = first; row < last; row++) choose_row(task, row);
 }
 
-EXPORT void choose(const void *logits, const void *correction, void *ids, void *shares, long rows, long experts,
-                   long chosen, int sigmoid, int normalised, long groups, long kept, long summed, float epsilon,
-                   float least_sum, float factor) {
-    choice c = {logits, correction, ids, shares,  experts,   chosen, sigmoid, normalised,
-                groups, kept,       summed, epsilon, least_sum, factor};
+EXPORT void choose(const void *logits, const void *correction, const void *factors, void *ids, void *shares, long rows,
+                   long experts, long chosen, int sigmoid, int normalised, long groups, long kept, long summed,
+                   float epsilon, float least_sum, float factor) {
+    choice c = {logits, correction, factors, ids,    shares,  experts,   chosen, sigmoid,
+                normalised, groups, kept,    summed, epsilon, least_sum, factor};
     spread(rows, 16, choose_rows, &c);
 }
 
 EXPORT void choose_words(const word *a) {
-    choose(a[0].pointer, a[1].pointer, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].whole, (int)a[7].whole,
-           (int)a[8].whole, a[9].whole, a[10].whole, a[11].whole, a[12].real, a[13].real, a[14].real);
+    choose(a[0].pointer, a[1].pointer, a[2].pointer, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole, a[7].whole,
+           (int)a[8].whole, (int)a[9].whole, a[10].whole, a[11].whole, a[12].whole, a[13].real, a[14].real,
+           a[15].real);
 }
 
 typedef struct {

@@ -16,6 +16,7 @@ from interpreted import DEVICE  # before any kernel is imported
 from packed import Recipe, change_config, write_pair
 from packed_floats import write_floats
 from tiny import tiny_checkpoint
+from tiny_shapes import SHARED_CACHES
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from uninterpreted import run_uninterpreted
@@ -82,6 +83,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "encoder": of("BertModel"),
     "classifier": classifier,
     "layers of two kinds": of("Gemma3ForCausalLM", num_hidden_layers=4),
+    "layers of two widths": of("Gemma4ForCausalLM", **SHARED_CACHES),
     "transformers' code": of("Jais2ForCausalLM"),
     "shared experts, latents": of("DeepseekV3ForCausalLM", first_k_dense_replace=0),
     "awq, head": quantized(Recipe(method="awq", group=32, symmetric=False, head=True)),

@@ -30,6 +30,15 @@ DECODER = {**LAYER, "num_key_value_heads": 8, "head_dim": 128}
 WIDE = {"head_dim": 256, "num_key_value_heads": 4, "num_hidden_layers": 2}
 NARROW = {"head_dim": 64, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+GEMMA4 = {
+    **DECODER,
+    **WIDE,
+    "num_hidden_layers": 4,
+    "global_head_dim": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 64,
+}
 LATENT = {**WIDTHS, "num_attention_heads": 20, "num_key_value_heads": 20}
 """The widths of DeepSeek's models, and a number of heads that is no power of two."""
 
@@ -73,6 +82,7 @@ def models_in(folder: Path, capability: int) -> list[Model]:
     plain = decoder(folder)
     others = [
         written(folder, "Gemma2ForCausalLM", **{**DECODER, **WIDE}),  # caps, and a window in one layer
+        written(folder, "Gemma4ForCausalLM", **GEMMA4),  # heads of 512, and queries without keys
         written(folder, "GptOssForCausalLM", **{**DECODER, **NARROW}),  # sinks, a window in one, experts
         written(folder, "YoutuForCausalLM", **{**LAYER, **LATENT}),
         written(folder, "ModernBertModel", **LAYER, layer_types=["sliding_attention"]),  # and rotations
