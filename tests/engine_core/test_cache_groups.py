@@ -16,6 +16,7 @@ from bits_traffic import answers
 from ranks import Layout, Ranks, RanksOfTests, make
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
+from tiny_shapes import SHARED_CACHES
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add
@@ -149,6 +150,16 @@ def test_a_model_may_have_windows_only(tmp_path: Path, layers: int) -> None:
     with Served(mistral) as served:
         assert served.facts.windows == (READ,)
         assert served.texts(*prompts) == [expected(mistral, prompt) for prompt in prompts]
+
+
+def test_layers_that_read_the_cache_of_another_read_its_blocks(tmp_path: Path) -> None:
+    """Layers without a window have wider heads, too, so that others lie side by side in memory."""
+    shape = {**SHARED_CACHES, "sliding_window": WINDOW, "max_position_embeddings": LONGEST}
+    other = tiny_checkpoint("Gemma4ForCausalLM", tmp_path / "gemma4", **shape)
+    prompts = [TEXT[:200], TEXT[50:120]]
+    with Served(other) as served:
+        assert served.facts.windows == (0, READ, READ)
+        assert served.texts(*prompts, count=8) == [expected(other, prompt, 8) for prompt in prompts]
 
 
 def test_groups_can_be_switched_off(folder: Path) -> None:
