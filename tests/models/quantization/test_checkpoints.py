@@ -45,6 +45,14 @@ def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path
 
 
 @pytest.mark.turns
+@pytest.mark.parametrize("arch", ["GPTNeoXForCausalLM", "Glm4ForCausalLM", "PhiForCausalLM"])
+def test_rows_in_other_orders(arch: str, tmp_path: Path) -> None:
+    """Queries, keys and values lie head by head, or in neighbours that are rotated; names are others."""
+    pair = write_pair(tmp_path, Recipe(method="gptq", group=32), arch, hidden_size=64, intermediate_size=96)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
+
+
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "recipe",
     [
