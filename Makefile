@@ -31,7 +31,7 @@ test-all: $(INSTALLED)
 BOUNDARIES := $(addprefix tests/server/,text http routes api grammars metrics options test_app.py test_main.py) \
 	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
 	$(addprefix tests/models/,checkpoint conversion families test_config.py test_registry.py test_bad_checkpoints.py) \
-	$(addprefix tests/e2e/,test_openai_sdk.py test_lifecycle.py)
+	$(addprefix tests/e2e/,test_conversation_clients.py test_lifecycle.py)
 test-lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip

@@ -1,4 +1,4 @@
-"""The official clients of Responses and of Anthropic's Messages, against a live server."""
+"""The official clients of OpenAI's APIs and of Anthropic's Messages, against a live server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ import pytest
 
 QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+
+
+def test_chat_streamed_equals_whole(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    assert "Paris" in whole.choices[0].message.content and whole.id.startswith("chatcmpl-")
+    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert parts[0].choices[0].delta.role == "assistant"
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == whole.choices[0].message.content
+    assert parts[-1].choices == [] and parts[-1].usage == whole.usage
+    assert parts[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
 
 
 def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> None:
@@ -27,30 +39,6 @@ def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> 
     assert len(deltas) > 1 and "".join(deltas) == whole.output_text
 
 
-def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
-    first = client.responses.create(model="demo", input=QUESTION, temperature=0, store=False)
-    said: list[Any] = [*MESSAGES, *(item.model_dump() for item in first.output)]
-    again = client.responses.create(
-        model="demo", input=[*said, {"role": "user", "content": "What is 3 plus 4?"}], temperature=0
-    )
-    assert again.status == "completed" and again.output_text
-
-
-def test_logprobs_of_responses(client: openai.OpenAI) -> None:
-    answer = client.responses.create(
-        model="demo",
-        input=QUESTION,
-        temperature=0,
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-    )
-    [item] = answer.output
-    assert item.type == "message" and item.content[0].type == "output_text"
-    logprobs = item.content[0].logprobs or []
-    assert "".join(entry.token for entry in logprobs).startswith(answer.output_text)
-    assert all(len(entry.top_logprobs) == 2 for entry in logprobs)
-
-
 def test_messages_streamed_equal_whole_ones(claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "demo", "max_tokens": 50, "messages": MESSAGES, "extra_body": {"temperature": 0}}
     whole = claude.messages.create(**asked)
@@ -62,6 +50,8 @@ def test_messages_streamed_equal_whole_ones(claude: anthropic.Anthropic) -> None
         final = stream.get_final_message()
     assert len(texts) > 1 and "".join(texts) == block.text
     assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        claude.messages.create(**{**asked, "messages": [{"role": "user", "content": "word " * 20000}]})
 
 
 def test_what_is_cached_is_counted_apart(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
@@ -76,18 +66,6 @@ def test_what_is_cached_is_counted_apart(client: openai.OpenAI, claude: anthropi
     assert response.usage.input_tokens_details.cached_tokens == cached
 
 
-def test_messages_end_at_a_stop_sequence(claude: anthropic.Anthropic) -> None:
-    answer = claude.messages.create(
-        model="demo",
-        max_tokens=50,
-        messages=MESSAGES,
-        stop_sequences=["Paris"],
-        extra_body={"temperature": 0},
-    )
-    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "Paris")
-    assert claude.messages.create(model="demo", max_tokens=2, messages=MESSAGES).stop_reason == "max_tokens"
-
-
 def test_long_conversations_are_counted(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     long = "word " * 20000  # a helper process reads it
     messages: Any = [{"role": "user", "content": long}]
@@ -96,16 +74,3 @@ def test_long_conversations_are_counted(client: openai.OpenAI, claude: anthropic
     path = "/responses/input_tokens"
     other: Any = client.post(path, cast_to=object, body={"model": "demo", "input": long})
     assert other["input_tokens"] == counted
-
-
-def test_errors_are_the_clients_own(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
-        client.responses.create(model="other", input="hi")
-    with pytest.raises(openai.BadRequestError, match="maximum context length"):
-        client.responses.create(model="demo", input="word " * 20000)
-    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-        claude.messages.create(model="other", max_tokens=5, messages=MESSAGES)
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-        claude.messages.create(
-            model="demo", max_tokens=5, messages=[{"role": "user", "content": "word " * 20000}]
-        )

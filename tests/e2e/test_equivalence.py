@@ -65,6 +65,7 @@ def streamed(server: LiveServer, prompt: str, **options: object) -> list[dict]:
     return [joined[i] for i in sorted(joined)]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("prompt", ["The capital of France is", "日本語 🎌 and"])
 def test_streamed_equals_whole(demo: LiveServer, name: str, prompt: str):

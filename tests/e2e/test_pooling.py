@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,20 +39,9 @@ def embed(server: LiveServer, **body: object) -> list[list[float]]:
     return [one["embedding"] for one in response.json()["data"]]
 
 
-def test_base64_and_floats_are_the_same_bits(server: LiveServer):
-    # Each with a cache of its own: a prefix that was found is not computed in the same pieces.
-    floats = np.array(embed(server, input=TEXTS, cache_salt="a"), np.float32)
-    coded = embed(server, input=TEXTS, cache_salt="b", encoding_format="base64")
-    assert b"".join(map(base64.b64decode, coded)) == floats.tobytes()
-    body = {"input": TEXTS, "cache_salt": "c", "encoding_format": "bytes_only"}
-    raw = server.post("/v1/embeddings", body)
-    assert raw.content == floats.tobytes()
-    assert np.linalg.norm(floats, axis=1) == pytest.approx(1)
-    assert floats.shape == (5, 32)
-
-
 def test_a_text_has_the_same_vector_in_any_company(server: LiveServer):
     together = embed(server, input=TEXTS, cache_salt="together")
+    assert np.shape(together) == (5, 32) and np.linalg.norm(together, axis=1) == pytest.approx(1)
     alone = [embed(server, input=text, cache_salt=f"alone-{text}")[0] for text in TEXTS]
     assert np.array(alone) == pytest.approx(np.array(together), abs=1e-6)
     assert np.array(embed(server, input=TEXTS[::-1])) == pytest.approx(np.array(together[::-1]), abs=1e-6)
@@ -64,9 +52,6 @@ def test_cut_texts_stay_in_their_places(server: LiveServer):
     cut = embed(server, input=[short, long, short], truncate_prompt_tokens=-1)
     assert cut[0] == pytest.approx(cut[2], abs=1e-6) == embed(server, input=short)[0]
     assert cut[1] != pytest.approx(cut[0], abs=1e-2)
-    refused = server.post("/v1/embeddings", {"input": [short, long]})
-    assert refused.status_code == 400
-    assert "maximum context length is 512 tokens. However, input 1 contains 8000 characters" in refused.text
 
 
 async def test_chat_and_vectors_at_the_same_time(server: LiveServer):

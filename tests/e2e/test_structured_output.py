@@ -7,11 +7,9 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema
-import openai
-import pydantic
 import pytest
 from live import LiveServer, preemptions, serving
 from schemas import SCHEMAS, Schema, random_schema
@@ -152,35 +150,3 @@ def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
             error = answer.json()["error"]
             assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 1000
     assert server.post("/v1/completions", first).json()["choices"][0]["text"] == "a"
-
-
-@whatever_ranks
-def test_the_sdk_parses_an_answer(server: LiveServer) -> None:
-    class Answer(pydantic.BaseModel):
-        ok: bool
-        count: Literal[1, 2] | None
-
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        name = client.models.list().data[0].id
-        parsed = client.chat.completions.parse(
-            model=name,
-            messages=MESSAGES,
-            response_format=Answer,
-            temperature=0,
-            max_tokens=300,  # pyright: ignore
-        )
-        assert (
-            isinstance(parsed.choices[0].message.parsed, Answer)
-            or parsed.choices[0].finish_reason == "length"
-        )
-
-
-@whatever_ranks
-def test_what_is_not_enforced_stands_in_a_header(server: LiveServer) -> None:
-    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
-    answer = server.post("/v1/chat/completions", body_of(schema))
-    assert answer.headers["warning"] == '299 - "response_format: not enforced: uniqueItems"'
-    strict = body_of(schema)
-    strict["response_format"]["json_schema"]["strict"] = True
-    refused = server.post("/v1/chat/completions", strict)
-    assert refused.status_code == 400 and "`uniqueItems`" in refused.json()["error"]["message"]

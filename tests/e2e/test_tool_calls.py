@@ -129,10 +129,3 @@ def test_responses_hold_custom_tools_to_their_grammars(client: openai.OpenAI) ->
     call = answer.output[-1]
     assert call.type == "custom_tool_call"
     assert call.input.startswith("*** Begin\n") and call.input.endswith("\n*** End")
-
-
-def test_a_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"type": "integer"}}}}
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
-    with pytest.raises(openai.BadRequestError, match="contains"):
-        ask(client, tools=tools, tool_choice="required")

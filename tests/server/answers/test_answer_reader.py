@@ -95,24 +95,8 @@ def test_arguments_pass_while_they_are_written() -> None:
 
 
 def test_any_text_is_read_the_same_however_it_is_cut() -> None:
-    pieces = [
-        "<think>",
-        "</think>",
-        "<tool_call>",
-        "</tool_call>",
-        STOP,
-        "{",
-        "}",
-        '"name"',
-        ":",
-        '"stop"',
-        "\n",
-        " a ",
-        "<",
-        '"',
-        "\\",
-        "arguments",
-    ]
+    pieces = ["<think>", "</think>", "<tool_call>", "</tool_call>", STOP, '"name"', '"stop"', "arguments"]
+    pieces += ["{", "}", ":", "\n", " a ", "<", '"', "\\"]
     for seed in range(300):
         rng = random.Random(seed)
         text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 30)))

@@ -231,6 +231,7 @@ async def test_a_bug_is_answered_once_and_logged(
         answer = await client.post(COMPLETIONS, json=body)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error"
+    assert "secret" not in answer.text
     assert "x-request-id" in answer.headers
     async with make_client(make_app(frontend)) as client:
         with pytest.raises(RuntimeError, match="secret"):  # which the HTTP server writes into its log

@@ -148,7 +148,6 @@ async def test_a_long_body_says_the_same(frontend: FakeFrontend) -> None:
     ("body", "message"),
     [
         ({**REQUIRED, "tools": None}, "When using `tool_choice`, `tools` must be set."),
-        ({"tool_choice": "perhaps"}, "tool_choice is one of none, auto, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice is one of none, auto, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "names 'h', which is not one of"),
         (allowed("required", "f", "h"), "names 'h'"),
