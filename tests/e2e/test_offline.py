@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from live import LiveServer
@@ -23,6 +23,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "unasked": {},
 }
 """All but "unasked" have a seed or are greedy; of that one only the length can be compared."""
+
+KINDS = (RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY)
 
 Answer = list[tuple[list[int], str, str | None, int | str | None]]
 """Tokens, text, finish reason and stop reason of each choice."""
@@ -59,37 +61,47 @@ def by_steps(engine: LLMEngine, params: SamplingParams) -> list[Answer]:
     return [ended[str(number)] for number in range(len(PROMPTS))]
 
 
-async def by_streams(kind: RequestOutputKind) -> dict[str, list[Answer]]:
+class Streamed(NamedTuple):
+    """What `AsyncLLM` says: the answers by parameters and kind of output, and the first prompt's vector."""
+
+    answers: dict[tuple[str, RequestOutputKind], list[Answer]]
+    vector: list[float]
+
+
+async def by_streams() -> Streamed:
     async def last(engine: AsyncLLM, prompt: str, params: SamplingParams) -> Answer:
         return answer([output async for output in engine.generate(prompt, params)][-1])
 
     async with AsyncLLM("demo", **OPTIONS) as engine:
-        return {
-            name: await asyncio.gather(
+        [pooled] = [one async for one in engine.encode(PROMPTS[0], PoolingParams(task="embed"))]
+        answers = {
+            (name, kind): await asyncio.gather(
                 *(last(engine, prompt, SamplingParams(**params, output_kind=kind)) for prompt in PROMPTS)
             )
             for name, params in PARAMS.items()
+            for kind in KINDS
         }
+        return Streamed(answers, pooled.outputs.data.tolist())
 
 
-@pytest.fixture(scope="module", params=[RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY])
-def streamed(request: pytest.FixtureRequest) -> dict[str, list[Answer]]:
-    return asyncio.run(by_streams(request.param))
+@pytest.fixture(scope="module")
+def streamed() -> Streamed:
+    return asyncio.run(by_streams())
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_the_same_answers(demo: LiveServer, llm: LLM, streamed: dict[str, list[Answer]], name: str):
+def test_the_same_answers(demo: LiveServer, llm: LLM, streamed: Streamed, name: str):
     params = SamplingParams(**PARAMS[name])
     whole = [answer(output) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
     others = [
         by_steps(llm.llm_engine, params),
-        streamed[name],
+        *(streamed.answers[name, kind] for kind in KINDS),
         [by_http(demo, prompt, {"max_tokens": 16, **PARAMS[name]}) for prompt in PROMPTS],
     ]
     if name == "unasked":
         assert all(len(ids) <= 16 for one in [whole, *others] for texts in one for ids, *_ in texts)
     else:
-        assert others == [whole] * 3
+        assert others == [whole] * 4
 
 
 def test_the_same_logprobs(demo: LiveServer, llm: LLM):
@@ -109,13 +121,8 @@ def test_the_same_logprobs(demo: LiveServer, llm: LLM):
             assert (named[str(id)]["rank"], named[str(id)]["decoded_token"]) == (one.rank, one.decoded_token)
 
 
-def test_the_same_vectors(demo: LiveServer, llm: LLM):
-    async def one(prompt: str) -> list[float]:
-        async with AsyncLLM("demo", **OPTIONS) as engine:
-            [pooled] = [one async for one in engine.encode(prompt, PoolingParams(task="embed"))]
-            return pooled.outputs.data.tolist()
-
+def test_the_same_vectors(demo: LiveServer, llm: LLM, streamed: Streamed):
     (mine,) = llm.embed(PROMPTS[0], use_tqdm=False)
     theirs = demo.post("/v1/embeddings", {"input": PROMPTS[0]}).json()["data"][0]["embedding"]
     assert mine.outputs.embedding == pytest.approx(theirs, abs=1e-6)
-    assert asyncio.run(one(PROMPTS[0])) == pytest.approx(theirs, abs=1e-6)
+    assert streamed.vector == pytest.approx(theirs, abs=1e-6)

@@ -14,6 +14,8 @@ import pytest
 from chromium import PROGRAM, Tab, browser
 from live import SMALL, LiveServer, starting, wait_until
 
+from server.terminal.server_client import ServerClient
+
 in_chromium = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 READY = "document.body?.dataset.ready"
 IDLE = "document.getElementById('stop').disabled"
@@ -44,6 +46,17 @@ def test_the_stream_tells_of_loading_and_of_the_end() -> None:
             server.process.terminate()
             assert list(seen)[-1] in ("draining", "dead")  # by how far it has got within a second
         assert server.terminate() == 0
+
+
+def test_a_stream_that_is_left_ends_at_the_server(demo: LiveServer) -> None:
+    with ServerClient(demo.url) as server:
+        events = server.stream(
+            "/v1/completions", {"prompt": "a", "max_tokens": 100, "stream": True, "ignore_eos": True}
+        )
+        next(events)
+        events.close()
+        wait_until(lambda: demo.get("/load").json() == {"server_load": 0}, 60, lambda: "it goes on")
+        assert server.get("/v1/models")["data"]  # over another connection
 
 
 def ask(tab: Tab, text: str, **options: str | int) -> None:

@@ -114,6 +114,17 @@ async def test_outputs_grow_until_they_are_finished(engine: AsyncLLM):
     await engine.check_health()
 
 
+async def test_deltas_add_up(engine: AsyncLLM):
+    params = SamplingParams(n=2, temperature=1, seed=3, max_tokens=9, ignore_eos=True)
+    whole = [output async for output in engine.generate("Once upon", params)][-1]
+    params.output_kind = RequestOutputKind.DELTA
+    outputs = [output async for output in engine.generate("Once upon", params)]
+    for expected in whole.outputs:
+        parts = [part for output in outputs for part in output.outputs if part.index == expected.index]
+        assert "".join(part.text for part in parts) == expected.text
+        assert [id for part in parts for id in part.token_ids] == expected.token_ids
+
+
 async def test_many_at_once(engine: AsyncLLM):
     prompts = [f"{CAPITAL} {number}" for number in range(200)]  # more than run at once
     alone = [await text(engine, prompt) for prompt in prompts[:3]]
@@ -187,6 +198,12 @@ async def test_refused_requests(engine: AsyncLLM):
     with pytest.raises(TypeError, match="takes PoolingParams"):
         await anext(engine.encode("a", SamplingParams()))  # pyright: ignore[reportArgumentType]
     assert live(engine) == 0
+
+
+async def test_the_tokenizer_of_transformers(engine: AsyncLLM):
+    tokenizer = await engine.get_tokenizer()
+    async for output in engine.generate(CAPITAL, SamplingParams(max_tokens=1)):
+        assert output.prompt_token_ids == tokenizer.encode(CAPITAL)
 
 
 async def test_answers_are_in_the_form_that_was_asked_for(engine: AsyncLLM):
@@ -304,6 +321,8 @@ async def test_a_tokenizer_that_cannot_be_loaded():
 
 
 async def test_options_are_read_as_those_of_serve():
+    with pytest.raises(ValueError, match="max_model_length; did you mean max_model_len"):
+        AsyncLLM("demo", max_model_length=10)
     with pytest.raises(ValueError, match="headless"):
         AsyncLLM("demo", headless=True, data_parallel_size=2, cluster_key="k" * 40)
 
