@@ -79,6 +79,7 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     assert device.graphs.captured == []
 
 
+@pytest.mark.turns(5)
 def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> None:
     """A layer with a window has blocks of its own, which it gives back; tokens are those of all blocks."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
