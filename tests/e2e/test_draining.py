@@ -42,6 +42,7 @@ def end(server: LiveServer, number: int = signal.SIGTERM) -> tuple[int, float]:
     return server.process.wait(60), time.monotonic() - began
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
     with (
@@ -91,6 +92,7 @@ def test_clients_are_told_to_go_elsewhere() -> None:
         assert server.process.wait(40) == 0
 
 
+@pytest.mark.slow
 def test_a_delay_lets_load_balancers_notice_first() -> None:
     with serving("demo", *QUIET, "--drain-delay", "4") as server:
         server.process.send_signal(signal.SIGTERM)
@@ -102,6 +104,7 @@ def test_a_delay_lets_load_balancers_notice_first() -> None:
         assert time.monotonic() - asked >= 4
 
 
+@pytest.mark.slow
 def test_a_second_signal_cuts_streams_off() -> None:
     with serving("demo", *QUIET) as server, stream(server, ENDLESS) as data, ThreadPoolExecutor() as pool:
         reading = pool.submit(list, data)
@@ -139,6 +142,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_a_server_ends_when_its_terminal_is_closed() -> None:
     ours, theirs = pty.openpty()
     command = [COMMAND[0], "-c", TERMINAL, *COMMAND[1:]]

@@ -89,6 +89,7 @@ def test_a_hang_up_without_a_terminal_ends_nothing(server: LiveServer) -> None:
     complete(server)
 
 
+@pytest.mark.slow
 def test_two_api_processes_share_one_engine_and_one_of_them_is_replaced() -> None:
     with serving("demo", *SMALL, "--api-server-count", "2") as server:
         assert len(server.engine_pids()) == 1 and len({complete(server) for _ in range(8)}) == 1
@@ -117,6 +118,7 @@ def kill_api_processes(server: LiveServer) -> None:
     os.kill(server.api_pids()[0], signal.SIGKILL)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("kill_twice", [kill_engines, kill_api_processes])
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_process_that_is_given_up(kill_twice: Callable[[LiveServer], None], leaves: bool) -> None:
@@ -136,6 +138,7 @@ def test_a_process_that_is_given_up(kill_twice: Callable[[LiveServer], None], le
         assert server.terminate() == 0
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(short_path: Path) -> None:
     place = {"TMPDIR": str(short_path)}
     with serving("demo", *SMALL, env=place) as server:

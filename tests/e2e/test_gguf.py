@@ -107,6 +107,7 @@ def test_a_folder_of_several_and_a_program(pair: Pair, tmp_path: Path) -> None:
     assert len(answer.outputs[0].token_ids) == 4
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [

@@ -42,6 +42,7 @@ def test_only_the_http_port_listens(demo: LiveServer):
     assert demo.listening() == {("127.0.0.1", demo.port)}
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("api_servers", "killed_when"), [(1, "loading libraries"), (2, "starting")])
 def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int, killed_when: str):
     """There is nobody to wait for yet, and memory that is short will be short again."""
@@ -61,6 +62,7 @@ def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int, kille
         assert len(errors) == 1 and re.match(told, errors[0]), server.output()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_model_loads_waits_for_no_process():
     """There are no requests to finish yet, so a process that cannot hear the signal is not waited for."""
     with starting("demo", *SMALL, "--shutdown-timeout", "300") as server:
@@ -73,6 +75,7 @@ def test_ctrl_c_while_the_model_loads_waits_for_no_process():
         wait_until(lambda: not any(map(alive, children)), 10, "a child outlived the server")
 
 
+@pytest.mark.slow
 def test_no_child_survives_the_parent():
     with serving("demo", *SMALL) as server:
         children = server.children()

@@ -55,6 +55,7 @@ def test_prompts_that_begin_alike_meet_in_one_place(two: LiveServer) -> None:
     assert sum(after[engine] > hits[engine] for engine in hits) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_replica_loses_nothing(two: LiveServer) -> None:
     tokens = 400  # long enough for some to be under way
     expected = complete(two, "Once upon a time", tokens)
@@ -74,6 +75,7 @@ def test_a_killed_replica_loses_nothing(two: LiveServer) -> None:
     assert second in two.engine_pids() and first not in two.engine_pids()
 
 
+@pytest.mark.slow
 def test_replicas_of_two_machines_serve_together() -> None:
     port = free_ports(2, "127.0.0.2")
     place = ("-dp", "2", "--data-parallel-address", "127.0.0.2", "--data-parallel-rpc-port", str(port))

@@ -81,10 +81,12 @@ def assert_equal(spread: Answers, alone: Answers) -> None:
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_on_one_machine(config: EngineConfig, alone: Answers) -> None:
     assert_equal(answers(replace(config, tensor_parallel_size=2)), alone)
 
 
+@pytest.mark.slow
 def test_ranks_on_two_machines(
     config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
 ) -> None:
@@ -107,6 +109,7 @@ class OwnModel(LlamaForCausalLM): ...
 """
 
 
+@pytest.mark.slow
 def test_ranks_run_a_class_that_the_program_has_registered(
     config: EngineConfig, alone: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +122,7 @@ def test_ranks_run_a_class_that_the_program_has_registered(
     assert_equal(answers(replace(own, tensor_parallel_size=2)), alone)
 
 
+@pytest.mark.slow
 def test_ranks_cannot_run_a_class_of_a_function(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
