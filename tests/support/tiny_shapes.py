@@ -361,7 +361,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "OlmoHybridForCausalLM": {
         **{name: value for name, value in _HYBRID.items() if name != "head_dim"},
-        "linear_key_head_dim": 16,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
     },
     # Families that we do not write ourselves: they run on transformers' own code.
     "Jais2ForCausalLM": _SHAPE,
