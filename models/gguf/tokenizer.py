@@ -254,9 +254,9 @@ def _unigram(vocabulary: Vocabulary) -> Json:
 _MODELS: Mapping[str, Callable[[Vocabulary], Json]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
-    "gemma4": _sentence_piece,
     "bert": _word_piece,
     "t5": _unigram,
+    "gemma4": _sentence_piece,
 }
 
 
