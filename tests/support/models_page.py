@@ -57,9 +57,9 @@ Each is refused before weights are read, with a sentence that names the obstacle
 
 
 def page(outcomes: Mapping[str, str]) -> str:
-    rest = {name: found for name, found in outcomes.items() if name not in OWN}
-    runs = [fallback_row(name) for name, found in rest.items() if found == RUNS]
-    refused = [refused_row(name, found) for name, found in rest.items() if found != RUNS]
+    """The page; `outcomes` has the architectures for which there is no class of our own."""
+    runs = [fallback_row(name) for name, found in outcomes.items() if found == RUNS]
+    refused = [refused_row(name, found) for name, found in outcomes.items() if found != RUNS]
     return "\n".join([_INTRODUCTION, _OWN, *own_rows(), _FALLBACK, *runs, _REFUSED, *refused, ""])
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the models are too small to share
     with tempfile.TemporaryDirectory() as folder:
-        text = page({name: outcome(name, Path(folder, name)) for name in names()})
+        text = page({name: outcome(name, Path(folder, name)) for name in names() if name not in OWN})
     if not PAGE.exists() or PAGE.read_text() != text:
         PAGE.write_text(text)
         print(f"wrote docs/{PAGE.name}")
