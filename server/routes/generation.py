@@ -24,7 +24,7 @@ from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, St
 from server.reading.prompts import MessageText, Prompt
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.sampling import SamplingParams
-from server.routes.request_context import EngineCall, admit, config_of, frontend_of
+from server.routes.request_context import EngineCall, admit, frontend_of
 from worker.protocol import Sampling
 
 _NO_OPTIONS = StreamOptions()
@@ -67,7 +67,7 @@ class GenerationCall(EngineCall):
     ) -> None:
         """`bounds` say for each prompt what its answers are held to."""
         super().__init__(request, body.terms, prefix)
-        config = config_of(request)
+        config = self.config
         self.sampling, self.prompts = sampling, prompts
         self.id = admission.take_id(self.id)
         self.fingerprint = self.facts.ready.worker.fingerprint or None

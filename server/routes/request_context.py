@@ -158,7 +158,7 @@ class EngineCall:
 
     def __init__(self, request: Request, terms: RequestTerms, prefix: str) -> None:
         """`prefix` begins the answer's id."""
-        config = config_of(request)
+        self.config = config = config_of(request)
         self.frontend = frontend_of(request)
         self.facts = self.frontend.facts
         self.id = prefix + _request_id(request, terms.request_id)

@@ -28,6 +28,7 @@ from models.layers.moe import MoeMLP
 from models.layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm, SpreadRMSNorm
 from models.layers.rotary import Rope, Rotary
 from models.layers.stages import Layers, if_held
+from models.layers.state import StateLayer
 from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
@@ -241,7 +242,8 @@ class HeadFirstForCausalLM(TrunkForCausalLM):
         logit_softcap: float | None = None,
     ) -> None:
         super().__init__(setup, trunk, embedding, head_bias=head_bias)
-        self.causal = not looks_ahead(setup.config)
+        has_states = any(isinstance(module, StateLayer) for module in trunk.modules())
+        self.causal = has_states or not looks_ahead(setup.config)
         self.logit_scale = logit_scale
         self.logit_softcap = logit_softcap
 

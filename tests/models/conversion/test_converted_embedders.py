@@ -163,7 +163,9 @@ def test_a_decoder_told_not_to_be_causal(architecture: str, checkpoints: Path) -
 
 
 def test_a_class_that_cannot_look_ahead(checkpoints: Path) -> None:
-    with pytest.raises(ConfigError, match=r"attends in both directions, and GPT2ForEmbedding cannot"):
+    with pytest.raises(ConfigError, match=r"attends in both directions, and Qwen35ForEmbedding cannot"):
         load_pooled(
-            causal_checkpoint("GPT2LMHeadModel", checkpoints), convert="embed", overrides={"is_causal": False}
+            causal_checkpoint("Qwen3_5ForCausalLM", checkpoints),
+            convert="embed",
+            overrides={"is_causal": False},
         )

@@ -186,9 +186,3 @@ def test_models_on_transformers_code_are_refused(folder: Path) -> None:
     options = LoadOptions(read_config(folder), folder, dtype=torch.float32, model_impl="transformers")
     with pytest.raises(ConfigError, match="a checkpoint of gptq needs model code of our own"):
         load_model(options)
-
-
-def test_internlm2_is_refused(folder: Path) -> None:
-    change_config(folder, architectures=["InternLM2ForCausalLM"], model_type="internlm2")
-    with pytest.raises(WeightsError, match="a quantized checkpoint of InternLM2 is not read"):
-        load(folder)

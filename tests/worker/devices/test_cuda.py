@@ -102,7 +102,7 @@ def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
     sizes = (8192, 131072, torch.bfloat16)
     own = device.attention_bytes([layer(128)], *sizes)
     assert own < 512 << 20
-    for layers, kernels in (([layer(128), layer(512)], device.kernels), ([layer(128)], {})):
+    for layers, kernels in (([layer(128), layer(1024)], device.kernels), ([layer(128)], {})):
         device.kernels = kernels
         assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes) > own
 

@@ -160,8 +160,8 @@ def test_encoders_see_both_sides(
 
 def test_what_the_kernels_do_not_know_is_left_to_the_reference() -> None:
     step = on_device(make_step([3], [5], 4))
-    kv = make_cache(step, 1, 320, torch.float32).to(DEVICE)
-    q = queries(step, 1, 320, torch.float32)
+    kv = make_cache(step, 1, 640, torch.float32).to(DEVICE)
+    q = queries(step, 1, 640, torch.float32)
     out = OPERATIONS["attention"](q, kv, step, scale=0.2)
     assert_near(out, reference.attention(q, kv, step, scale=0.2))
     assert step.plan is None
