@@ -81,28 +81,6 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 3]]},
-    "Gemma3ForConditionalGeneration": {
-        "text_config": {
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 512,
-            "sliding_window": 6,
-        },
-        "vision_config": {
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        "mm_tokens_per_image": 4,
-    },
     "Gemma3nForCausalLM": {"layer_types": _mixed("sliding_attention", "full_attention")},
     "Gemma4AssistantForCausalLM": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}

@@ -12,6 +12,7 @@ from architectures import RUNS, names, outcome
 from models_page import OWN, PAGE, VERSION_LINE, own_rows, row
 
 from models import ops
+from models.composites import COMPOSITES
 from worker.kernels.cpu import operations
 
 PAGE_LINES = PAGE.read_text().splitlines()
@@ -28,11 +29,13 @@ def one_thread(reference: None) -> Iterator[None]:
 
 
 OURS = pytest.mark.turns(4)
-"""Families of our own have a test of equality in decoders/ or encoders/ that runs every day."""
+"""Families of our own have a test of equality in decoders/ or encoders/ that runs every day; so have
+composites, in test_composites.py."""
 
 
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=OURS if name in OWN else ()) for name in names()]
+    "architecture",
+    [pytest.param(name, marks=OURS if name in OWN else ()) for name in names() if name not in COMPOSITES],
 )
 def test_it_runs_as_in_transformers_or_is_refused(architecture: str, tmp_path: Path) -> None:
     found = outcome(architecture, tmp_path)

@@ -140,7 +140,9 @@ def compare(
 def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
     """Prompts are read in chunks and behind cached prefixes, in steps with changing others."""
     if architecture == "InternLM2ForCausalLM":
-        folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path))
+        # Its key heads are stored with their queries, so that there must be one for each rank.
+        shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64}
+        folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path, **shape))
     else:
         folder = tiny_checkpoint(architecture, tmp_path)
     compare(open_engine, folder, WRITES, tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
