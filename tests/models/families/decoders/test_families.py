@@ -209,9 +209,7 @@ CASES = [
     Case("Lfm2MoeForCausalLM"),
     Case("Lfm2MoeForCausalLM", "plain scores", {"use_expert_bias": False, "norm_topk_prob": False}),
     Case("BambaForCausalLM"),
-    Case(
-        "BambaForCausalLM", "groups", {"mamba_n_groups": 4, "mamba_proj_bias": True, "mamba_conv_bias": False}
-    ),
+    Case("BambaForCausalLM", "biased", {"mamba_proj_bias": True, "mamba_conv_bias": False}),
     Case("GraniteMoeHybridForCausalLM"),
     Case(
         "GraniteMoeHybridForCausalLM",
