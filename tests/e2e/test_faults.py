@@ -136,16 +136,3 @@ def test_a_process_that_is_given_up(kill_twice: Callable[[LiveServer], None], le
         reason = "engine_given_up" if kill_twice is kill_engines else "api_given_up"
         assert refused.json()["error"]["type"] == reason
         assert server.terminate() == 0
-
-
-@pytest.mark.slow
-def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(short_path: Path) -> None:
-    place = {"TMPDIR": str(short_path)}
-    with serving("demo", *SMALL, env=place) as server:
-        server.process.kill()
-        server.process.wait()
-    [left] = short_path.glob("facet-*")
-    with serving("demo", *SMALL, env=place) as server:
-        assert not left.exists() and len(list(short_path.glob("facet-*"))) == 1
-        assert server.terminate() == 0
-    assert list(short_path.glob("facet-*")) == []

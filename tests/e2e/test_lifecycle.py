@@ -76,12 +76,18 @@ def test_ctrl_c_while_the_model_loads_waits_for_no_process():
 
 
 @pytest.mark.slow
-def test_no_child_survives_the_parent():
-    with serving("demo", *SMALL) as server:
+def test_a_killed_server_leaves_no_child_and_its_folder_to_the_next_start(short_path: Path):
+    place = {"TMPDIR": str(short_path)}
+    with serving("demo", *SMALL, env=place) as server:
         children = server.children()
         assert children
         os.kill(server.process.pid, signal.SIGKILL)
         wait_until(lambda: not any(map(alive, children)), 2, "a child outlived its parent by two seconds")
+    [left] = short_path.glob("facet-*")
+    with serving("demo", *SMALL, env=place) as server:
+        assert not left.exists() and len(list(short_path.glob("facet-*"))) == 1
+        assert server.terminate() == 0
+    assert list(short_path.glob("facet-*")) == []
 
 
 def test_a_client_that_leaves_frees_its_place(demo: LiveServer):

@@ -62,12 +62,12 @@ def test_a_killed_replica_loses_nothing(two: LiveServer) -> None:
     first, second = two.engine_pids()
 
     def ask(n: int) -> str | None:
-        if n == 23:  # the others are on their way
+        if n == 11:  # the others are on their way
             os.kill(first, signal.SIGKILL)
             return None
         return complete(two, "Once upon a time", tokens)
 
-    assert at_once(ask, 24)[:-1] == [expected] * 23
+    assert at_once(ask, 12)[:-1] == [expected] * 11
     assert two.get("/health").status_code == 200
     wait_until(lambda: alive(two) == 2, 20, two.output)
     assert "engine 0 has ended: it was ended by SIGKILL" in two.output()

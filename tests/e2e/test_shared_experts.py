@@ -12,6 +12,8 @@ from live import LiveServer, complete, serving, wait_until
 from mixtures import FAMILIES
 from tiny import tiny_checkpoint
 
+from facet import LLM, SamplingParams
+
 SMALL = (
     *("--dtype", "float32", "--num-gpu-blocks-override", "64"),
     *("--max-num-seqs", "4", "--restart-wait", "60"),
@@ -28,8 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
     """The answers of the same model in one process."""
-    with serving(str(folder), *SMALL) as server:
-        return [complete(server, prompt, 12) for prompt in PROMPTS]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(folder), dtype="float32", num_gpu_blocks_override=64, cpu_threads=1) as llm:
+        return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
 def all_at_once(server: LiveServer) -> list[str]:

@@ -68,13 +68,15 @@ def whole(server: LiveServer, body: dict[str, Any]) -> list[tuple[str, str | Non
 
 
 @pytest.mark.turns
-def test_answers_validate(server: LiveServer) -> None:
+def test_answers_validate_and_repeat(server: LiveServer) -> None:
     asked = [
         (schema, (whole, streamed)[(row + column) % 2], body_of(schema, **draw))
         for row, schema in enumerate(SCHEMAS.values())
         for column, draw in enumerate(DRAWS)
     ]
     most_end(server, asked)
+    body = body_of(SCHEMAS["object"], temperature=1, seed=11, n=2)
+    assert whole(server, body) == streamed(server, body), "a seed repeats the answer"
 
 
 @pytest.mark.slow
@@ -102,12 +104,6 @@ def most_end(server: LiveServer, asked: list[tuple[Schema, Callable[..., Any], d
     with ThreadPoolExecutor(12) as threads:
         ended = sum(threads.map(check, asked))
     assert ended > len(asked) // 2  # most come to an end
-
-
-@pytest.mark.turns
-def test_a_seed_repeats_the_answer_streamed_and_whole(server: LiveServer) -> None:
-    body = body_of(SCHEMAS["object"], temperature=1, seed=11, n=2)
-    assert whole(server, body) == streamed(server, body)
 
 
 HOSTILE: list[dict[str, Any]] = [

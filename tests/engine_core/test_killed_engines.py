@@ -26,32 +26,22 @@ async def test_answers_go_on_where_a_killed_engine_stopped(keep: Keep) -> None:
         assert n in (0, 7) or len(rest) == 100
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_one_that_kills_is_found_in_three_restarts(keep: Keep, replicas: int) -> None:
+@pytest.mark.turns(3)
+@pytest.mark.parametrize(("fault", "replicas"), [(KILLS_PROCESS, 1), (KILLS_PROCESS, 2), (HANGS_STEP, 1)])
+async def test_one_that_kills_or_hangs_is_found_in_three_restarts(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, fault: int, replicas: int
+) -> None:
+    if fault == HANGS_STEP:
+        monkeypatch.setattr("engine_core.stalls.STALL_SECONDS", 1.5)
+        monkeypatch.setattr("engine_core.stalls.KILL_SECONDS", 3.0)
     _, client, ends = await keep(max_num_seqs=16, replicas=replicas)
     await soon(until(lambda: sum(one.works for one in client.replicas) == replicas))
     streams = [client.submit([n], Sampling(max_tokens=40)) for n in range(15)]
-    bad = client.submit([KILLS_PROCESS], Sampling(max_tokens=40))
+    bad = client.submit([fault], Sampling(max_tokens=40))
     [failed] = await collect(bad)
     assert isinstance(failed, Failed) and (failed.code, failed.error) == (500, QUARANTINED)
     answers = await asyncio.gather(*map(collect, streams))
     assert [text(outputs) for outputs in answers] == [reference([n], 40) for n in range(15)]
     assert ends.codes == [-9] * 3
-    [refused] = await collect(client.submit([KILLS_PROCESS], Sampling(max_tokens=40, seed=3)))
+    [refused] = await collect(client.submit([fault], Sampling(max_tokens=40, seed=3)))
     assert isinstance(refused, Failed) and refused.error == QUARANTINED and ends.codes == [-9] * 3
-
-
-@pytest.mark.slow
-async def test_one_whose_steps_never_end_is_found_in_three_restarts(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine_core.stalls.STALL_SECONDS", 1.5)
-    monkeypatch.setattr("engine_core.stalls.KILL_SECONDS", 3.0)
-    _, client, ends = await keep(max_num_seqs=16)
-    streams = [client.submit([n], Sampling(max_tokens=40)) for n in range(15)]
-    bad = client.submit([HANGS_STEP], Sampling(max_tokens=40))
-    [failed] = await collect(bad, 60)
-    assert isinstance(failed, Failed) and (failed.code, failed.error) == (500, QUARANTINED)
-    answers = await asyncio.gather(*map(collect, streams))
-    assert [text(outputs) for outputs in answers] == [reference([n], 40) for n in range(15)]
-    assert ends.codes == [-9] * 3

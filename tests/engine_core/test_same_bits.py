@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bits_lost_engines import CutProver
 from bits_schedule import PLAINEST, Prover, open_engine
 from bits_subjects import POOLING_TYPES, Subject, decoder, other_decoders, subjects
 from bits_traffic import Conversation, answers
@@ -118,3 +119,14 @@ def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
         later.prompt[: len(first.prompt) + len(first.truth.tokens)] == first.prompt + first.truth.tokens
         for first, later, *_ in following
     )
+
+
+# Engines that end: `python tests/bench/lost_engines.py` makes as many runs as one likes.
+
+
+async def test_results_are_the_same_bits_wherever_engines_end(tmp_path: Path) -> None:
+    prover = CutProver(tmp_path, requests=8)
+    for number in range(4):
+        await prover.run(number)
+    assert prover.tally.differences == []
+    assert prover.tally.results == 32 and prover.resumed > 5 and prover.ends > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 from sizes import MODEL, worker_config
@@ -10,8 +11,10 @@ from sizes import MODEL, worker_config
 from models.conversion.conversion_choice import Conversion
 from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
+from models.quantization.config import MADE_ON_LOADING, METHODS
 from worker.devices.cpu import Cpu
 from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits
+from worker.options import Doc, WorkerOptions
 
 
 def test_sizes_by_default() -> None:
@@ -68,3 +71,12 @@ def test_a_step_makes_room_for_the_longest_text_unless_the_operator_forbids() ->
     assert fit_whole_sequences(roomy, worker_config(max_num_batched_tokens=600)) == roomy
     with pytest.raises(ValueError, match=r"64 is less than --max-model-len \(500\)"):
         fit_whole_sequences(limits, worker_config(max_num_batched_tokens=64))
+
+
+# What options take.
+
+
+def test_every_method_of_checkpoints_can_be_named() -> None:
+    hint = get_type_hints(WorkerOptions, include_extras=True)["quantization"]
+    (doc,) = [entry for entry in hint.__metadata__ if isinstance(entry, Doc)]
+    assert {*METHODS, *MADE_ON_LOADING} <= set(doc.choices)

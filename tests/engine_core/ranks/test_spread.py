@@ -82,11 +82,6 @@ def assert_equal(spread: Answers, alone: Answers) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_on_one_machine(config: EngineConfig, alone: Answers) -> None:
-    assert_equal(answers(replace(config, tensor_parallel_size=2)), alone)
-
-
-@pytest.mark.slow
 def test_ranks_on_two_machines(
     config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
 ) -> None:

@@ -25,7 +25,6 @@ from facet import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
-    StructuredOutputsParams,
     Unavailable,
 )
 from server.frontend.text_output import Delta
@@ -114,30 +113,11 @@ async def test_outputs_grow_until_they_are_finished(engine: AsyncLLM):
     await engine.check_health()
 
 
-async def test_deltas_add_up(engine: AsyncLLM):
-    params = SamplingParams(n=2, temperature=1, seed=3, max_tokens=9, ignore_eos=True)
-    whole = [output async for output in engine.generate("Once upon", params)][-1]
-    params.output_kind = RequestOutputKind.DELTA
-    outputs = [output async for output in engine.generate("Once upon", params)]
-    for expected in whole.outputs:
-        parts = [part for output in outputs for part in output.outputs if part.index == expected.index]
-        assert "".join(part.text for part in parts) == expected.text
-        assert [id for part in parts for id in part.token_ids] == expected.token_ids
-
-
 async def test_many_at_once(engine: AsyncLLM):
     prompts = [f"{CAPITAL} {number}" for number in range(200)]  # more than run at once
     alone = [await text(engine, prompt) for prompt in prompts[:3]]
     together = await asyncio.gather(*(text(engine, prompt) for prompt in prompts))
     assert together[:3] == alone
-
-
-async def test_vectors(engine: AsyncLLM):
-    [pooled] = [one async for one in engine.encode(CAPITAL, PoolingParams(task="embed"), "v")]
-    assert (pooled.request_id, pooled.finished, pooled.outputs.data.ndim) == ("v", True, 1)
-    prompt: Any = {"prompt_token_ids": pooled.prompt_token_ids}
-    [same] = [one async for one in engine.encode(prompt, PoolingParams(task="embed"))]
-    assert same.outputs.data.tolist() == pytest.approx(pooled.outputs.data.tolist(), abs=1e-5)
 
 
 async def test_closing_the_generator_ends_the_request(engine: AsyncLLM):
@@ -204,11 +184,6 @@ async def test_the_tokenizer_of_transformers(engine: AsyncLLM):
     tokenizer = await engine.get_tokenizer()
     async for output in engine.generate(CAPITAL, SamplingParams(max_tokens=1)):
         assert output.prompt_token_ids == tokenizer.encode(CAPITAL)
-
-
-async def test_answers_are_in_the_form_that_was_asked_for(engine: AsyncLLM):
-    form = StructuredOutputsParams(choice=["one", "two"])
-    assert await text(engine, "a", structured_outputs=form) in ("one", "two")
 
 
 async def test_a_forgotten_prefix_cache(engine: AsyncLLM):

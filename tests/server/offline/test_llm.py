@@ -125,16 +125,6 @@ def test_the_options_of_a_chat_template(llm: LLM):
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
-def test_choices_and_stops(llm: LLM):
-    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=20, stop="a")
-    (answer,) = llm.generate("Once upon", params, use_tqdm=False)
-    assert [output.index for output in answer.outputs] == [0, 1, 2]
-    for output in answer.outputs:
-        assert "a" not in output.text
-        assert output.finish_reason == "length" or output.stop_reason in ("a", None)
-    assert any(output.stop_reason == "a" for output in answer.outputs)
-
-
 def test_logprobs_by_token(llm: LLM):
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
     (answer,) = llm.generate("Once upon", params, use_tqdm=False)

@@ -105,15 +105,6 @@ def test_an_interval_gathers_tokens(engine: LLMEngine):
     assert [len(output.outputs[0].token_ids) for output in run(engine)["a"]] == [1, 5, 9]
 
 
-def test_a_stop_string_ends_its_answer_and_no_other(engine: LLMEngine):
-    engine.add_request("stops", CAPITAL, SamplingParams(temperature=0, max_tokens=50, stop="Paris"))
-    engine.add_request("goes on", CAPITAL, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
-    outputs = run(engine)
-    (stopped,) = outputs["stops"][-1].outputs
-    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (" ", "stop", "Paris")
-    assert len(outputs["goes on"][-1].outputs[0].token_ids) == 30
-
-
 def test_vectors_beside_text(engine: LLMEngine):
     engine.add_request("text", CAPITAL, SamplingParams(temperature=0, max_tokens=3))
     engine.add_request("vector", CAPITAL, PoolingParams(task="embed"))

@@ -11,6 +11,7 @@ from replica_texts import SIZES, run
 from tiny import tiny_checkpoint
 
 from models.parallel.experts import Placement, Transport
+from worker.config import Balancing
 
 
 @pytest.mark.turns
@@ -53,3 +54,47 @@ def test_what_returns_apart_has_the_same_bits_wherever_experts_lie(
     ]
     for found in results[1:]:
         assert (found.tokens, found.logprobs) == (results[0].tokens, results[0].logprobs)
+
+
+# Experts that are copied and moved by load.
+
+
+LENGTH = 9
+
+
+def balancing(copies: int, use_async: bool) -> Balancing:
+    """Load is measured before the steps 1, 4, 7, ..., when some replicas are done and idle."""
+    return Balancing(num_redundant_experts=copies, window_size=4, step_interval=3, use_async=use_async)
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_the_same_before_during_and_after_moves(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
+    fixed = run(ranks, folder, Layout(1, 1, "linear", "all_to_all", 4), length=LENGTH)
+    for tensor, replicas, use_async in ((2, 1, True), (1, 2, False), (1, 4, True), (2, 2, True)):
+        layout = Layout(tensor, 1, "linear", "all_to_all", replicas)
+        found = run(ranks, folder, layout, length=LENGTH, balancing=balancing(tensor * replicas, use_async))
+        for text, expected in zip(found, fixed, strict=False):
+            assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
+        rearranged = sum(len(report.rearrangements) for report in found[0].reports)
+        assert rearranged >= 1
+        measured = [report.balancedness for report in found[0].reports if report.balancedness]
+        assert len(measured) > 2
+        assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8-dynamic"])
+def test_packed_bytes_move_in_every_form(quantization: str | None, ranks: Ranks, tmp_path: Path) -> None:
+    family = "Qwen2MoeForCausalLM"
+    folder = tiny_checkpoint(family, tmp_path, **FAMILIES[family])
+    options = {"dtype": "bfloat16", "quantization": quantization}
+    layout = Layout(1, 1, "linear", "all_to_all", 2)
+    fixed = run(ranks, folder, layout, length=LENGTH, options=options)
+    found = run(ranks, folder, layout, length=LENGTH, options=options, balancing=balancing(2, True))
+    for text, expected in zip(found, fixed, strict=True):
+        assert (text.tokens, text.logprobs) == (expected.tokens, expected.logprobs)
+    assert sum(len(report.rearrangements) for report in found[0].reports) >= 1
