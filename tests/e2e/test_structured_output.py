@@ -38,10 +38,6 @@ def server(random_model: Path, request: pytest.FixtureRequest) -> Iterator[LiveS
         yield live
 
 
-whatever_ranks = pytest.mark.parametrize("server", [1], ids=["one rank"], indirect=True)
-"""Tests of what the server and one engine decide, before any rank computes."""
-
-
 def body_of(schema: Schema, **more: Any) -> dict[str, Any]:
     named = {"name": "answer", "schema": schema}
     form = {"type": "json_schema", "json_schema": named}
@@ -134,15 +130,14 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-@whatever_ranks
-def test_hostile_grammars_end_soon_and_harm_nobody(server: LiveServer) -> None:
+def test_hostile_grammars_end_soon_and_harm_nobody(demo: LiveServer) -> None:
     first = {"prompt": "a", "structured_outputs": {"regex": "a"}}
-    assert server.post("/v1/completions", first).status_code == 200
+    assert demo.post("/v1/completions", first).status_code == 200
     for hostile in HOSTILE:
         body = json.dumps({"prompt": "a", "max_tokens": 20, "structured_outputs": hostile})
-        answer = server.post("/v1/completions", body.encode())
+        answer = demo.post("/v1/completions", body.encode())
         assert answer.status_code in (200, 400), (str(hostile)[:80], answer.text)
         if answer.status_code == 400:
             error = answer.json()["error"]
             assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 1000
-    assert server.post("/v1/completions", first).json()["choices"][0]["text"] == "a"
+    assert demo.post("/v1/completions", first).json()["choices"][0]["text"] == "a"

@@ -10,7 +10,6 @@ from engine_core.grammar.matcher import ThinkingMatcher
 from engine_core.protocol import Thinking
 
 MARKER = (1, 2, 3)
-AGAIN = Thinking(3, (7,), open=True, opens=((4,),))
 
 
 def walk(budget: ThinkingMatcher, tokens: list[int]) -> list[int | None]:

@@ -20,7 +20,6 @@ TALK = [
     Message(role="user", content="And now?"),
 ]
 TEXT = ChatTemplate({"default": TEMPLATE}, {}).render([one.for_template() for one in TALK])
-CONTENTS = [one.text() for one in TALK]
 
 
 def explained(matched: int, reason: MissReason = "different_token", **changes: object):
