@@ -29,6 +29,7 @@ _VISION_TOWER = (
     "model.vision_tower",
     "model.multi_modal_projector",
 )
+_VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
 COMPOSITES: Mapping[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite(
@@ -42,9 +43,13 @@ COMPOSITES: Mapping[str, Composite] = {
             "max_position_embeddings": 131_072,
         },
     ),
+    "Gemma3nForConditionalGeneration": Composite(
+        texts={"gemma3n_text": "Gemma3nForCausalLM"},
+        beside=_VISION_AND_AUDIO,
+    ),
     "Gemma4ForConditionalGeneration": Composite(
         texts={"gemma4_text": "Gemma4ForCausalLM"},
-        beside=("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio"),
+        beside=_VISION_AND_AUDIO,
     ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},

@@ -38,6 +38,11 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """The type of a model's `forward`: ids, positions, the stream of an earlier stage -> hidden states."""
 
 
+def stream_size(model: object, hidden_size: int) -> int:
+    """The numbers of a token that a stage hands on: the hidden size, unless the model says another."""
+    return getattr(model, "stream_size", hidden_size)
+
+
 class CausalLM(Protocol):
     """A model that generates: its class is called with a ModelSetup, then `weights.load` fills it."""
 
@@ -45,7 +50,8 @@ class CausalLM(Protocol):
         """Tokens of the step [T], packed as the ForwardContext says, -> hidden states [T, output_size].
 
         Must run under `use_context`, with the cache bound to every attention layer. Where the layers are cut
-        into stages, each gives the residual stream [T, hidden_size] that the next one takes in place of ids.
+        into stages, each gives the residual stream [T, hidden_size] that the next one takes in place of ids,
+        or as many numbers for each token as the model's `stream_size` says.
         """
         ...
 

@@ -32,6 +32,7 @@ _DECODERS = {
     "FalconH1ForCausalLM": "hybrids.falcon_h1:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "decoders.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "decoders.gemma:Gemma3ForCausalLM",
+    "Gemma3nForCausalLM": "decoders.gemma3n:Gemma3nForCausalLM",
     "Gemma4ForCausalLM": "decoders.gemma4:Gemma4ForCausalLM",
     "Gemma4UnifiedForCausalLM": "decoders.gemma4:Gemma4UnifiedForCausalLM",
     "GemmaForCausalLM": "decoders.gemma:GemmaForCausalLM",

@@ -203,7 +203,9 @@ def _token_numbers(model: ModelConfig, ranks: int) -> int:
     """The numbers of a token that a layer holds at the same time, those of attention left out."""
     inner = model.raw.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * model.hidden_size
-    return 4 * model.hidden_size + 4 * -(-inner // ranks)
+    streams = model.raw.get("altup_num_inputs")
+    streams = streams if isinstance(streams, int) else 1
+    return 4 * streams * model.hidden_size + 4 * -(-inner // ranks)
 
 
 def _gib(nbytes: int) -> str:

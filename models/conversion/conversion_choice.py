@@ -55,6 +55,7 @@ _CLASSIFIER = re.compile(r"(.+?)For(?:[A-Z]\w*)?Classification")
 _GENERATING = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
+    "Gemma3nTextModel": "Gemma3nForCausalLM",
 }
 """Generating classes whose names are not the same with another ending."""
 

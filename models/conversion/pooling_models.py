@@ -18,7 +18,7 @@ from models.config import ConfigError
 from models.conversion.conversion_choice import Conversion, stem
 from models.layers.attention import CachedAttention
 from models.layers.stages import if_held
-from models.model import ModelSetup
+from models.model import ModelSetup, stream_size
 from models.pooling.config import PoolingConfig
 from models.pooling.pooler import (
     ACTIVATIONS,
@@ -51,6 +51,7 @@ class PoolingModel(nn.Module):
         self.base: Any = self.base_class(setup)
         self.last = setup.parallel.last
         self.causal: bool = getattr(self.base, "causal", True)
+        self.stream_size = stream_size(self.base, setup.config.hidden_size)
         self.default_mode: Mode = getattr(self.base, "default_pooling", "LAST")
 
     def pull(self, weights: Weights) -> None:

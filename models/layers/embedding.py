@@ -11,6 +11,7 @@ from models.checkpoint.weights import Weights
 from models.layers.linear import cut_of, frozen
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
 from models.quantization.matrices import (
     has_matrix,
     ignore_matrix,
@@ -34,13 +35,23 @@ class Embedding(nn.Module):
     """Whether the matrix is quantized, and so in the form that a tied head multiplies with."""
 
     def __init__(
-        self, vocab_size: int, size: int, parallel: Parallel, *, scale: float = 1.0, plain: bool = False
+        self,
+        vocab_size: int,
+        size: int | Span,
+        parallel: Parallel,
+        *,
+        scale: float = 1.0,
+        plain: bool = False,
     ) -> None:
-        """`plain`: others read its rows too, as numbers, so a quantized matrix is widened."""
+        """`plain`: others read its rows too, as numbers, so a quantized matrix is widened.
+
+        `size` may be the piece of each row that is held, where others hold the rest.
+        """
         super().__init__()
         self.plain = plain
         self.span = parallel.share_padded(vocab_size)
-        self.size = size
+        self.columns = size if isinstance(size, Span) else Span.whole(size)
+        self.size = self.columns.length
         self.parallel = parallel
         self.scale = scale
 
@@ -49,7 +60,10 @@ class Embedding(nn.Module):
         if not self.parallel.first:
             weights.ignore("weight")
             return
-        rows = read_embeddings(weights, (self.span.size, self.size), cut_of(0, self.span))
+        shape, columns = (self.span.size, self.columns.size), cut_of(1, self.columns)
+        rows = read_embeddings(weights, shape, cut_of(0, self.span) or columns)
+        if columns is not None and not self.span.is_whole:
+            rows = columns.of(widen(rows)).contiguous()  # no reader cuts both ways
         rows = _pad(rows, self.parallel.padded_length(self.span.size) - self.span.length)
         self.packed = isinstance(rows, Grouped) and not self.plain
         self.weight = frozen(ops.pack(rows, wide=True) if self.packed else widen(rows))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -122,3 +124,32 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.gate_up_proj(x))
+
+
+class SparseMLP(nn.Module):
+    """A gated MLP that closes the gates of a token below a bound, taken from their mean and deviation.
+
+    About the part `sparsity` of them is closed, and the bound is taken off the others.
+    """
+
+    def __init__(
+        self, size: int, inner: int, parallel: Parallel, *, activation: str, sparsity: float
+    ) -> None:
+        super().__init__()
+        share = parallel.share(inner, "features of the MLP")
+        self.gate_up_proj = Linear(size, [share, share], sources=GATE_AND_UP)
+        self.down_proj = RowLinear(share, size, parallel)
+        self.inner, self.parallel, self.sections = inner, parallel, parallel.sections(share)
+        self.kind = activation_kind(activation)
+        self.deviations = NormalDist().inv_cdf(sparsity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        centred = gate.float() - self._mean(ops.sum_rows(gate, self.sections))
+        deviation = self._mean(ops.sum_squares(centred, self.sections)).sqrt()
+        opened = F.relu(centred - self.deviations * deviation).to(x.dtype)
+        return self.down_proj(ops.gate(up, opened, self.kind))
+
+    def _mean(self, sums: Tensor) -> Tensor:
+        """The mean over all ranks' features, of this rank's sums [T, 1]."""
+        return self.parallel.all_reduce(sums) / self.inner

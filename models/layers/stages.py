@@ -11,10 +11,15 @@ from models.parallel.parallel import Parallel
 
 
 class Layers(nn.ModuleList):
-    """This stage's run of `count` layers. The checkpoint has them under their numbers in the whole model."""
+    """This stage's run of `count` layers. The checkpoint has them under their numbers in the whole model.
 
-    def __init__(self, count: int, parallel: Parallel, build: Callable[[int], nn.Module]) -> None:
-        self.numbers = parallel.share_layers(count)
+    `together`: the last layers that one stage must hold.
+    """
+
+    def __init__(
+        self, count: int, parallel: Parallel, build: Callable[[int], nn.Module], together: int = 1
+    ) -> None:
+        self.numbers = parallel.share_layers(count, together)
         self.others = [str(number) for number in range(count) if number not in self.numbers]
         super().__init__(build(number) for number in self.numbers)
 

@@ -50,6 +50,7 @@ from models.ops.reference import (  # noqa: F401
     sum_squares,
     xielu,
 )
+from models.ops.stream_ops import correct_streams, predict_streams, sum_rows  # noqa: F401
 
 SPECIFIED: Mapping[str, Callable[..., Any]] = {
     name: value

@@ -89,8 +89,8 @@ class Parallel:
         """The same stage as if it had one rank, for layers that each rank holds whole."""
         return Parallel(stage=self.stage, stages=self.stages)
 
-    def share_layers(self, count: int) -> range:
-        return layers_of(self.stage, self.stages, count)
+    def share_layers(self, count: int, together: int = 1) -> range:
+        return layers_of(self.stage, self.stages, count, together)
 
     def share(self, size: int, what: str) -> Span:
         return share_of(self.rank, self.size, size, what)

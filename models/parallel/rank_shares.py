@@ -45,13 +45,21 @@ def check_cut(model: ModelConfig, ranks: int, stages: int) -> None:
     kv_heads_of(0, ranks, model.num_kv_heads)
 
 
-def layers_of(stage: int, stages: int, count: int) -> range:
-    """A stage's run of the layers. First stages have one more if need be, since the last has the head."""
-    if count < stages:
+def layers_of(stage: int, stages: int, count: int, together: int = 1) -> range:
+    """A stage's run of the layers. First stages have one more if need be, since the last has the head.
+
+    `together`: the last layers that must be in one stage; if they are more than its part, others have less.
+    """
+    if (most := count - together + 1) < stages:
+        last = f" (the last {together} in one)" if together > 1 else ""
         raise ValueError(
-            f"--pipeline-parallel-size {stages}: there are {count} layers, and each stage must have one; "
-            f"choose {count} or less"
+            f"--pipeline-parallel-size {stages}: there are {count} layers, and each stage must have "
+            f"one{last}; choose {most} or less"
         )
+    if stages > 1 and together > count // stages:
+        if stage == stages - 1:
+            return range(count - together, count)
+        return layers_of(stage, stages - 1, count - together)
     each, over = divmod(count, stages)
     start = stage * each + min(stage, over)
     return range(start, start + each + (stage < over))

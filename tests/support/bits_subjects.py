@@ -93,6 +93,16 @@ _WINDOWED: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": WINDOW,
     },
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "hidden_size_per_layer_input": 32,
+        "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.7],
+    },
 }
 _GENERATING = _DECODERS | _OTHER_DECODERS | _WINDOWED
 _ENCODERS: dict[str, dict[str, Any]] = {

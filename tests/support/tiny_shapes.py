@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tiny_gemma import GEMMA_3N
+
 SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 BOS_ID, EOS_ID, PAD_ID, TURN_ID, TURN_END_ID = range(len(SPECIALS))
 
@@ -100,7 +102,7 @@ SHARED_CACHES: dict[str, object] = {
 """What small Gemma 4 models have: late layers that read caches of others, and vectors for layers."""
 EXPERTS_BESIDE: dict[str, object] = {**_HYBRID_EXPERTS, "enable_moe_block": True, "top_k_experts": 3}
 """What a Gemma 4 with experts beside its MLPs has."""
-FAMILIES: dict[str, dict[str, object]] = {
+FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
     "LlamaForCausalLM": _SHAPE,
     "MistralForCausalLM": {**_SHAPE, "head_dim": 16, "sliding_window": _WINDOW},
     "Ministral3ForCausalLM": {**_SHAPE, "head_dim": 16, "rope_parameters": GROWING_QUERIES},
@@ -364,8 +366,7 @@ FAMILIES: dict[str, dict[str, object]] = {
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
     },
-    # Families that we do not write ourselves: they run on transformers' own code.
-    "Jais2ForCausalLM": _SHAPE,
+    "Jais2ForCausalLM": _SHAPE,  # this and the next run on transformers' code
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
 }
 

@@ -43,6 +43,8 @@ class Stage:
 
     def __init__(self, place: Place, links: Links, stream: Tensor, in_flight: int) -> None:
         """`stream` [0, width]: an empty residual stream, of the type and on the device of all."""
+        self.width = stream.shape[1]
+        """The numbers of a token in the stream, which may be more once the model is known."""
         self.last = place.stage == place.stages - 1
         self._first = place.stage == 0
         self._place, self._no_stream, self._in_flight = place, stream, in_flight
@@ -68,7 +70,7 @@ class Stage:
 
     def open_stream(self, count: int) -> Tensor | None:
         """Memory for the stream of `count` tokens [T, width]; None if no stage is before this one."""
-        return None if self._first else self._no_stream.new_empty(count, self._no_stream.shape[1])
+        return None if self._first else self._no_stream.new_empty(count, self.width)
 
     def receive_stream(self, stream: Tensor) -> None:
         """Write the stream [T, width] of the stage before into this memory."""

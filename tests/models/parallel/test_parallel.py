@@ -44,6 +44,8 @@ def load_stage(
 DECODERS = [name for name in ARCHITECTURES if name in OWN]
 CONSTANTS = ("act_fn.beta", "act_fn.eps")
 """The ends of names of tensors that are the same in all checkpoints, and are not read."""
+EACH_STAGES = ("per_layer_projection_norm.weight",)
+"""The ends of names of tensors that every stage reads."""
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
@@ -61,6 +63,7 @@ def test_stages_of_a_decoder_read_everything_once(architecture: str, read: list[
         del tensors[name]
     twice = [tensors[name] for name in tensors if name.endswith(EMBEDDINGS)]
     twice = twice if "lm_head.weight" not in tensors and "output.weight" not in tensors else []
+    twice += [tensor for name, tensor in tensors.items() if name.endswith(EACH_STAGES)] * (STAGES - 1)
     assert sum(read) == sum(tensor.nbytes for tensor in [*tensors.values(), *twice])
     count = read_config(folder, {}).num_layers
     layers = [len(held) for model in models for held in model.modules() if isinstance(held, Layers)]

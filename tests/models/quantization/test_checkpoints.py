@@ -84,6 +84,14 @@ def test_gemma_4(method: str, tmp_path: Path) -> None:
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
 
 
+def test_gemma_3n(tmp_path: Path) -> None:
+    """Sparse gates and ups are one matrix, and what makes streams is small."""
+    small = ("per_layer_model_projection", "modality_router", "_coefs", "linear_right")
+    shape = {**SHAPE, "hidden_size_per_layer_input": 32}
+    pair = write_pair(tmp_path, Recipe(method="gptq", group=32, plain=small), "Gemma3nForCausalLM", **shape)
+    assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
+
+
 # Experts are read matrix by matrix, and routers stay plain.
 
 

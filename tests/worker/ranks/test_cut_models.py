@@ -18,6 +18,7 @@ from ranks import Layout, RankError, Ranks, RanksOfTests, make
 from safetensors.torch import load_file
 from sizes import change_options, engine_config, worker_config
 from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
+from tiny_shapes import SHARED_CACHES
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Tokens
@@ -149,8 +150,22 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
 
 
 @pytest.mark.turns
+@pytest.mark.parametrize("architecture", ["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
+def test_every_stage_makes_vectors_of_tokens(architecture: str, open_engine: Open, tmp_path: Path) -> None:
+    """The middle stage knows no sampled token but from the stream."""
+    shape = SHARED_CACHES if architecture == "Gemma4ForCausalLM" else {}
+    folder = tiny_checkpoint(architecture, tmp_path, **shape)
+    given = {"tasks": ["generate", "embed"], "enable_prefix_caching": False, "max_num_seqs": 4}
+    for dtype in ("float32", "bfloat16"):
+        layouts = [Layout(1, 2), Layout(1, 3), BOTH]
+        compare(open_engine, folder, WRITES + pools("embed", 10), layouts, dtype=dtype, **given)
+
+
+@pytest.mark.turns
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3nForCausalLM"]
+)
 def test_all_layouts_give_the_same_bits(
     architecture: str, quantization: str | None, open_engine: Open, tmp_path: Path
 ) -> None:

@@ -65,19 +65,13 @@ def test_what_does_not_fit_is_refused(fields: dict[str, object], said: str, tmp_
         load_ranks(folder)
 
 
-@pytest.mark.parametrize(
-    ("width", "said"),
-    [(8, "read vectors of tokens"), (0, "layer 5 of this Gemma4ForCausalLM reads the cache of layer 2")],
-)
-def test_stages_that_part_layers_from_what_they_read_are_refused(
-    width: int, said: str, tmp_path: Path
-) -> None:
-    fields = {**SHARED_CACHES, "hidden_size_per_layer_input": width}
-    folder = tiny_checkpoint("Gemma4ForCausalLM", tmp_path, **fields)
-    parallel = Parallel(stage=1, stages=2)
-    options = LoadOptions(read_config(folder), folder, dtype=torch.float32, parallel=parallel)
-    with pytest.raises(ValueError, match=said):
-        load_model(options)
+def test_layers_that_share_caches_are_in_one_stage(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("Gemma4ForCausalLM", tmp_path, **SHARED_CACHES)
+    config = read_config(folder)
+    with pytest.raises(ValueError, match=r"there are 8 layers, and .* have one \(the last 6 in one\)"):
+        load_model(LoadOptions(config, folder, dtype=torch.float32, parallel=Parallel(stage=1, stages=4)))
+    last = LoadOptions(config, folder, dtype=torch.float32, parallel=Parallel(stage=2, stages=3))
+    assert len([*load_model(last).attention_layers()]) == 3
 
 
 def test_layers_that_read_another_cache_have_none(tmp_path: Path) -> None:

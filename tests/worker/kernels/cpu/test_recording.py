@@ -106,6 +106,7 @@ DECODERS = {
     "GemmaForCausalLM": True,
     "Gemma2ForCausalLM": True,
     "Gemma3ForCausalLM": True,
+    "Gemma3nForCausalLM": False,
     "Gemma4ForCausalLM": True,
     "GraniteForCausalLM": True,
     "SmolLM3ForCausalLM": True,
@@ -131,7 +132,7 @@ DECODERS = {
     "PhiForCausalLM": True,
     "Jais2ForCausalLM": False,
 }
-"""Families, and whether their steps are replayed: all of ours, and not those that run transformers' code."""
+"""Families, and whether their steps are replayed: all of ours but Gemma 3n, none on transformers' code."""
 
 
 VARIANTS: dict[str, dict[str, object]] = {

@@ -28,7 +28,7 @@ from models.context import ForwardContext, use_context
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.layers.attention import Attention
 from models.loader import LoadOptions, load_model
-from models.model import ServedModel
+from models.model import ServedModel, stream_size
 from models.ops.pooling_ops import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
@@ -241,10 +241,11 @@ def describe(call: Call) -> str:
 def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dtype: torch.dtype) -> None:
     """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
     config, parallel = given.config, given.parallel
+    width = stream_size(model, config.hidden_size)
     for layer in model.attention_layers():
         layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
     for new, total in _STEPS:
-        stream = None if parallel.first else _nowhere((sum(new), config.hidden_size), given.dtype)
+        stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)
         with use_context(step):
             model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
