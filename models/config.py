@@ -6,7 +6,6 @@ transformers: the server and the engine read this too, and must answer in millis
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.composites import text_part
-from models.plain_files import ConfigError, check_regular, read_json
+from models.plain_files import ConfigError, read_json, stored_dtype
 from models.weight_coding import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -50,6 +49,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     max_len: int
     """The number of positions that the model was made for; the default of --max-model-len."""
+    any_length: bool = False
+    """Whether longer texts can be served, too: no layer sees positions, or keeps something of each token."""
     tie_word_embeddings: bool | None
     """Whether the LM head is the embedding's matrix; None if config.json does not say."""
     bos_token_id: int | None
@@ -95,7 +96,9 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     fields = _Fields(path, raw, whole)
 
     hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), most=MOST_FEATURES)
-    num_heads = fields.size("num_heads", ("num_attention_heads", "n_head", "n_heads", "num_heads"))
+    attends = fields.get("model_type") not in _WITHOUT_ATTENTION
+    names = "num_attention_heads", "n_head", "n_heads", "num_heads"
+    num_heads = fields.size("num_heads", names) if attends else fields.positive(*names, default=hidden_size)
     architectures = _architectures(path, whole)
     vocab_size = fields.size("vocab_size", ("vocab_size",))
     eos_token_ids = _eos_token_ids(folder, fields, vocab_size)
@@ -110,6 +113,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         num_kv_heads=1 if has_latent_cache(raw) else _num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
         max_len=_max_len(fields),
+        any_length=not attends,
         tie_word_embeddings=_tied(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
@@ -330,6 +334,9 @@ def _positions(fields: _Fields) -> int:
         # Nomic's models reach n_positions only if their rotation is slowed for long texts.
         return fields.positive("max_trained_positions")
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    names = (*names, "model_max_length")  # as Kimi Linear says it
+    if fields.get("model_type") in _WITHOUT_ATTENTION:
+        return fields.positive(*names, default=_LENGTH_OF_STATES)
     length = fields.size("max_len", names, guess=_ANY_LENGTH)
     if fields.get("model_type") in _AFTER_PADDING:
         length -= max(fields.token_ids("pad_token_id"), default=1) + 1
@@ -337,6 +344,10 @@ def _positions(fields: _Fields) -> int:
 
 
 _ANY_LENGTH = 1 << 30
+_LENGTH_OF_STATES = 8192
+
+_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
+"""Model types whose config.json says neither heads of attention nor how long texts may be."""
 
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types whose texts begin in the table of learned positions after the row of the padding token."""
@@ -371,25 +382,8 @@ def _tied(fields: _Fields) -> bool | None:
 def _dtype(folder: Path, fields: _Fields) -> str:
     value = fields.get("dtype", "torch_dtype")
     if value is None or value == "auto":
-        return _stored_dtype(folder)
+        return stored_dtype(folder)
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if name not in DTYPES:
         raise fields.wrong("dtype", value, f"one of {', '.join(DTYPES)}")
     return cast("str", name)
-
-
-def _stored_dtype(folder: Path) -> str:
-    """The number type of the checkpoint's first tensor that has one of DTYPES; only its header is read."""
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    path = next(iter(sorted(folder.glob("*.safetensors"))), None)
-    if path is None:
-        return "float32"
-    length = check_regular(path)
-    try:
-        with path.open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), length))
-        tensors: dict[str, dict[str, object]] = json.loads(header)
-        stored = [tensor["dtype"] for name, tensor in tensors.items() if name != "__metadata__"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
-    return next((names[dtype] for dtype in stored if isinstance(dtype, str) and dtype in names), "float32")

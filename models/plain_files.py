@@ -82,3 +82,20 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], object] | None
 def shown(name: str) -> str:
     """A tensor's name for a message; one that anybody may have written can have any length."""
     return name if len(name) <= 80 else f"{name[:50]}...{name[-20:]}"
+
+
+def stored_dtype(folder: Path) -> str:
+    """The number type of the checkpoint's first tensor that a model can have; only its header is read."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    path = next(iter(sorted(folder.glob("*.safetensors"))), None)
+    if path is None:
+        return "float32"
+    length = check_regular(path)
+    try:
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), length))
+        tensors: dict[str, dict[str, object]] = json.loads(header)
+        stored = [tensor["dtype"] for name, tensor in tensors.items() if name != "__metadata__"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} has no readable safetensors header: {error}") from None
+    return next((names[dtype] for dtype in stored if isinstance(dtype, str) and dtype in names), "float32")

@@ -29,6 +29,9 @@ from worker.tables.slots import Slots
 
 logger = logging.getLogger(__name__)
 
+_MOST_EMPTY_BLOCKS = 1 << 17
+"""The most blocks of a model without attention: each takes some memory of the engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
@@ -78,6 +81,8 @@ def size_cache(
     nbytes, flag = _asked_bytes(asked, block_bytes, budget)
     filled = limits.max_num_seqs * held(limits.max_model_len, 1)  # all slots, and what one step adds to that
     filled += sum(map(bool, windows)) * -(-step // limits.block_size)
+    if minimum(-block_bytes) == 0:  # no rank caches anything: blocks are names of prefixes only
+        filled = min(filled, max(per_sequence, _MOST_EMPTY_BLOCKS))
     most = asked.num_gpu_blocks_override or filled
     blocks = nbytes // block_bytes if block_bytes else most  # a stage may have no layer that caches anything
     if asked.num_gpu_blocks_override is None:
@@ -129,6 +134,8 @@ def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) 
     cache = f"the KV cache is in {str(dtype).removeprefix('torch.')}"
     if dtype.itemsize > 1:
         return f"{cache}: the checkpoint's scales for fp8 are not used" if scaled else None
+    if not layers:
+        return None
     if not scaled:
         return f"{cache}: the checkpoint has no scales for it, so 1 is taken"
     return f"{cache}, by the checkpoint's scales in {scaled} of {len(layers)} layers"

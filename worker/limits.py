@@ -83,7 +83,7 @@ def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLim
 
 def _model_len(config: WorkerConfig) -> int:
     longest, asked = config.model.max_len, config.options.max_model_len
-    if asked is not None and asked > longest:
+    if asked is not None and asked > longest and not config.model.any_length:
         raise ValueError(
             f"--max-model-len {asked} is more than the {longest} positions this model was "
             "made for: lower it, or extend the model's positions with --hf-overrides"

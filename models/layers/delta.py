@@ -1,4 +1,4 @@
-"""The gated delta rule as a layer: linear attention whose state learns values under keys, and forgets."""
+"""The gated delta rule as layers: linear attention whose state learns values under keys, and forgets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.context import context
-from models.layers.linear import Interleaved, Linear, RowLinear, frozen, pieces_of
+from models.layers.linear import Interleaved, Linear, RowLinear, cut_of, frozen, pieces_of
 from models.layers.norm import RMSNorm
 from models.layers.short_conv import Convolution
 from models.layers.state import StateLayer
@@ -112,6 +112,63 @@ class GatedDeltaNet(StateLayer):
             self.spec.most_rate,
         )
         return self.out_proj(ops.gated_norm(out, opening, self.head_norm.weight, self.head_norm.eps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelDeltaSpec:
+    """The sizes of a layer of Kimi delta attention."""
+
+    heads: int
+    head_dim: int
+    """The width of keys and values, and of what gates are projected from."""
+    taps: int
+    eps: float
+
+    def build(self, hidden_size: int, parallel: Parallel) -> ChannelDelta:
+        return ChannelDelta(hidden_size, self, parallel)
+
+
+class ChannelDelta(StateLayer):
+    """The heads of one layer that this rank holds: hidden states [T, hidden_size] -> [T, hidden_size].
+
+    Each number of a key forgets by a gate of its own. Gates are projected from short vectors, which all ranks
+    have.
+    """
+
+    def __init__(self, hidden_size: int, spec: ChannelDeltaSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.spec = spec
+        self.heads = parallel.share(spec.heads, "heads of linear attention")
+        self.inner, short = self.heads.times(spec.head_dim), Span.whole(spec.head_dim)
+        mixed = [self.inner] * 3
+        self.qkv_proj = Linear(hidden_size, mixed, sources=("q_proj", "k_proj", "v_proj"))
+        self.gates_proj = Linear(
+            hidden_size, [self.heads, short, short], sources=("b_proj", "f_a_proj", "g_a_proj"), plain=True
+        )
+        self.f_b_proj = Linear(spec.head_dim, self.inner, plain=True)
+        self.g_b_proj = Linear(spec.head_dim, self.inner, plain=True)
+        self.conv1d = Convolution(mixed, spec.taps, sources=("q_conv1d", "k_conv1d", "v_conv1d"))
+        self.o_norm = RMSNorm(spec.head_dim, spec.eps)
+        self.o_proj = RowLinear(self.inner, hidden_size, parallel)
+
+    def pull(self, weights: Weights) -> None:
+        for name, module in self.named_children():
+            load(module, weights / name)
+        rates = weights.take("A_log", [1, 1, self.heads.size, 1], dtype=torch.float32).flatten()
+        self.speeds = frozen(-rates[self.heads.start : self.heads.stop].exp())
+        self.shifts = frozen(weights.take("dt_bias", [self.inner.size], cut_of(0, self.inner), torch.float32))
+
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        dim = self.spec.head_dim
+        return [self.conv1d.state_shape(), (self.heads.length, dim, dim)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, (inputs, states) = context(), self.bound_states()
+        mixed = ops.causal_conv(self.qkv_proj(x), self.conv1d.weight, None, inputs, step, "silu")
+        rates, decays, gates = self.gates_proj(x).split(self.gates_proj.widths, dim=-1)
+        decays, gates = self.f_b_proj(decays), self.g_b_proj(gates)
+        out = ops.channel_delta(mixed, rates, decays, self.speeds, self.shifts, states, step)
+        return self.o_proj(ops.gated_norm(out, gates, self.o_norm.weight, self.o_norm.eps, "sigmoid"))
 
 
 def _by_key_head(

@@ -1,4 +1,4 @@
-"""Mamba-2 as a layer: a selective scan of states that forget by time, whose steps each token chooses."""
+"""Mamba-2 and the first Mamba as layers: scans of states that forget by the time that a token takes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError
 from models.context import context
 from models.layers.linear import Linear, RowLinear, cut_of, frozen
+from models.layers.norm import PlainRMSNorm, RMSNorm
 from models.layers.short_conv import Convolution
 from models.layers.state import StateLayer
 from models.parallel.parallel import Parallel
@@ -32,7 +33,7 @@ class Multipliers:
 
 @dataclass(frozen=True, kw_only=True)
 class MambaSpec:
-    """The sizes of a layer, and the kind of its norm."""
+    """The sizes of a layer of Mamba-2, and the kind of its norm."""
 
     heads: int
     head_dim: int
@@ -90,14 +91,10 @@ class Mamba(StateLayer):
         each = zip((factors.values, factors.keys, factors.queries), self.conv1d.channels, strict=True)
         channels = torch.cat([torch.full((part.length,), factor) for factor, part in each])
         self.conv1d.weight = frozen(self.conv1d.weight * channels.to(weights.device))
-        rates, shifts, skips = (self._pull(weights, name, self.heads) for name in ("A_log", "dt_bias", "D"))
+        rates, shifts, skips = (_pull(weights, name, self.heads) for name in ("A_log", "dt_bias", "D"))
         self.speeds, self.shifts, self.skips = frozen(-rates.exp()), frozen(shifts), frozen(skips)
         if self.spec.norm is not None:
-            self.norm = frozen(self._pull(weights, "norm.weight", self.inner))
-
-    @staticmethod
-    def _pull(weights: Weights, name: str, piece: Span) -> Tensor:
-        return weights.take(name, [piece.size], cut_of(0, piece), torch.float32)
+            self.norm = frozen(_pull(weights, "norm.weight", self.inner))
 
     def state_shapes(self) -> list[tuple[int, ...]]:
         heads = (self.heads.length, self.spec.state_size, self.spec.head_dim)
@@ -132,6 +129,72 @@ class Mamba(StateLayer):
             squares = self.parallel.all_reduce(squares)
         count = self.inner.size // self.groups.size
         return ops.gated_group_norm(x, gates, self.norm, squares, count, self.spec.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelScanSpec:
+    """The sizes of a layer of the first Mamba, and its norms."""
+
+    channels: int
+    state_size: int
+    """The width of keys and queries."""
+    rank: int
+    """The width of what the time steps of channels are projected from."""
+    taps: int
+    bias: bool = False
+    conv_bias: bool = True
+    norm: Literal["weighted", "plain"] | None = None
+    """Whether keys, queries and what time steps are projected from are normalised, and with weights."""
+    eps: float = 1e-6
+
+    def build(self, hidden_size: int, parallel: Parallel) -> ChannelScan:
+        return ChannelScan(hidden_size, self, parallel)
+
+
+class ChannelScan(StateLayer):
+    """The channels of one layer that this rank holds: hidden states [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, hidden_size: int, spec: ChannelScanSpec, parallel: Parallel) -> None:
+        super().__init__()
+        self.spec = spec
+        self.channels = parallel.share(spec.channels, "Mamba channels")
+        self.widths = [spec.rank, spec.state_size, spec.state_size]
+        self.in_proj = Linear(hidden_size, [self.channels, self.channels], bias=spec.bias)
+        self.conv1d = Convolution([self.channels], spec.taps, bias=spec.conv_bias)
+        self.x_proj = RowLinear(self.channels, sum(self.widths), parallel)
+        self.dt_proj = Linear(spec.rank, self.channels, plain=True)
+        self.out_proj = RowLinear(self.channels, hidden_size, parallel, bias=spec.bias)
+        if spec.norm is not None:
+            norm = RMSNorm if spec.norm == "weighted" else PlainRMSNorm
+            self.dt_layernorm = norm(spec.rank, spec.eps)
+            self.b_layernorm = norm(spec.state_size, spec.eps)
+            self.c_layernorm = norm(spec.state_size, spec.eps)
+
+    def pull(self, weights: Weights) -> None:
+        for name, module in self.named_children():
+            load(module, weights / name)
+        rates = _pull(weights, "A_log", self.channels, self.spec.state_size)
+        self.speeds = frozen(-rates.exp().t().contiguous())
+        self.shifts = frozen(_pull(weights, "dt_proj.bias", self.channels))
+        self.skips = frozen(_pull(weights, "D", self.channels))
+
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        return [self.conv1d.state_shape(), (self.spec.state_size, self.channels.length)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, (inputs, states) = context(), self.bound_states()
+        x, gates = self.in_proj(x).split(self.in_proj.widths, dim=-1)
+        x = ops.causal_conv(x, self.conv1d.weight, self.conv1d.bias, inputs, step, "silu")
+        steps, keys, queries = self.x_proj(x).split(self.widths, dim=-1)
+        if self.spec.norm is not None:
+            steps, keys, queries = self.dt_layernorm(steps), self.b_layernorm(keys), self.c_layernorm(queries)
+        steps = self.dt_proj(steps)
+        out = ops.channel_scan(x, steps, keys, queries, self.speeds, self.shifts, self.skips, states, step)
+        return self.out_proj(ops.gate(out, gates, "silu"))
+
+
+def _pull(weights: Weights, name: str, piece: Span, *sizes: int) -> Tensor:
+    return weights.take(name, [piece.size, *sizes], cut_of(0, piece), torch.float32)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:

@@ -17,6 +17,8 @@ from models.ops.latent_ops import front_rms_norm, latent_attention, pack_latent 
 from models.ops.pooling_ops import apart, pool  # noqa: F401
 from models.ops.recurrent_ops import (  # noqa: F401
     causal_conv,
+    channel_delta,
+    channel_scan,
     gate,
     gated_delta,
     gated_group_norm,

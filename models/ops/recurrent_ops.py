@@ -35,6 +35,12 @@ class _Sequence(NamedTuple):
         yield from self.row.kept
         yield self.last - self.first, self.row.target
 
+    def keep(self, token: int, state: Tensor, states: Tensor) -> None:
+        """Write the state behind a token of the step to the places where it is wanted."""
+        for count, place in self.ends():
+            if count == token + 1 - self.first:
+                states[place] = state
+
 
 def _sequences(step: ForwardContext, states: Tensor) -> list[_Sequence]:
     """The sequences of a step. All their states are read before any is written."""
@@ -102,19 +108,51 @@ def gated_delta(
     q, v = q * key_dim**-0.5, v.unflatten(-1, (heads, value_dim))
     rates, decays = gates.to(states.dtype).chunk(2, dim=-1)
     rates, decays = most_rate * rates.sigmoid(), (speeds * F.softplus(decays + shifts)).exp()
+    return _learn(q, k, v, rates, decays.unsqueeze(-1), states, step).to(x.dtype)
+
+
+def channel_delta(
+    x: Tensor,
+    rates: Tensor,
+    decays: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+) -> Tensor:
+    """The delta rule of Kimi Linear, in which each number of a key forgets by itself -> [T, H * dv].
+
+    x [T, H * (2 * dk + dv)]: the queries, keys and values of H heads. From gates come the rates [T, H] at
+    which heads learn, and decays [T, H * dk], how they forget; speeds [H] and shifts [H * dk] are float32.
+    states [places, H, dk, dv] float32.
+    """
+    _, heads, key_dim, value_dim = states.shape
+    parts = x.to(states.dtype).split([heads * key_dim, heads * key_dim, heads * value_dim], dim=-1)
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in parts)
+    q, k = _of_length_1(q) * key_dim**-0.5, _of_length_1(k)
+    forgotten = F.softplus(decays.to(states.dtype) + shifts).unflatten(-1, (heads, key_dim))
+    decays, rates = (speeds.unsqueeze(-1) * forgotten).exp(), rates.to(states.dtype).sigmoid()
+    return _learn(q, k, v, rates, decays, states, step).to(x.dtype)
+
+
+def _learn(
+    q: Tensor, k: Tensor, v: Tensor, rates: Tensor, decays: Tensor, states: Tensor, step: ForwardContext
+) -> Tensor:
+    """Let heads learn values v [T, V, dv] under keys [T, V, dk] at rates [T, V], and ask them -> [T, V * dv].
+
+    decays [T, V, dk], or [T, V, 1] for all numbers of a key.
+    """
     out = torch.empty_like(v)
     for sequence in _sequences(step, states):
         state = sequence.before
         for t in range(sequence.first, sequence.last):
-            state *= decays[t, :, None, None]
+            state *= decays[t].unsqueeze(-1)
             known = (state * k[t].unsqueeze(-1)).sum(1)  # [V, dv]
             learnt = (v[t] - known) * rates[t, :, None]
             state += k[t].unsqueeze(-1) * learnt.unsqueeze(1)
             out[t] = (state * q[t].unsqueeze(-1)).sum(1)
-            for count, place in sequence.ends():
-                if count == t + 1 - sequence.first:
-                    states[place] = state
-    return out.flatten(1).to(x.dtype)
+            sequence.keep(t, state, states)
+    return out.flatten(1)
 
 
 def selective_scan(
@@ -149,10 +187,36 @@ def selective_scan(
             added = values[t] * times[t, :, None]
             state = state * decays[t, :, None, None] + keys[t].unsqueeze(-1) * added.unsqueeze(1)
             out[t] += (state * queries[t].unsqueeze(-1)).sum(1)
-            for count, place in sequence.ends():
-                if count == t + 1 - sequence.first:
-                    states[place] = state
+            sequence.keep(t, state, states)
     return out.flatten(1).to(x.dtype)
+
+
+def channel_scan(
+    x: Tensor,
+    steps: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    speeds: Tensor,
+    shifts: Tensor,
+    skips: Tensor,
+    states: Tensor,
+    step: ForwardContext,
+) -> Tensor:
+    """The scan of the first Mamba: read what a state knows, after it has added each token -> [T, C].
+
+    x [T, C]: the values of channels, whose keys and queries [T, N] are the same. steps [T, C]: from them come
+    the times that pass. speeds [N, C], shifts and skips [C] are float32. states [places, N, C] float32.
+    """
+    values, keys, queries = (y.to(states.dtype) for y in (x, keys, queries))
+    times, out = F.softplus(steps.to(states.dtype) + shifts), values * skips
+    for sequence in _sequences(step, states):
+        state = sequence.before
+        for t in range(sequence.first, sequence.last):
+            added = keys[t].unsqueeze(-1) * (values[t] * times[t])
+            state = state * (speeds * times[t]).exp() + added
+            out[t] += (state * queries[t].unsqueeze(-1)).sum(0)
+            sequence.keep(t, state, states)
+    return out.to(x.dtype)
 
 
 def _of_length_1(x: Tensor) -> Tensor:
@@ -164,11 +228,11 @@ def gate(x: Tensor, gates: Tensor, kind: str) -> Tensor:
     return (_wide(x) * _opened(gates, kind)).to(x.dtype)
 
 
-def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of each head of x [T, H * D] by weight [D], times silu of gates [T, H * D]."""
+def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float, kind: str = "silu") -> Tensor:
+    """RMS norm of each head of x [T, H * D] by weight [D], times a function of gates [T, H * D]."""
     heads = _wide(x).unflatten(-1, (-1, len(weight)))
     normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight
-    return (normed.flatten(1) * _opened(gates, "silu")).to(x.dtype)
+    return (normed.flatten(1) * _opened(gates, kind)).to(x.dtype)
 
 
 def group_squares(x: Tensor, gates: Tensor | None, groups: int, sections: int) -> Tensor:

@@ -18,7 +18,7 @@ returns one sum, or a token goes where its experts are and each of them returns 
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """The names that families have in config.json for the number of experts of a layer."""
-_CHOSEN = ("num_experts_per_tok", "moe_k", "top_k_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
 """The names that families have there for the number of experts that a token takes."""
 
 

@@ -98,10 +98,10 @@ def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: in
 @pytest.mark.parametrize(
     ("architecture", "config", "message"),
     [
-        ("MambaForCausalLM", {"vocab_size": 320, "hidden_size": 32}, "its layers keep a state of their own"),
+        ("RwkvForCausalLM", {"vocab_size": 320, "hidden_size": 32}, "its layers keep a state of their own"),
         ("BloomForCausalLM", {"vocab_size": 320, "hidden_size": 32, "n_head": 4}, "takes no position_ids"),
         (
-            "Mamba2ForCausalLM",
+            "Zamba2ForCausalLM",
             {"time_step_limit": [0, {"__float__": "Infinity"}]},
             "keep a state of their own",
         ),

@@ -197,6 +197,16 @@ def test_what_a_class_does_not_read_may_be_missing(tmp_path: Path) -> None:
     assert sorted(config.problems) == ["num_kv_heads", "num_layers"]
 
 
+def test_models_without_attention_need_no_heads_and_no_length(tmp_path: Path) -> None:
+    raw = {
+        **without("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+        "model_type": "mamba",
+    }
+    config = read_config(write(tmp_path, raw))
+    config.require()
+    assert (config.max_len, config.any_length, config.num_heads) == (8192, True, config.hidden_size)
+
+
 def test_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
     limit = [0.0, {"__float__": "Infinity"}]
     config = read_config(

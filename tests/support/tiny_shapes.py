@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybrid_shapes import EXPERTS, HYBRIDS
 from tiny_gemma import GEMMA_3N
 
 SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -46,36 +47,6 @@ _SHARED_EXPERTS = {
     "first_k_dense_replace": 1,
 }
 _GROUPED = {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-_HYBRID = {
-    **_SHAPE,
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 24,
-    "linear_value_head_dim": 16,
-    "rms_norm_eps": 1e-3,  # else the norm of a head that its state hardly answers magnifies rounding errors
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-}
-_HYBRID_EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 16,
-}
-_SHORT_CONVOLUTIONS = {
-    **_SHAPE,
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-}
-_MAMBA = {
-    "num_hidden_layers": 4,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 24,
-    "rms_norm_eps": 1e-3,
-}
 _TWO_WIDTHS: dict[str, object] = {
     **_SHAPE,
     "head_dim": 16,
@@ -100,7 +71,7 @@ SHARED_CACHES: dict[str, object] = {
     "vocab_size_per_layer_input": 320,
 }
 """What small Gemma 4 models have: late layers that read caches of others, and vectors for layers."""
-EXPERTS_BESIDE: dict[str, object] = {**_HYBRID_EXPERTS, "enable_moe_block": True, "top_k_experts": 3}
+EXPERTS_BESIDE: dict[str, object] = {**EXPERTS, "enable_moe_block": True, "top_k_experts": 3}
 """What a Gemma 4 with experts beside its MLPs has."""
 FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
     "LlamaForCausalLM": _SHAPE,
@@ -308,64 +279,7 @@ FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
         "scale_depth": 1.2,
         "dim_model_base": 16,
     },
-    "Qwen3_5ForCausalLM": {**_HYBRID, "linear_num_value_heads": 8},
-    "Qwen3_5MoeForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS},
-    "Qwen3NextForCausalLM": {**_HYBRID, **_HYBRID_EXPERTS, "linear_num_value_heads": 8},
-    "Lfm2ForCausalLM": {**_SHORT_CONVOLUTIONS, "block_multiple_of": 8, "tie_word_embeddings": True},
-    "Lfm2MoeForCausalLM": {
-        **_SHORT_CONVOLUTIONS,
-        "num_dense_layers": 1,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "routed_scaling_factor": 1.7,
-    },
-    "BambaForCausalLM": {**_SHAPE, **_MAMBA, "attn_layer_indices": [1]},
-    "GraniteMoeHybridForCausalLM": {
-        **_SHAPE,
-        **_MAMBA,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-        "num_local_experts": 5,
-        "shared_intermediate_size": 40,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.6,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 0.5,
-    },
-    "FalconH1ForCausalLM": {
-        **_SHAPE,
-        **_MAMBA,
-        "mamba_d_ssm": 64,
-        "embedding_multiplier": 3.0,
-        "lm_head_multiplier": 1.5,
-        "key_multiplier": 0.7,
-        "attention_in_multiplier": 1.2,
-        "attention_out_multiplier": 0.6,
-        "ssm_in_multiplier": 0.8,
-        "ssm_out_multiplier": 0.4,
-        "ssm_multipliers": [0.6, 1.3, 0.7, 1.4, 0.9],
-        "mlp_multipliers": [0.8, 0.5],
-    },
-    "NemotronHForCausalLM": {
-        **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
-        "head_dim": 16,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "n_groups": 4,
-        "ssm_state_size": 24,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "moe_shared_expert_intermediate_size": 40,
-        "routed_scaling_factor": 2.5,
-        "layer_norm_epsilon": 1e-3,
-    },
-    "OlmoHybridForCausalLM": {
-        **{name: value for name, value in _HYBRID.items() if name != "head_dim"},
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-    },
+    **HYBRIDS,
     "Jais2ForCausalLM": _SHAPE,  # this and the next run on transformers' code
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
 }

@@ -184,3 +184,15 @@ def test_recorded_steps_need_room_where_there_are_any(place: Place, recorded: in
     copies = 5 if ranks == 2 else 4
     expected = [(copies * 4 * MODEL.vocab_size, (4 * width + 16 * width // ranks) * 2)]
     assert asked == expected * recorded
+
+
+def test_blocks_of_a_model_without_attention_are_few_enough_to_be_listed() -> None:
+    assert size_cache(worker_config(), LIMITS, 0, budget(0)).num_blocks == 4 * PER_SEQUENCE
+    long = replace(LIMITS, max_num_seqs=128, max_model_len=1 << 20)
+    assert size_cache(worker_config(), long, 0, budget(0)).num_blocks == 1 << 17
+    assert (
+        size_cache(worker_config(), replace(long, max_model_len=1 << 22), 0, budget(0)).num_blocks == 1 << 18
+    )
+    told = iter([-8, 10**6])  # the bytes of a block on another rank, and how many it has room for
+    beside = size_cache(worker_config(), long, 0, budget(0), lambda mine: min(mine, next(told)))
+    assert beside.num_blocks == 10**6

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
+from msgspec import structs
 from sizes import MODEL, worker_config
 
 from models.conversion.conversion_choice import Conversion
@@ -71,6 +72,12 @@ def test_a_step_makes_room_for_the_longest_text_unless_the_operator_forbids() ->
     assert fit_whole_sequences(roomy, worker_config(max_num_batched_tokens=600)) == roomy
     with pytest.raises(ValueError, match=r"64 is less than --max-model-len \(500\)"):
         fit_whole_sequences(limits, worker_config(max_num_batched_tokens=64))
+
+
+def test_states_hold_texts_of_any_length() -> None:
+    model = structs.replace(MODEL, any_length=True)
+    unlimited = worker_config(max_model_len=100_000, model=model)
+    assert resolve_limits(unlimited, Cpu(1)).max_model_len == 100_000
 
 
 # What options take.

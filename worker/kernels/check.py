@@ -28,7 +28,9 @@ _WRITTEN = {
     "latent_attention": 3,
     "causal_conv": 3,
     "gated_delta": 4,
+    "channel_delta": 5,
     "selective_scan": 6,
+    "channel_scan": 7,
 }
 """Operations that write to a cache or to states, with the number of that argument."""
 
@@ -208,10 +210,15 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
     taps, before = values(4, x.shape[1]).float(), values(9, 3, x.shape[1]).float()
     rates, states = -values(4).float().abs(), values(9, 4, 24, 40).float()
     scanned, sums = (rates, values(4).float(), values(4).float()), 80 * values(10, 2).float().square()
+    vectors = (*values(2, 10, 40), *values(2, 10, 24))
+    by_channel = (-values(24, 40).float().abs(), *values(2, 40).float(), values(9, 24, 40).float())
+    keyed = (values(10, 96), rates, values(96).float())
     return [
         _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
         _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2, False, 1.5)),
         _Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
+        _Case("channel_scan", (*vectors, *by_channel, step)),
+        _Case("channel_delta", (values(10, 4 * (2 * 24 + 40)), values(10, 4), *keyed, states, step)),
         _Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
         _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
         _Case("gate", (x, values(*x.shape), "sigmoid")),

@@ -36,6 +36,21 @@ def change(folder: Path, fields: dict[str, object], without: tuple[str, ...] = (
             ("layers_block_type", "head_dim"),
         ),
         ("BambaForCausalLM", {"mamba_d_head": "auto", "time_step_limit": [0.0, float("inf")]}, ()),
+        ("Mamba2ForCausalLM", {"tie_word_embeddings": None}, ("intermediate_size", "pad_token_id")),
+        (
+            "KimiLinearForCausalLM",
+            {
+                "linear_attn_config": {
+                    "head_dim": 24,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 4,
+                    "full_attn_layers": [2],
+                    "kda_layers": [1, 3],
+                },
+                "first_k_dense_replace": 1,
+            },
+            ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads"),
+        ),
     ],
 )
 def test_fields_of_published_files(
@@ -56,6 +71,8 @@ def test_fields_of_published_files(
         ("BambaForCausalLM", {"mamba_n_heads": 4}, "4 Mamba heads .* of 8 .* do not make the 64 features"),
         ("BambaForCausalLM", {"mamba_n_groups": 3}, "8 Mamba heads cannot be divided evenly into 3 groups"),
         ("BambaForCausalLM", {"mamba_d_state": 16}, "has the shape"),
+        ("Mamba2ForCausalLM", {"n_groups": 3}, "8 Mamba heads cannot be divided evenly into 3 groups"),
+        ("Mamba2ForCausalLM", {"state_size": 16}, "has the shape"),
         ("FalconH1ForCausalLM", {"mlp_bias": True}, "'mlp_bias' and factors of gates"),
         ("NemotronHForCausalLM", {"mamba_num_heads": 4}, "has the shape"),
         ("NemotronHForCausalLM", {"moe_latent_size": 16}, "'moe_latent_size' 16"),

@@ -139,7 +139,7 @@ CONFIG = {
             {"model_type": "gpt_neox_japanese"},
             "it never calls attention through",
         ),
-        ("MambaForCausalLM", {"model_type": "mamba"}, "its layers keep a state of their own"),
+        ("RwkvForCausalLM", {"model_type": "rwkv"}, "its layers keep a state of their own"),
         ("DogeForCausalLM", {"model_type": "doge"}, "it makes an attention mask of its own"),
         (
             "RobertaForCausalLM",

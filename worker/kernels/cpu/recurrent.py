@@ -1,6 +1,6 @@
 """Layers that keep a state for each sequence, by C kernels.
 
-Their sources are `csrc/conv.c`, `delta.c`, `scan.c`, `gate.c` and `group_norm.c`.
+Their sources are `csrc/conv.c`, `delta.c`, `scan.c`, `scan_channels.c`, `gate.c` and `group_norm.c`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     return {
         "causal_conv": _bind_conv(library),
         "gated_delta": _bind_delta(library),
+        "channel_delta": _bind_channel_delta(library),
         "selective_scan": _bind_scan(library),
+        "channel_scan": _bind_channel_scan(library),
         **_bind_gates(library),
         **_bind_group_norms(library),
     }
@@ -92,6 +94,35 @@ def _bind_delta(library: Library) -> Callable[..., Tensor]:
     return gated_delta
 
 
+def _bind_channel_delta(library: Library) -> Callable[..., Tensor]:
+    run = library.function("channel_delta")
+
+    def channel_delta(
+        x: Tensor,
+        rates: Tensor,
+        decays: Tensor,
+        speeds: Tensor,
+        shifts: Tensor,
+        states: Tensor,
+        step: ForwardContext,
+    ) -> Tensor:
+        _, heads, key_dim, value_dim = states.shape
+        given, width = (x, rates, decays), heads * value_dim
+        if [y.shape[1] for y in given] != [2 * heads * key_dim + width, heads, heads * key_dim]:
+            refuse("channel_delta", x=x, rates=rates, decays=decays, states=states)
+        if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
+            return recurrent_ops.channel_delta(*given, speeds, shifts, states, step)
+        out = empty((len(x), width), x.dtype)
+        run(
+            *(number for y in given for number in (y.data_ptr(), y.stride(0))),
+            *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
+            *(out.data_ptr(), len(step.kv_lens), heads, key_dim, value_dim, KINDS[x.dtype]),
+        )
+        return out
+
+    return channel_delta
+
+
 def _bind_scan(library: Library) -> Callable[..., Tensor]:
     run = library.function("selective_scan")
 
@@ -120,6 +151,39 @@ def _bind_scan(library: Library) -> Callable[..., Tensor]:
         return out
 
     return selective_scan
+
+
+def _bind_channel_scan(library: Library) -> Callable[..., Tensor]:
+    run = library.function("channel_scan")
+
+    def channel_scan(
+        x: Tensor,
+        steps: Tensor,
+        keys: Tensor,
+        queries: Tensor,
+        speeds: Tensor,
+        shifts: Tensor,
+        skips: Tensor,
+        states: Tensor,
+        step: ForwardContext,
+    ) -> Tensor:
+        _, size, channels = states.shape
+        if x.shape[1] != channels or steps.shape != x.shape or speeds.shape != (size, channels):
+            refuse("channel_scan", x=x, steps=steps, speeds=speeds, states=states)
+        if keys.shape != (len(x), size) or queries.shape != keys.shape:
+            refuse("channel_scan", x=x, keys=keys, queries=queries)
+        given = (x, steps, keys, queries)
+        if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
+            return recurrent_ops.channel_scan(*given, speeds, shifts, skips, states, step)
+        out = empty((len(x), channels), x.dtype)
+        run(
+            *(number for y in given for number in (y.data_ptr(), y.stride(0))),
+            *(speeds.data_ptr(), shifts.data_ptr(), skips.data_ptr(), *_sequences(states, step)),
+            *(out.data_ptr(), len(step.kv_lens), size, channels, KINDS[x.dtype]),
+        )
+        return out
+
+    return channel_scan
 
 
 def _bind_group_norms(library: Library) -> dict[str, Callable[..., Tensor]]:
@@ -164,12 +228,12 @@ def _bind_gates(library: Library) -> dict[str, Callable[..., Tensor]]:
             return recurrent_ops.gate(x, gates, kind)
         return launch(x, gates, None, 0.0, kind)
 
-    def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def gated_norm(x: Tensor, gates: Tensor, weight: Tensor, eps: float, kind: str = "silu") -> Tensor:
         if x.shape[1] % len(weight):
             refuse("gated_norm", x=x, weight=weight)
         if not _are_gates(x, gates) or KINDS.get(weight.dtype) not in (KINDS[x.dtype], FLOAT32):
-            return recurrent_ops.gated_norm(x, gates, weight, eps)
-        return launch(x, gates, weight, eps, "silu")
+            return recurrent_ops.gated_norm(x, gates, weight, eps, kind)
+        return launch(x, gates, weight, eps, kind)
 
     def launch(x: Tensor, gates: Tensor, weight: Tensor | None, eps: float, kind: str) -> Tensor:
         out, width = empty(x.shape, x.dtype), x.shape[1] if weight is None else len(weight)

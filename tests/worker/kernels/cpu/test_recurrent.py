@@ -110,6 +110,29 @@ def test_gated_delta(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(2, 128, 128), (3, 24, 40), (2, 5, 200)])
+def test_channel_delta(table: Table, dtype: torch.dtype, heads: int, key_dim: int, value_dim: int) -> None:
+    keys, count = heads * key_dim, sum(NEW)
+    width = 2 * keys + heads * value_dim
+    x, gates = torch.randn(count, width + 8).to(dtype)[:, :width], torch.randn(count, heads + keys).to(dtype)
+    speeds, shifts = -2 * torch.rand(heads), torch.randn(keys)
+    states = states_of(heads, key_dim, value_dim)
+    before, exact = states.clone(), states.double()
+
+    def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
+        return table["channel_delta"](
+            x, *gates[rows].split([heads, keys], dim=1), speeds, shifts, states, step
+        )
+
+    out = run(x, step_of(), slice(None))
+    wide = (x.double(), *gates.double().split([heads, keys], dim=1), speeds.double(), shifts.double())
+    assert_rounded(out, recurrent_ops.channel_delta(*wide, exact, step_of()))
+    assert_rounded(states[USED], exact[USED])
+    assert torch.equal(states[[1, 4, 8]], before[[1, 4, 8]])
+    assert_same_in_pieces(run, states, before, out, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "taps", "kind"), [(200, 4, "silu"), (33, 3, None), (5, 2, "silu")])
 def test_causal_conv(table: Table, dtype: torch.dtype, channels: int, taps: int, kind: str | None) -> None:
     x = torch.randn(sum(NEW), channels).to(dtype)
@@ -134,16 +157,21 @@ def test_gates(table: Table, dtype: torch.dtype, width: int) -> None:
     for kind in ("silu", "sigmoid", "identity", "gelu_tanh"):
         assert_rounded(table["gate"](x, gates, kind), recurrent_ops.gate(x.double(), gates.double(), kind))
     for given in {weight, weight.to(dtype)}:
-        expected = recurrent_ops.gated_norm(x.double(), gates.double(), given.double(), 1e-6)
-        assert_rounded(table["gated_norm"](x, gates, given, 1e-6), expected)
+        for kind in ("silu", "sigmoid"):
+            expected = recurrent_ops.gated_norm(x.double(), gates.double(), given.double(), 1e-6, kind)
+            assert_rounded(table["gated_norm"](x, gates, given, 1e-6, kind), expected)
 
 
 def test_shapes_that_do_not_fit_are_refused(table: Table) -> None:
     x, states = torch.randn(sum(NEW), 20), states_of(2, 4, 4)
     with pytest.raises(ValueError, match="gated_delta: these tensors do not fit"):
         table["gated_delta"](x, x[:, :4], x[0, :2], x[0, :2], states, step_of(), 2)
+    with pytest.raises(ValueError, match="channel_delta: these tensors do not fit"):
+        table["channel_delta"](x, x[:, :2], x[:, :4], x[0, :2], x[0, :4], states_of(2, 4, 4), step_of())
     with pytest.raises(ValueError, match="selective_scan: these tensors do not fit"):
         table["selective_scan"](x, x[:, :3], *[x[0, :2]] * 3, (0.0, 1.0), states, step_of(), 1)
+    with pytest.raises(ValueError, match="channel_scan: these tensors do not fit"):
+        table["channel_scan"](x, x, x[:, :3], x[:, :4], x[:4], x[0], x[0], states_of(4, 20), step_of())
     with pytest.raises(ValueError, match="causal_conv: these tensors do not fit"):
         table["causal_conv"](x, torch.randn(4, 21), None, states_of(3, 21), step_of())
     with pytest.raises(ValueError, match="gate: these tensors do not fit"):
@@ -175,6 +203,30 @@ def test_selective_scan(
     wide = (x.double(), times.double(), speeds.double(), shifts.double(), skips.double())
     expected = recurrent_ops.selective_scan(*wide, limits, exact, step_of(), groups)
     for found, wanted in ((out, expected), (states[USED], exact[USED])):  # sums of numbers that are not small
+        most = float(wanted.abs().max())
+        assert_rounded(found / most, wanted / most)
+    assert torch.equal(states[[1, 4, 8]], before[[1, 4, 8]])
+    assert_same_in_pieces(run, states, before, out, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "channels"), [(16, 200), (24, 5), (1, 64)])
+def test_channel_scan(table: Table, dtype: torch.dtype, size: int, channels: int) -> None:
+    count = sum(NEW)
+    x, steps = torch.randn(2, count, channels + 8).to(dtype)[:, :, :channels]
+    keys, queries = torch.randn(count, 2 * size).to(dtype).chunk(2, dim=1)
+    speeds, (shifts, skips) = -2 * torch.rand(size, channels), torch.randn(2, channels)
+    states = states_of(size, channels)
+    before, exact = states.clone(), states.double()
+
+    def run(x: Tensor, step: ForwardContext, rows: Any) -> Tensor:
+        vectors = (x, steps[rows], keys[rows], queries[rows])
+        return table["channel_scan"](*vectors, speeds, shifts, skips, states, step)
+
+    out = run(x, step_of(), slice(None))
+    wide = (each.double() for each in (x, steps, keys, queries, speeds, shifts, skips))
+    expected = recurrent_ops.channel_scan(*wide, exact, step_of())
+    for found, wanted in ((out, expected), (states[USED], exact[USED])):
         most = float(wanted.abs().max())
         assert_rounded(found / most, wanted / most)
     assert torch.equal(states[[1, 4, 8]], before[[1, 4, 8]])

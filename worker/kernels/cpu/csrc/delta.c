@@ -12,9 +12,10 @@
 typedef struct {
     const void *x;  // [tokens, ...]: queries and keys of the key heads, then values
     long x_stride;
-    const void *gates;  // [tokens, 2 * value_heads]: of rates, then of decays
-    long gates_stride;
-    const float *speeds, *shifts;  // [value_heads]: the decay is e^(speed * softplus(gate + shift))
+    const void *rates, *decays;  // [tokens, value_heads]: gates; of each key of a head, too, if decays are by channel
+    long rates_stride, decays_stride;
+    const float *speeds;  // [value_heads]: the decay is e^(speed * softplus(gate + shift))
+    const float *shifts;  // of each gate of decays
     float *states;                 // [places, value_heads, key_dim, value_dim]
     long place_stride;
     sequences rows;
@@ -22,12 +23,14 @@ typedef struct {
     long key_heads, value_heads, key_dim, value_dim, slabs;
     float most_rate;
     int takes_turns;  // value head i has key head i modulo their number; else neighbours share one
+    int by_channel;   // each number of a key decays by itself, in place of a whole head
     kind k;
 } delta;
 
 // A token as a head sees it.
 typedef struct {
     float *key, *query;  // of length 1, and key_dim^-0.5
+    float *decays;       // of each number of the key, if they are by channel
     float decay, rate, product;  // product: of query and key
 } head_token;
 
@@ -55,25 +58,39 @@ static float product_of(const float *a, const float *b, long n) {
     return vec_sum(sum);
 }
 
+static void prepare_decays(float *to, const delta *d, long token, long head, kind k) {
+    const char *gates = at(d->decays, token * d->decays_stride + head * d->key_dim, k);
+    const float *shifts = d->shifts + head * d->key_dim;
+    for (long i = 0; i < d->key_dim; i += LANES) {
+        long left = d->key_dim - i;
+        vec gate = vec_add(vec_load_upto(at(gates, i, k), left, k), vec_load_upto(shifts + i, left, FLOAT32));
+        vec_store_upto(to + i, vec_exp(vec_mul(vec_all(d->speeds[head]), vec_softplus(gate))), left, FLOAT32);
+    }
+}
+
 static void prepare(head_token *t, const delta *d, long token, long head, kind k) {
     const char *x = at(d->x, token * d->x_stride, k);
-    const char *gates = at(d->gates, token * d->gates_stride, k);
     long key_head = d->takes_turns ? head % d->key_heads : head / (d->value_heads / d->key_heads), n = d->key_dim;
     of_length(t->query, at(x, key_head * n, k), n, 1.0f / sqrtf((float)n), k);
     of_length(t->key, at(x, (d->key_heads + key_head) * n, k), n, 1.0f, k);
     t->product = product_of(t->query, t->key, n);
-    t->rate = d->most_rate / (1.0f + expf(-number_at(gates, head, k)));
-    float gate = number_at(gates, d->value_heads + head, k) + d->shifts[head];
+    t->rate = d->most_rate / (1.0f + expf(-number_at(at(d->rates, token * d->rates_stride, k), head, k)));
+    if (d->by_channel) {
+        prepare_decays(t->decays, d, token, head, k);
+        return;
+    }
+    float gate = number_at(at(d->decays, token * d->decays_stride, k), head, k) + d->shifts[head];
     t->decay = expf(d->speeds[head] * (gate > 20.0f ? gate : log1pf(expf(gate))));
 }
 
 // Adds what the token before has taught, forgets, and asks: seen = k S, asked = q S.
 INLINE void pass(float *s, long stride, const head_token *t, const float *key_before, const vec *taught, vec *seen,
-                 vec *asked, long dim, int vectors, long lanes) {
-    vec decay = vec_all(t->decay);
+                 vec *asked, long dim, int vectors, long lanes, int by_channel) {
+    vec decay = vec_all(by_channel ? 1.0f : t->decay);
     for (int v = 0; v < vectors; v++) seen[v] = asked[v] = vec_zero();
     for (long i = 0; i < dim; i++) {
         vec key = vec_all(t->key[i]), query = vec_all(t->query[i]);
+        if (by_channel) decay = vec_all(t->decays[i]);
         for (int v = 0; v < vectors; v++) {
             float *place = s + i * stride + v * LANES;
             vec x = vec_load_upto(place, lanes, FLOAT32);
@@ -102,13 +119,13 @@ INLINE float *state_at(const delta *d, long place, long head, long column) {
 }
 
 // All tokens of a row, for some columns of a head. lanes: LANES, or fewer of a single vector.
-INLINE void learn(const delta *d, long row, long head, long column, int vectors, long lanes, kind k) {
+INLINE void learn(const delta *d, long row, long head, long column, int vectors, long lanes, int by_channel, kind k) {
     long first = d->rows.starts[row], count = d->rows.starts[row + 1] - first, dim = d->key_dim;
     long width = d->value_dim, held = vectors * LANES;
     long source = source_of(&d->rows, row), target = target_of(&d->rows, row);
     float *state = state_at(d, source, head, column);
-    float *memory = scratch(((CHUNK + 1) * 2 * dim + dim * held) * sizeof(float));
-    float *last_key = memory + CHUNK * 2 * dim, *slab = memory + (CHUNK + 1) * 2 * dim;
+    float *memory = scratch(((CHUNK + 1) * 3 + held) * dim * sizeof(float));
+    float *last_key = memory + CHUNK * 3 * dim, *slab = memory + (CHUNK + 1) * 3 * dim;
     long bytes = lanes == LANES ? held * 4 : lanes * 4, stride = held;
     if (begins(&d->rows, row)) memset(slab, 0, dim * held * sizeof(float));
     else if (count == 1 && source == target) slab = state, stride = width;
@@ -123,15 +140,16 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
         long n = least(CHUNK, count - begin);
         if (before != NULL) before = memcpy(last_key, before, dim * sizeof(float));
         for (long j = 0; j < n; j++) {
-            tokens[j].query = memory + 2 * j * dim;
+            tokens[j].query = memory + 3 * j * dim;
             tokens[j].key = tokens[j].query + dim;
+            tokens[j].decays = tokens[j].key + dim;
             prepare(&tokens[j], d, first + begin + j, head, k);
         }
         for (long j = 0; j < n; j++) {
             const head_token *t = &tokens[j];
             long token = first + begin + j, values = 2 * d->key_heads * dim + head * width + column;
-            if (before == NULL) pass(slab, stride, t, NULL, taught, seen, asked, dim, vectors, lanes);
-            else pass(slab, stride, t, before, taught, seen, asked, dim, vectors, lanes);
+            if (before == NULL) pass(slab, stride, t, NULL, taught, seen, asked, dim, vectors, lanes, by_channel);
+            else pass(slab, stride, t, before, taught, seen, asked, dim, vectors, lanes, by_channel);
             for (int v = 0; v < vectors; v++) {
                 vec value = vec_load_upto(at(d->x, token * d->x_stride + values + v * LANES, k), lanes, k);
                 taught[v] = vec_mul(vec_all(t->rate), vec_sub(value, seen[v]));
@@ -150,15 +168,15 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
     store_state(state_at(d, target, head, column), width, slab, stride, before, taught, dim, vectors, lanes);
 }
 
-INLINE void learn_slab(const delta *d, long row, long head, long slab, kind k) {
+INLINE void learn_slab(const delta *d, long row, long head, long slab, int by_channel, kind k) {
     long column = slab * SLAB, stop = least(d->value_dim, column + SLAB);
     if (stop - column == SLAB) {
-        learn(d, row, head, column, VECTORS, LANES, k);
+        learn(d, row, head, column, VECTORS, LANES, by_channel, k);
         return;
     }
     for (; column < stop; column += LANES) {
-        if (stop - column >= LANES) learn(d, row, head, column, 1, LANES, k);
-        else learn(d, row, head, column, 1, stop - column, k);
+        if (stop - column >= LANES) learn(d, row, head, column, 1, LANES, by_channel, k);
+        else learn(d, row, head, column, 1, stop - column, by_channel, k);
     }
 }
 
@@ -166,20 +184,22 @@ static void learn_units(const void *task, long first, long last) {
     const delta *d = task;
     for (long unit = first; unit < last; unit++) {
         long slab = unit % d->slabs, head = unit / d->slabs % d->value_heads, row = unit / d->slabs / d->value_heads;
-        if (d->k == FLOAT32) learn_slab(d, row, head, slab, FLOAT32);
-        else learn_slab(d, row, head, slab, BFLOAT16);
+        if (d->k == FLOAT32 && d->by_channel) learn_slab(d, row, head, slab, 1, FLOAT32);
+        else if (d->k == FLOAT32) learn_slab(d, row, head, slab, 0, FLOAT32);
+        else if (d->by_channel) learn_slab(d, row, head, slab, 1, BFLOAT16);
+        else learn_slab(d, row, head, slab, 0, BFLOAT16);
     }
 }
 
-// out is contiguous, and so is a place of `states`.
+// gates [tokens, 2 * value_heads]: of rates, then of decays. out is contiguous, and so is a place of `states`.
 EXPORT void gated_delta(const void *x, long x_stride, const void *gates, long gates_stride, const float *speeds,
                         const float *shifts, float *states, long place_stride, const int32_t *starts,
                         const int64_t *positions, const int32_t *table, long table_stride, void *out, long rows,
                         long key_heads, long value_heads, long key_dim, long value_dim, int takes_turns,
                         float most_rate, int kind) {
-    delta d = {x, x_stride, gates, gates_stride, speeds, shifts, states, place_stride,
-               {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
-               ceil_div(value_dim, SLAB), most_rate, takes_turns, kind};
+    delta d = {x, x_stride, gates, at(gates, value_heads, kind), gates_stride, gates_stride, speeds, shifts, states,
+               place_stride, {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
+               ceil_div(value_dim, SLAB), most_rate, takes_turns, 0, kind};
     spread(rows * value_heads * d.slabs, 1, learn_units, &d);
 }
 
@@ -188,4 +208,21 @@ EXPORT void gated_delta_words(const word *a) {
                 a[7].whole, a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].pointer, a[13].whole,
                 a[14].whole, a[15].whole, a[16].whole, a[17].whole, (int)a[18].whole,
                 a[19].real, (int)a[20].whole);
+}
+
+// The rule of Kimi Linear: as many key heads as value heads, and a decay for each number of a key.
+EXPORT void channel_delta(const void *x, long x_stride, const void *rates, long rates_stride, const void *decays,
+                          long decays_stride, const float *speeds, const float *shifts, float *states,
+                          long place_stride, const int32_t *starts, const int64_t *positions, const int32_t *table,
+                          long table_stride, void *out, long rows, long heads, long key_dim, long value_dim, int kind) {
+    delta d = {x, x_stride, rates, decays, rates_stride, decays_stride, speeds, shifts, states, place_stride,
+               {starts, positions, table, table_stride}, out, heads, heads, key_dim, value_dim,
+               ceil_div(value_dim, SLAB), 1.0f, 0, 1, kind};
+    spread(rows * heads * d.slabs, 1, learn_units, &d);
+}
+
+EXPORT void channel_delta_words(const word *a) {
+    channel_delta(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].pointer,
+                  a[7].pointer, a[8].pointer, a[9].whole, a[10].pointer, a[11].pointer, a[12].pointer, a[13].whole,
+                  a[14].pointer, a[15].whole, a[16].whole, a[17].whole, a[18].whole, (int)a[19].whole);
 }

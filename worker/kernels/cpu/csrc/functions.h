@@ -31,6 +31,14 @@ INLINE vec vec_gelu(vec x, kind k) {
     return vec_sub(vec_max(vec_zero(), x), excess);
 }
 
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, whose logarithm is 2 (s + s^3/3 + s^5/5 + ...), s = u / (2 + u).
+INLINE vec vec_softplus(vec x) {
+    vec u = vec_exp(vec_sub(vec_zero(), vec_abs(x)));
+    vec s = vec_div(u, vec_add(vec_all(2.0f), u)), z = vec_mul(s, s), p = vec_all(1.0f / 15);
+    for (int n = 13; n > 0; n -= 2) p = vec_fma(p, z, vec_all(1.0f / (float)n));
+    return vec_fma(vec_add(s, s), p, vec_max(vec_zero(), x));
+}
+
 // k: the type that the result is rounded to.
 INLINE vec vec_function(vec x, function f, kind k) {
     switch (f) {

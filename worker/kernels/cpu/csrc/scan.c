@@ -34,10 +34,6 @@ enum {
     CHUNK = 32,  // tokens that are prepared at a time
 };
 
-static void widen_row(float *to, const void *from, long n, kind k) {
-    for (long i = 0; i < n; i += LANES) vec_store_upto(to + i, vec_load_upto(at(from, i, k), n - i, k), n - i, FLOAT32);
-}
-
 static void prepare(head_token *t, const scan *s, long token, long head, kind k) {
     const char *x = at(s->x, token * s->x_stride, k);
     long group = head / (s->heads / s->groups), keys = s->heads * s->width + group * s->size;
@@ -67,10 +63,6 @@ INLINE void pass(float *state, long stride, const head_token *t, const vec *taug
 
 INLINE float *state_at(const scan *s, long place, long head, long column) {
     return s->states + place * s->place_stride + head * s->size * s->width + column;
-}
-
-INLINE void copy_columns(float *to, long to_stride, const float *from, long stride, long size, long columns) {
-    for (long i = 0; i < size; i++) memcpy(to + i * to_stride, from + i * stride, columns * sizeof(float));
 }
 
 // Computes `vectors` vectors of columns of a head, from `column` on; lanes: the columns of a vector that is alone.

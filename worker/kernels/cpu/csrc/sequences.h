@@ -27,3 +27,12 @@ INLINE long kept_place(const sequences *s, long row, int i) { return s->table[(3
 INLINE float number_at(const void *x, long i, kind k) {
     return k == BFLOAT16 ? widen(((const bf16 *)x)[i]) : ((const float *)x)[i];
 }
+
+INLINE void widen_row(float *to, const void *from, long n, kind k) {
+    for (long i = 0; i < n; i += LANES) vec_store_upto(to + i, vec_load_upto(at(from, i, k), n - i, k), n - i, FLOAT32);
+}
+
+// Copies some columns of a state, which has `size` rows.
+INLINE void copy_columns(float *to, long to_stride, const float *from, long stride, long size, long columns) {
+    for (long i = 0; i < size; i++) memcpy(to + i * to_stride, from + i * stride, columns * sizeof(float));
+}
