@@ -6,6 +6,7 @@
     ├── Forbidden             403  the key is valid, but not for this
     ├── NotFound              404
     ├── TooLarge              413
+    ├── Unprocessable         422  what the request refers to cannot be had
     ├── TooManyRequests       429  more than the client's share
     │   └── QuotaExceeded     429  more than its key may in a minute
     ├── Internal              500  ours
@@ -92,6 +93,11 @@ class NotFound(ApiError):
 class TooLarge(ApiError):
     status = 413
     type = "RequestTooLargeError"
+
+
+class Unprocessable(ApiError):
+    status = 422
+    type = "UnprocessableEntityError"
 
 
 class TooManyRequests(ApiError):

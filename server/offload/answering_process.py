@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import socket
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,11 @@ from worker import child
 
 ENDING_SECONDS = 2.0
 """Seconds from the end of the connection to that of the process, which tells the reason."""
+
+Frame = bytes | bytearray | memoryview
+Received = bytearray | mmap.mmap
+
+_LONG = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +58,7 @@ class AnsweringProcess:
             return None
         return self._process.pid
 
-    async def ask(self, frames: Sequence[bytes], seconds: float) -> bytes:
+    async def ask(self, frames: Sequence[Frame], seconds: float) -> Received:
         """The answer to a question, which is some frames.
 
         Raises CannotStart, Ended, or TimeoutError after so many seconds; the process is gone then.
@@ -129,7 +135,7 @@ class _Running:
     def has_ended(self) -> bool:
         return self._child.ended_within(0)
 
-    async def ask(self, frames: Sequence[bytes]) -> bytes:
+    async def ask(self, frames: Sequence[Frame]) -> Received:
         for data in frames:
             await self._loop.sock_sendall(self._connection, len(data).to_bytes(LENGTH_BYTES, "little"))
             await self._loop.sock_sendall(self._connection, data)
@@ -147,16 +153,19 @@ class _Running:
             self._child.kill()
         return await asyncio.to_thread(self._child.wait)
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> Received:
         head = await self._receive_exactly(LENGTH_BYTES)
         return await self._receive_exactly(int.from_bytes(head, "little"))
 
-    async def _receive_exactly(self, count: int) -> bytes:
-        data = bytearray(count)
+    async def _receive_exactly(self, count: int) -> Received:
+        # A bytearray is filled with zeros first, which takes milliseconds for a long one.
+        data = bytearray(count) if count < _LONG else mmap.mmap(-1, count)
         rest = memoryview(data)
         while rest:
             received = await self._loop.sock_recv_into(self._connection, rest)
             if not received:
                 raise ConnectionResetError("the process has ended")
             rest = rest[received:]
-        return bytes(data)
+            if rest:
+                await asyncio.sleep(0)  # while more has come already, receiving does not wait for anything
+        return data

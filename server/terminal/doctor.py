@@ -30,7 +30,16 @@ _SECONDS = 10.0
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "fastapi", "uvicorn", "zmq", "httptools")
 _REPORTED = (
-    *("facet-serve", "torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
+    *(
+        "facet-serve",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface-hub",
+        "numpy",
+        "pillow",
+    ),
     *("fastapi", "starlette", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec", "pydantic", "jinja2"),
     *("llguidance", "ray", "triton"),
 )

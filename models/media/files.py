@@ -1,0 +1,112 @@
+"""What a checkpoint's files say about its media.
+
+A setting that is missing or null has the value that transformers' class of image processor gives it, which is
+not always what the family's authors published. Fields that this class does not read are ignored, as there.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar, cast
+
+import msgspec
+
+from models.plain_files import ConfigError, read_json
+
+SETTINGS = "preprocessor_config.json"
+_NEWER, _NESTED = "processor_config.json", "image_processor"
+
+_ALWAYS = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_pad": False,
+    "do_pan_and_scan": False,
+}
+"""Switches of which only one position is served."""
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+_Share = Annotated[float, msgspec.Meta(ge=-1, le=2)]
+_Deviation = Annotated[float, msgspec.Meta(gt=0, le=2)]
+
+
+class MediaFiles(msgspec.Struct, frozen=True):
+    """The files of a checkpoint from which any process can make its processor of media."""
+
+    architecture: str
+    config: dict[str, object]
+    """config.json, whole."""
+    settings: dict[str, object]
+    """preprocessor_config.json, or what newer checkpoints have of it in processor_config.json."""
+
+
+class PictureSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that every family has: a pixel becomes (value * rescale_factor - mean) / std."""
+
+    resample: Literal[0, 1, 2, 3, 4, 5]
+    """Pillow's number of the filter: nearest, Lanczos, bilinear, bicubic, box, Hamming."""
+    image_mean: tuple[_Share, _Share, _Share]
+    image_std: tuple[_Deviation, _Deviation, _Deviation]
+    rescale_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1 / 255
+
+
+Settings = TypeVar("Settings", bound=PictureSettings)
+
+
+def read_files(folder: Path, architecture: str, config: dict[str, object]) -> MediaFiles:
+    """Read the settings where transformers looks for them first."""
+    if (folder / _NEWER).exists():
+        newer = _read_object(folder / _NEWER)
+        if isinstance(nested := newer.get(_NESTED), dict):
+            return MediaFiles(architecture, config, cast("dict[str, object]", nested))
+    if not (folder / SETTINGS).exists():
+        raise ConfigError(f"{folder} has no {SETTINGS}, which says how pictures are prepared")
+    return MediaFiles(architecture, config, _read_object(folder / SETTINGS))
+
+
+def read_settings(
+    files: MediaFiles, kind: type[Settings], defaults: Mapping[str, Mapping[str, object]]
+) -> Settings:
+    """The settings of a checkpoint. `defaults` has those of each class of image processor that its family
+    knows, the usual one first."""
+    given = {name: value for name, value in files.settings.items() if value is not None}
+    chosen = _class_name(given) or next(iter(defaults))
+    if chosen not in defaults:
+        raise ConfigError(
+            f"{SETTINGS}: pictures are prepared by {chosen[:80]}, but {files.architecture} is served with "
+            f"{' or '.join(defaults)} only"
+        )
+    for name, value in _ALWAYS.items():
+        if given.get(name, value) != value:
+            shown = reprlib.repr(given[name])
+            raise ConfigError(f"{SETTINGS}: the field '{name}' is {shown}, and only {value} is served")
+    return _convert({**defaults[chosen], **given}, kind, SETTINGS)
+
+
+def read_facts(files: MediaFiles, kind: type[Fields]) -> Fields:
+    """The fields of config.json that a family's media need."""
+    return _convert(files.config, kind, "config.json")
+
+
+def _class_name(given: Mapping[str, object]) -> str:
+    """The class of image processor, under the name that all of its variants share; empty if none is named."""
+    name = str(given.get("image_processor_type") or given.get("feature_extractor_type") or "")
+    name = name.removesuffix("Pil").removesuffix("Fast")
+    return name.replace("FeatureExtractor", "ImageProcessor")
+
+
+def _convert(fields: Mapping[str, object], kind: type[Fields], file: str) -> Fields:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
+    return cast("dict[str, object]", value)

@@ -1,0 +1,48 @@
+"""The registry of media processors: which class prepares the pictures of which architecture.
+
+Values are "module:Class" strings, as in `models.registry`. An architecture that is not listed has text only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from models.media.files import MediaFiles, read_files
+from models.media.item import Processor
+from models.plain_files import read_json
+
+PROCESSORS = {
+    "CLIPModel": "contrastive:ContrastiveProcessor",
+    "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
+    "LlavaForConditionalGeneration": "llava:LlavaProcessor",
+    "Qwen2_5_VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3_5ForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3_5MoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3VLMoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "SiglipModel": "contrastive:ContrastiveProcessor",
+}
+
+
+def find_media(folder: Path) -> MediaFiles | None:
+    """What a checkpoint's folder says about its media; None if its architecture has text only.
+
+    Raises ConfigError if a file cannot be used.
+    """
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        return None
+    whole = cast("dict[str, object]", config)
+    architectures = whole.get("architectures")
+    names = cast("list[object]", architectures) if isinstance(architectures, list) else []
+    known = next((name for name in names if isinstance(name, str) and name in PROCESSORS), None)
+    return None if known is None else read_files(folder, known, whole)
+
+
+def make_processor(files: MediaFiles) -> Processor:
+    """The processor of a checkpoint. Raises ConfigError for settings that are not served."""
+    module, _, name = PROCESSORS[files.architecture].partition(":")
+    return getattr(import_module(f"models.media.{module}"), name)(files)

@@ -1,0 +1,69 @@
+"""Decoding of pictures, whoever made them: the first frame, upright, in RGB, on white.
+
+The type is told by the content. This runs in processes that may be killed, see `server.media.preparing`.
+"""
+
+from __future__ import annotations
+
+import binascii
+import logging
+from io import BytesIO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from server.errors import BadRequest
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+
+_log = logging.getLogger(__name__)
+
+Image.MAX_IMAGE_PIXELS = (
+    None  # Pillow's own alarm only warns below twice this; `decode` refuses by the header
+)
+
+
+def from_base64(text: bytes) -> bytes:
+    if b"\n" in text:
+        text = text.translate(None, b" \t\r\n")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        raise BadRequest("The base64 of a data URL is broken.") from None
+
+
+def decode(data: bytes, most_pixels: int) -> Image.Image:
+    """The picture in a file. Raises BadRequest, or MemoryError."""
+    try:
+        picture = Image.open(BytesIO(data), formats=FORMATS)
+        if picture.width * picture.height > most_pixels:
+            size = f"{picture.width} x {picture.height}"
+            raise BadRequest(f"A picture may have at most {most_pixels} pixels, and this one has {size}.")
+        picture.load()
+        _turn_upright(picture)
+        return _in_rgb(picture)
+    except (BadRequest, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise BadRequest(f"A picture must be one of {', '.join(FORMATS)}, and this file is none.") from None
+    except Exception:  # decoders raise whatever they like for files that anybody may have written
+        raise BadRequest("A picture cannot be decoded: its file is broken, or ends too early.") from None
+
+
+def _turn_upright(picture: Image.Image) -> None:
+    try:
+        ImageOps.exif_transpose(picture, in_place=True)
+    except MemoryError:
+        raise
+    except Exception:  # broken EXIF is no reason to refuse a picture
+        _log.debug("a picture's EXIF is broken")
+
+
+def _in_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):  # Pillow would clip values to 8 bits
+        return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise BadRequest("A picture may have 16 bits for each value at most.")
+    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    return picture.convert("RGB")

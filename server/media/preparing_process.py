@@ -1,0 +1,56 @@
+"""The process that prepares media, one item at a time: `python -m server.media.preparing_process FD`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import msgspec
+
+from models.media.item import MediaError
+from models.media.registry import make_processor
+from models.media.resize import fitted
+from server.errors import ApiError, BadRequest, Internal
+from server.media.decoding import decode, from_base64
+from server.media.preparing import Answer, PreparingOrder, PreparingSetup
+from server.offload.messages import answer_questions, sent_error
+from worker import child, logs
+
+LOW_DETAIL = 512
+"""The square in pixels into which a picture is fitted whose request asks for low detail, as OpenAI does."""
+_MUCH, _MOST_LEFT = 64 << 20, 512 << 20
+"""Bytes left of an item that are given back, and at which the process ends after its answer."""
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=PreparingSetup)
+    logs.setup("preparing", setup.log_level)
+    processor, limits = make_processor(setup.files), setup.limits
+
+    def prepare(order: bytes, data: bytes) -> bytes:
+        asked = msgspec.msgpack.decode(order, type=PreparingOrder)
+        try:
+            picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels)
+            picture = fitted(picture, LOW_DETAIL) if asked.low_detail else picture
+            answer: Answer = processor.prepare(picture)
+        except MediaError as error:
+            answer = sent_error(BadRequest(str(error)))
+        except ApiError as error:
+            answer = sent_error(error)
+        except MemoryError:
+            answer = sent_error(BadRequest("Decoding a picture took more memory than it may."))
+        except Exception:
+            _log.exception("an item could not be prepared")
+            answer = sent_error(Internal("Internal server error"))
+        return msgspec.msgpack.encode(answer)
+
+    with socket.socket(fileno=setup.socket) as connection:
+        answer_questions(connection, 2, prepare, memory=limits.memory, much=_MUCH, most=_MOST_LEFT)
+    return child.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

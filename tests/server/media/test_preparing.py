@@ -1,0 +1,142 @@
+"""Processes that prepare media: what they give, what ends them, and that the next item is prepared."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from media_files import QWEN, noise, saved
+from PIL import Image
+
+from models.media.registry import make_processor
+from server.errors import ApiError
+from server.media.kept_items import Item, KeptItems
+from server.media.preparing import Preparer, PreparingLimits
+from server.media.sources import Content
+
+NOISE = noise(30, 20)
+PICTURE = Content(saved(NOISE))
+
+
+@asynccontextmanager
+async def preparing(most_kept: int = 1 << 30, **limits: Any) -> AsyncIterator[Preparer]:
+    preparer = Preparer(QWEN, KeptItems(most_kept), PreparingLimits(**limits))
+    try:
+        yield preparer
+    finally:
+        await preparer.close()
+
+
+async def refusal(preparer: Preparer, content: Content) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        await preparer.prepare(content)
+    return refused.value
+
+
+async def test_an_item_is_what_its_processor_makes_of_it() -> None:
+    async with preparing() as preparer:
+        item = await preparer.prepare(PICTURE)
+        assert item.prepared == make_processor(QWEN).prepare(NOISE)
+        again = Content(base64.b64encode(saved(NOISE)), is_base64=True)
+        assert (await preparer.prepare(again)).prepared == item.prepared
+        broken = await refusal(preparer, Content(b"YWJj", is_base64=True))
+        assert (broken.status, broken.message[:24]) == (400, "A picture must be one of")
+        strip = await refusal(preparer, Content(saved(Image.new("RGB", (1, 100_000)))))
+        assert "this one has 1 x 100000 pixels" in strip.message
+
+
+def test_a_server_without_pictures_does_not_import_pillow() -> None:
+    check = "import server.media.preparing, models.media.qwen_vl, sys; sys.exit('PIL' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+async def test_low_detail_fits_a_picture_into_a_square() -> None:
+    content = Content(saved(Image.new("RGB", (2048, 1024))))
+    async with preparing() as preparer:
+        high = await preparer.prepare(content)
+        low = await preparer.prepare(content, low_detail=True)
+    assert (high.prepared.shape, low.prepared.shape) == ((700, 1400, 3), (252, 504, 3))
+    assert high.hash != low.hash
+
+
+async def test_the_same_file_is_prepared_once() -> None:
+    async with preparing(processes=2) as preparer:
+        items = await asyncio.gather(*[preparer.prepare(PICTURE) for _ in range(4)])
+        assert all(item.prepared is items[0].prepared for item in items)
+        assert await preparer.prepare(PICTURE) is items[0]
+        assert [process.pid is None for process in preparer._processes] == [True, False]
+        assert (preparer._kept.queries, preparer._kept.hits) == (5, 1)
+
+
+async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
+    async with preparing(seconds=1.0) as preparer:
+        await preparer.prepare(PICTURE)
+        pid = preparer._processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        late = await refusal(preparer, Content(saved(NOISE, "BMP")))
+        assert (late.status, late.message) == (400, "Preparing a picture took more than 1 s.")
+        await preparer.prepare(Content(saved(NOISE, "BMP")))
+        pid = preparer._processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        dying = asyncio.create_task(refusal(preparer, Content(saved(NOISE, "TIFF"))))
+        while not preparer._idle.empty():
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(preparer.prepare(Content(saved(NOISE, "WEBP"))))
+        os.kill(pid, signal.SIGKILL)
+        assert (await dying).message == "A picture cannot be decoded: the process that tried has ended."
+        assert (await waiting).prepared.kind == "image"
+        last = preparer._processes[0].pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(last or 0, 0)
+
+
+async def test_a_picture_gets_only_so_much_memory() -> None:
+    large = Content(saved(Image.new("RGB", (8000, 8000)), compress_level=1))
+    async with preparing(memory=100 << 20) as preparer:
+        assert (await refusal(preparer, large)).message == "Decoding a picture took more memory than it may."
+        await preparer.prepare(PICTURE)
+    async with preparing(pixels=599) as preparer:
+        assert "at most 599 pixels" in (await refusal(preparer, PICTURE)).message
+
+
+async def test_what_waits_is_bounded() -> None:
+    async with preparing(waiting_bytes=100) as preparer:
+        first = asyncio.create_task(preparer.prepare(PICTURE))
+        while preparer._bytes == 0:
+            await asyncio.sleep(0)
+        assert (await refusal(preparer, Content(b"x" * 101))).status == 503
+        await first
+        assert preparer._bytes == 0
+
+
+def test_items_are_kept_within_bytes_and_named_within_keys() -> None:
+    prepared = make_processor(QWEN).prepare(NOISE)
+    items = [Item(bytes([n]), prepared) for n in range(4)]
+    kept = KeptItems(3 * (prepared.pixels.nbytes + 1024))
+    for item in items[:3]:
+        kept.put(item)
+        kept.name(f"n{item.hash[0]}", "key", "salt", item)
+    assert kept.named("n0", "key", "salt") is items[0]  # used last, so it stays
+    kept.put(items[3])
+    assert [kept.get(item.hash) is not None for item in items] == [True, False, True, True]
+    assert kept.named("n1", "key", "salt") is None
+    assert (
+        kept.named("n0", "key", "") is kept.named("n0", "", "salt") is kept.named("n0k", "ey", "salt") is None
+    )
+    assert kept.bytes == 3 * (prepared.pixels.nbytes + 1024)
+    assert kept.put(Item(b"", msgspec.structs.replace(prepared, pixels=memoryview(bytes(10**7))))).hash == b""
+    assert kept.get(items[0].hash) is items[0]
+    small = KeptItems(10)
+    assert small.put(items[0]) is items[0] and small.get(items[0].hash) is None and small.bytes == 0
