@@ -18,7 +18,7 @@ from models.state_rows import StateRow
 class StateRows:
     """Where states are read and written, for kernels and on the host."""
 
-    table: Tensor  # [2 + 2 * MOST_KEPT, B] int32, as `state_columns` has it
+    table: Tensor  # [STATE_COLUMNS, B] int32, as `state_columns` has it
     host: Sequence[StateRow]
 
 

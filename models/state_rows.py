@@ -9,6 +9,10 @@ MOST_KEPT = 3
 """The most states of a sequence that a step keeps beside the last one."""
 
 
+STATE_COLUMNS = 2 + 2 * MOST_KEPT
+"""The numbers that kernels read of each sequence."""
+
+
 class StateRow(NamedTuple):
     """The places of one sequence's states, which are rows of the layers' tensors."""
 
@@ -21,7 +25,7 @@ class StateRow(NamedTuple):
 
 
 def state_columns(rows: Sequence[StateRow]) -> list[list[int]]:
-    """The table [2 + 2 * MOST_KEPT, B] that kernels read.
+    """The table [STATE_COLUMNS, B] that kernels read.
 
     Its rows are sources, targets, then counts and places of what is kept. A count is 0 where nothing is.
     """

@@ -144,6 +144,27 @@ def shallow(shape: Shape, layers: int) -> Shape:
     return replace(shape, layers=min(layers, shape.layers))
 
 
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "delta rule": {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"},
+    "scan": {
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "mamba_n_heads": 32,
+        "mamba_d_state": 128,
+        "attn_layer_indices": [1],
+    },
+}
+"""What configs of hybrids have beside the fields of a decoder: layers with states, and one with attention."""
+
+
+def write_hybrid(folder: Path, name: str, shape: Shape) -> Path:
+    """Write the config of a hybrid of few layers, whose other sizes are those of a shape."""
+    fields = shape.config() | {"num_hidden_layers": 4} | HYBRIDS[name]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
 SHAPES = {
     "8B": Shape("8B", "llama", 4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
     "0.6B": Shape("0.6B", "qwen3", 1024, 3072, 28, 16, 8, 151_936, 128),

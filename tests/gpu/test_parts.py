@@ -136,6 +136,7 @@ def test_rates(tmp_path: Path) -> None:
     told = run("rates", tmp_path)
     check_results(told)
     assert "latents, 2 heads, 1 x 4096" in told.names
+    assert "delta rule, 1 single tokens" in told.names and "scan, prompt of 2048" in told.names
     assert "decoding, 1 x 16384, 1 splits" in told.names
 
 

@@ -117,9 +117,15 @@ class Forms(Protocol):
 
 
 def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
-    """The form in which a step without new sequences can be sent, if it computes one token of each."""
-    if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
-        return None
+    """The form in which a step without new sequences can be sent, if it computes one token of each.
+
+    A form does not tell of remembered states: those of slots alone are read and written.
+    """
+    for seq in seqs:
+        if seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups:
+            return None
+        if seq.source >= 0 or seq.kept:
+            return None
     whole = can_choose(forms, seqs, slots)
     form = forms.find(len(seqs), whole=whole)
     return form if form is not None and forms.states.knows(seqs) else None

@@ -53,7 +53,7 @@ class Slots:
         self.groups, self._shares = len(shares), shares
         self.max_len = max_len
         self.block_size = block_size
-        self.paged, self._has_states = paged, has_states
+        self.paged, self.has_states = paged, has_states
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -103,7 +103,7 @@ class Slots:
     @property
     def first_remembered(self) -> int | None:
         """The place of the first remembered state, behind those of slots; None if no layer has states."""
-        return self.count + 1 if self._has_states else None
+        return self.count + 1 if self.has_states else None
 
     def entries(self, seq: SeqStep) -> list[list[int]]:
         """The new entries of a sequence in the block table of each group."""

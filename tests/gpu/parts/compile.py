@@ -1,4 +1,4 @@
-"""All kernels of the two models: how long their compilation takes, what is wrong with them, and the cache."""
+"""All kernels of two models and of hybrids: how long their compilation takes, their faults, and the cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from results import Result
+from shapes import HYBRIDS, write_hybrid
 from small_kernel import small_calls
 from workbench import BF16, Part, Workbench
 
@@ -38,6 +39,10 @@ def _compile(bench: Workbench, *, again: bool) -> Iterator[Result]:
             at = bench.shape(name).write(Path(folder) / name)
             made = model_calls(read_config(at), at, BF16, capability)
             calls |= {describe(call): call for call in made}
+        for name in HYBRIDS:
+            at = write_hybrid(Path(folder) / name, name, bench.shape("0.6B"))
+            made = model_calls(read_config(at), at, BF16, capability)
+            calls |= {describe(call): call for call in made}
     chosen = list(calls.values())[: bench.size(len(calls), 1)]
     if capability >= 90:
         chosen += small_calls()
@@ -45,7 +50,7 @@ def _compile(bench: Workbench, *, again: bool) -> Iterator[Result]:
     began = time.perf_counter()
     found = list(compile_ahead(chosen, capability, threads=os.cpu_count() or 1))
     took, fresh = time.perf_counter() - began, compilations()
-    name = "all kernels of both models"
+    name = "all kernels of these models"
     if again:
         text = f"{len(found) - fresh} of {len(found)} found in the cache"
         yield Result(f"{name}, again", text, took, "s", wrong=int(fresh > 0))

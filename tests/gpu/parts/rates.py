@@ -5,6 +5,7 @@ from __future__ import annotations
 from attentions import measure_attention, measure_norms, measure_small_cache, measure_texts, measure_tiles
 from latents import measure_draws, measure_latents
 from products import measure_experts, measure_products, measure_rounding
+from recurrents import measure_recurrents
 from workbench import Part
 
 PARTS = (
@@ -17,5 +18,6 @@ PARTS = (
     Part("draws", measure_draws, 20),
     Part("experts", measure_experts, 20),
     Part("latent attention", measure_latents, 30),
+    Part("layers with states", measure_recurrents, 20),
     Part("attention by tiles and splits", measure_tiles, 40),
 )

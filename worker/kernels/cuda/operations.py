@@ -14,6 +14,7 @@ from worker.kernels.cuda import attention, latent_attention, linear, norms, pool
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.products import experts
 from worker.kernels.cuda.products.rounded import torch_multiplies
+from worker.kernels.cuda.recurrent import convolution, delta_rule, gates, selective_scan
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ def cuda_operations(card: Card, *, fp8: bool = False) -> Operations:
         | linear.operations(card, fp8=fp8)
         | experts.OPERATIONS
         | pooling_kernel.OPERATIONS
+        | convolution.OPERATIONS
+        | delta_rule.OPERATIONS
+        | selective_scan.OPERATIONS
+        | gates.OPERATIONS
     )
 
 

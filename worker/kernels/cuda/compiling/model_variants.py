@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,14 +25,16 @@ from triton.runtime import driver
 
 from models import ops
 from models.config import ModelConfig
-from models.context import ForwardContext, use_context
+from models.context import ForwardContext, StateRows, use_context
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.layers.attention import Attention
+from models.layers.state import StateLayer
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel, stream_size
 from models.ops.pooling_ops import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
+from models.state_rows import STATE_COLUMNS
 from worker.host.machine import usable_cores
 from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
@@ -244,6 +247,9 @@ def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_d
     width = stream_size(model, config.hidden_size)
     for layer in model.attention_layers():
         layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
+    for layer in model.modules():
+        if isinstance(layer, StateLayer):
+            layer.states = [_no_states(shape) for shape in layer.state_shapes()]
     for new, total in _STEPS:
         stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)
@@ -288,11 +294,18 @@ def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel)
         kv_lens=_nowhere((rows,), torch.int32),
         block_table=_nowhere((rows, blocks), torch.int32),
         slot_mapping=_nowhere((tokens,), torch.int64),
+        states=StateRows(_nowhere((STATE_COLUMNS, rows), torch.int32), []),
         block_size=block_size,
         query_lens_host=new,
         kv_lens_host=total,
         replica_tokens=[tokens] * (1 if parallel.replicas is None else parallel.replicas.size),
     )
+
+
+def _no_states(shape: tuple[int, ...]) -> Tensor:
+    """Two places of states without memory, which begin at multiples of so many numbers as a worker's do."""
+    size = prod(shape)
+    return _nowhere((2, -(-size // _ALIGNED) * _ALIGNED), torch.float32)[:, :size].unflatten(1, shape)
 
 
 def _lay_out_tokens(block_size: int, *, paged: bool) -> None:

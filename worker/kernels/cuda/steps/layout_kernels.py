@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from models.context import StateRows
 from worker.kernels.cuda.attention_plan import Plan
 from worker.kernels.cuda.launch import launch
 from worker.sampling.top_k_top_p import Draws
@@ -60,9 +61,18 @@ class StepTensors(NamedTuple):
 
 
 def unread_step(
-    groups: Sequence[StepTensors], query_starts: Tensor, kv_lens: Tensor, block_size: int, plan: Plan
+    groups: Sequence[StepTensors],
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    block_size: int,
+    plan: Plan,
+    states: Tensor | None,
 ) -> UnreadStep:
-    """The context of a step that is laid out in these tensors of each group of layers."""
+    """The context of a step that is laid out in these tensors of each group of layers.
+
+    `states`: the table of the places of states, as `models.state_rows.state_columns` has it, if layers have
+    some.
+    """
     step, *others = (
         UnreadStep(
             positions=tensors.positions,
@@ -78,6 +88,7 @@ def unread_step(
         for tensors in groups
     )
     step.others.extend(others)
+    step.states = None if states is None else StateRows(states, [])
     return step
 
 

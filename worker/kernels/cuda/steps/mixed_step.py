@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
+from models.state_rows import STATE_COLUMNS, StateRow, state_columns
 from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, Room, plan_room, plan_step
 from worker.kernels.cuda.capabilities import Card, Tiles
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
@@ -56,6 +57,7 @@ class MixedStep:
         sizes = [room.size for room, _ in chain(*self._rooms.values())]
         self._fixed = [rows, rows + 1, rows, tokens, self.samples, self.samples]
         self._fixed += [] if slots.paged else [tokens]
+        self._fixed += [STATE_COLUMNS * rows] if slots.has_states else []
         self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
         if 2 * sum(self._lengths) > len(buffer):
             raise Unrecordable("its plans of attention have no room in a form")
@@ -64,6 +66,7 @@ class MixedStep:
         self.last, self.sampling = columns[4:6]
         """The last tokens of the rows that sample, and their slots."""
         self._types = None if slots.paged else columns[6]
+        self._states = columns[len(self._fixed) - 1].view(-1, rows) if slots.has_states else None
         self._blocks = columns[len(self._fixed) :]
         self._tensors = [each.first(tokens, rows) for each in largest]
         self._ids = self._tensors[0].ids
@@ -77,8 +80,9 @@ class MixedStep:
         self._ends.zero_()
         self.last.zero_()
         self.sampling.fill_(self._slots.dummy)
-        if self._types is not None:
-            self._types.zero_()
+        for each in (self._types, self._states):
+            if each is not None:
+                each.zero_()
 
     def lay_out(self) -> StepTokens:
         """Lay out the tokens of the step that is there."""
@@ -106,6 +110,7 @@ class MixedStep:
             ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
             ([columns.slots[row] for row in sampling], self._slots.dummy),
             *([] if self._slots.paged else [(token_types or [], 0)]),
+            *([] if self._states is None else [(self._state_table(columns.states), 0)]),
             *((blocks, -1) for blocks in planned),
         ]
         packet.begin_form(
@@ -123,7 +128,14 @@ class MixedStep:
             ]
             for key, rooms in self._rooms.items()
         }
-        return unread_step(self._tensors, self._starts, self._ends, self._slots.block_size, plan)
+        starts, ends = self._starts, self._ends
+        return unread_step(self._tensors, starts, ends, self._slots.block_size, plan, self._states)
+
+    def _state_table(self, rows: Sequence[StateRow]) -> np.ndarray:
+        """The places of states, and anything for rows without tokens."""
+        table = np.zeros((STATE_COLUMNS, self.rows), np.int32)
+        table[:, : len(rows)] = state_columns(rows)
+        return table.ravel()
 
     def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
         """The rows and the tokens of the blocks of each launch; None if keys should be split more."""

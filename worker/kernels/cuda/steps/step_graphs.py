@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.steps.attention_plans import PlannedLayout
 from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
@@ -267,6 +268,8 @@ class Graphs:
 
         def work() -> tuple[Tensor, Tensor]:
             lay_out_single_tokens(self.buffer, states, slots, steps, lens)
+            if context.states is not None:  # those of slots are read, and written again
+                context.states.table[:2] = self.buffer[:count]
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden
@@ -282,7 +285,9 @@ class Graphs:
         """The context of a step of single tokens, whose plan of attention is the same for any lengths."""
         slots, count = self._compute.slots, len(lens)
         plan = self._layout.plan_for([1] * count, [slots.max_len] * count, lens.device)
-        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan)
+        places = (STATE_COLUMNS, count) if slots.has_states else None
+        table = None if places is None else torch.zeros(places, dtype=torch.int32, device=lens.device)
+        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, table)
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""

@@ -29,6 +29,7 @@ from worker.kernels.cuda.launch import Call, taking
 from worker.kernels.cuda.operations import open_kernels
 
 LONG = {"max_position_embeddings": 16384, "num_hidden_layers": 1}
+TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 WIDE = {**LONG, "hidden_size": 64, "intermediate_size": 96}
 SECONDS = 150
 
@@ -84,6 +85,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "classifier": classifier,
     "layers of two kinds": of("Gemma3ForCausalLM", num_hidden_layers=4),
     "layers of two widths": of("Gemma4ForCausalLM", **SHARED_CACHES),
+    "delta rule": of("Qwen3_5ForCausalLM", **TWO_KINDS),
+    "scan, experts": of("GraniteMoeHybridForCausalLM", **TWO_KINDS),
+    "short convolutions": of("Lfm2ForCausalLM", num_hidden_layers=2, layer_types=["conv", "full_attention"]),
     "transformers' code": of("Jais2ForCausalLM"),
     "shared experts, latents": of("DeepseekV3ForCausalLM", first_k_dense_replace=0),
     "awq, head": quantized(Recipe(method="awq", group=32, symmetric=False, head=True)),

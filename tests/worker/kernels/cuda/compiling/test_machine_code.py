@@ -39,6 +39,12 @@ GEMMA4 = {
     "num_kv_shared_layers": 2,
     "hidden_size_per_layer_input": 64,
 }
+TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+DELTA = {**DECODER, **TWO_KINDS, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+DELTA |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+SCAN = {**DECODER, **TWO_KINDS, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_expand": 3}
+SCAN |= {"mamba_n_groups": 1, "mamba_d_state": 256, "num_local_experts": 0}
+CONVOLUTIONS = {**DECODER, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
 LATENT = {**WIDTHS, "num_attention_heads": 20, "num_key_value_heads": 20}
 """The widths of DeepSeek's models, and a number of heads that is no power of two."""
 
@@ -85,6 +91,9 @@ def models_in(folder: Path, capability: int) -> list[Model]:
         written(folder, "Gemma4ForCausalLM", **GEMMA4),  # heads of 512, and queries without keys
         written(folder, "GptOssForCausalLM", **{**DECODER, **NARROW}),  # sinks, a window in one, experts
         written(folder, "YoutuForCausalLM", **{**LAYER, **LATENT}),
+        written(folder, "Qwen3_5ForCausalLM", **DELTA),
+        written(folder, "GraniteMoeHybridForCausalLM", **SCAN),  # states of 256, as Falcon-H1 has some
+        written(folder, "Lfm2ForCausalLM", **CONVOLUTIONS),
         written(folder, "ModernBertModel", **LAYER, layer_types=["sliding_attention"]),  # and rotations
         written(folder, "MPNetModel", **LAYER),  # a bias by distance
         quantized(folder, "awq", bits=4, group_size=128, zero_point=True, version="gemm"),
@@ -144,6 +153,7 @@ LAYOUTS = {"lay_out_any", "lay_out_rows", "lay_out_samples", "merge_rows"}
 HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
 EXPERTS = {"sort_pairs", "multiply", "add_pairs"}
+STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows", "multiply_rounded"}
 """Kernels of e4m3, which cards before 8.9 do not start: they widen what is stored in it."""
@@ -155,7 +165,7 @@ ROUNDED = {"round_rows", "multiply_rounded"}
 def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int) -> None:
     """Variants of e4m3 are left out below 8.9: its caches, and products that round their inputs."""
     variants = compiled(capability, models_in(tmp_path, capability))
-    known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | QUANTIZED
+    known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | QUANTIZED
     largest = {0, 57344}  # of caches, and 0 for those of 16 bits
     if capability >= LEAST_E4M3:
         known, largest = known | ROUNDED, largest | {448}

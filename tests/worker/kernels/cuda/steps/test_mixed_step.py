@@ -45,6 +45,18 @@ REQUESTS = [
     Add(5, [*SHARED, 40], DRAWN),
 ]
 
+TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+SHAPES: dict[str, dict[str, object]] = {
+    "Qwen3_5ForCausalLM": {**TWO_KINDS, "linear_num_key_heads": 1, "linear_num_value_heads": 1},
+    "GraniteMoeHybridForCausalLM": {
+        **TWO_KINDS,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "num_local_experts": 0,
+    },
+}
+"""Hybrids of few heads, for each is a program."""
+
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="on a card, workers use its kernels anyway")
 
 
@@ -97,13 +109,22 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
 @pytest.mark.turns(7)
 @pytest.mark.parametrize(
     ("architecture", "steps_ahead"),
-    [("Qwen3ForCausalLM", 0), ("Qwen3ForCausalLM", 2), ("YoutuForCausalLM", 1)],
+    [
+        ("Qwen3ForCausalLM", 0),
+        ("Qwen3ForCausalLM", 2),
+        ("YoutuForCausalLM", 1),
+        ("Qwen3_5ForCausalLM", 1),
+        ("GraniteMoeHybridForCausalLM", 2),
+    ],
 )
 def test_results_are_those_of_the_cpu(
     tmp_path: Path, request: pytest.FixtureRequest, architecture: str, steps_ahead: int
 ) -> None:
-    """Prompts in chunks beside decoding rows and texts, prefix hits, and sequences that lose their place."""
-    folder = tiny_checkpoint(architecture, tmp_path, num_hidden_layers=1)
+    """Prompts in chunks beside decoding rows and texts, prefix hits, and sequences that lose their place.
+
+    Hybrids go on from remembered states, and keep some.
+    """
+    folder = tiny_checkpoint(architecture, tmp_path, **SHAPES.get(architecture, {"num_hidden_layers": 1}))
     options = {
         "steps_ahead": steps_ahead,
         "num_gpu_blocks_override": 9,

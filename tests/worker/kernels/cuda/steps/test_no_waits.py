@@ -36,23 +36,7 @@ MOST_TOKENS = 32
 """The tokens of the largest graph."""
 WAITING = "JetMoeForCausalLM"
 """A family that runs on transformers' code, which asks the device how many tokens each expert has."""
-HYBRIDS = (
-    "BambaForCausalLM",
-    "FalconH1ForCausalLM",
-    "FalconMambaForCausalLM",
-    "GraniteMoeHybridForCausalLM",
-    "JambaForCausalLM",
-    "KimiLinearForCausalLM",
-    "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM",
-    "Mamba2ForCausalLM",
-    "MambaForCausalLM",
-    "NemotronHForCausalLM",
-    "OlmoHybridForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3NextForCausalLM",
-)
+BY_CHANNEL = ("FalconMambaForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM", "MambaForCausalLM")
 """Families that are refused on cards so far."""
 GREEDY = Sampling(max_tokens=9, temperature=0)
 
@@ -118,7 +102,7 @@ def generates_without_waiting(config: WorkerConfig) -> None:
     """Steps as they come, and then the same ones as graphs."""
     with opened(config, MetaCuda()) as (runner, calls):
         read_and_decode(runner, [GREEDY, GREEDY], first=0)
-        assert {"attend", "attend_latent"} & {call.kernel.fn.__name__ for call in calls}
+        assert {"attend", "attend_latent", "scan"} & {call.kernel.fn.__name__ for call in calls}
     device = MetaCuda(MOST_TOKENS)
     with opened(config, device) as (runner, _):
         while runner.prepare():
@@ -128,9 +112,18 @@ def generates_without_waiting(config: WorkerConfig) -> None:
 
 
 @pytest.mark.turns(7)
-@pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in (WAITING, *HYBRIDS)])
+@pytest.mark.parametrize(
+    "architecture", [each for each in ARCHITECTURES if each not in (WAITING, *BY_CHANNEL)]
+)
 def test_decoders_wait_for_nothing(architecture: str, tmp_path: Path) -> None:
     generates_without_waiting(config_of(tiny_checkpoint(architecture, tmp_path)))
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize("architecture", BY_CHANNEL)
+def test_what_has_no_kernels_is_refused(architecture: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run on CPUs only"):
+        generates_without_waiting(config_of(tiny_checkpoint(architecture, tmp_path)))
 
 
 def test_what_waits_is_noticed(tmp_path: Path) -> None:
