@@ -39,6 +39,7 @@ class ForwardContext:
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
     replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts
+    chosen: Tensor | None = None  # [T, most] int32: what `ops.choose_tokens` last chose; None: all is read
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

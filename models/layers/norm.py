@@ -95,10 +95,12 @@ class LayerNorm(nn.Module):
         source: str = "",
         offset: float = 0.0,
         weighted: bool = True,
+        order: RowOrder | None = None,
     ) -> None:
         """`dtype` is the number type of its tensors; None means the model's.
 
         `source` and `offset` are as in `RMSNorm`. If it is not `weighted`, the checkpoint has none of it.
+        `order`: the order in which its numbers are wanted, if that is not theirs.
         """
         super().__init__()
         self.size = size
@@ -108,6 +110,7 @@ class LayerNorm(nn.Module):
         self.source = source
         self.offset = offset
         self.weighted = weighted
+        self.order = order
 
     def pull(self, weights: Weights) -> None:
         if not self.weighted:
@@ -117,9 +120,13 @@ class LayerNorm(nn.Module):
         scope = weights.sibling(self.source) if self.source else weights
         # Checkpoints that were converted from TensorFlow say gamma and beta.
         weight, bias = ("gamma", "beta") if "gamma" in scope else ("weight", "bias")
-        taken = scope.take(weight, [self.size], dtype=self.dtype)
+        taken = self._take(scope, weight)
         self.weight = frozen(taken + self.offset if self.offset else taken)
-        self.bias = frozen(scope.take(bias, [self.size], dtype=self.dtype)) if self.has_bias else None
+        self.bias = frozen(self._take(scope, bias)) if self.has_bias else None
+
+    def _take(self, scope: Weights, name: str) -> Tensor:
+        taken = scope.take(name, [self.size], dtype=self.dtype)
+        return taken if self.order is None else taken[self.order.order(self.size).to(taken.device)]
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)

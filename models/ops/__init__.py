@@ -13,7 +13,12 @@ from types import FunctionType
 from typing import Any
 
 from models.ops.expert_ops import add_gated, collect_experts, experts, route  # noqa: F401
-from models.ops.latent_ops import front_rms_norm, latent_attention, pack_latent  # noqa: F401
+from models.ops.latent_ops import (  # noqa: F401
+    choose_tokens,
+    front_rms_norm,
+    latent_attention,
+    pack_latent,
+)
 from models.ops.pooling_ops import apart, pool  # noqa: F401
 from models.ops.recurrent_ops import (  # noqa: F401
     causal_conv,

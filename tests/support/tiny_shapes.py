@@ -47,6 +47,8 @@ _SHARED_EXPERTS = {
     "first_k_dense_replace": 1,
 }
 _GROUPED = {**_LATENT, **_SHARED_EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+# With fewer heads the scores of many tokens would be 0, between which transformers chooses in no order.
+_INDEXED = {**_GROUPED, "index_topk": 6, "index_head_dim": 12, "index_n_heads": 8}
 _TWO_WIDTHS: dict[str, object] = {
     **_SHAPE,
     "head_dim": 16,
@@ -269,6 +271,8 @@ FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
     },
     "DeepseekV2ForCausalLM": {**_GROUPED, "topk_method": "group_limited_greedy"},
     "DeepseekV3ForCausalLM": _GROUPED,
+    "DeepseekV32ForCausalLM": _INDEXED,
+    "GlmMoeDsaForCausalLM": {**_INDEXED, "indexer_types": ["full", "shared", "full"]},
     "Glm4MoeLiteForCausalLM": {**_LATENT, **_SHARED_EXPERTS, "n_shared_experts": 1, "v_head_dim": 20},
     "YoutuForCausalLM": _LATENT,
     "Mistral4ForCausalLM": {**_GROUPED, "rope_parameters": {**GROWING_QUERIES, "partial_rotary_factor": 0.4}},

@@ -11,7 +11,7 @@ from msgspec import structs
 from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
-from models.layers.latent_attention import LatentAttention, LatentSpec
+from models.layers.latent_attention import IndexerSpec, LatentAttention, LatentSpec, TokenIndexer
 from models.parallel.experts import Transport
 from models.parallel.rank_shares import Span
 from worker.cache_groups import CacheLayout, LayerGroup
@@ -23,6 +23,8 @@ from worker.limits import WorkerLimits
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PER_SEQUENCE = 7  # blocks of 16 for 100 tokens
+LATENT = LatentSpec(query_rank=None, rank=512, nope=128, rope=64, value=128)
+INDEXER = IndexerSpec(query_rank=1536, heads=64, width=128, rope=64, most=2048, turns_neighbours=False)
 
 
 def budget(nbytes: int, flag: str = "--x", most: int = 1 << 40) -> CacheBudget:
@@ -117,8 +119,7 @@ def test_layers_of_different_shapes_share_one_tensor() -> None:
 
 def test_a_token_takes_one_row_of_a_latent_cache() -> None:
     """DeepSeek's 576 numbers, for each rank, beside a layer with heads."""
-    spec = LatentSpec(query_rank=None, rank=512, nope=128, rope=64, value=128)
-    layers = [LatentAttention(Span(128, 0, 64), spec, scale=1.0), layer(2, 8)]
+    layers = [LatentAttention(Span(128, 0, 64), LATENT, scale=1.0), layer(2, 8)]
     layout = CacheLayout([LayerGroup(0, layers)], 16, torch.bfloat16)
     nbytes = layout.block_bytes
     assert nbytes == 16 * (576 + 2 * 2 * 8) * 2
@@ -126,6 +127,21 @@ def test_a_token_takes_one_row_of_a_latent_cache() -> None:
     parts = layout.bind(size.num_blocks + 1, Cpu(1))
     assert [part.shape for part in parts] == [(8, 16, 576), (8, 2, 16, 8), (8, 2, 16, 8)]
     assert all(part.is_contiguous() for part in parts)
+
+
+def test_an_indexer_caches_keys_in_the_same_blocks() -> None:
+    """DeepSeek-V3.2's 128 numbers of a token beside the 576 of its latent."""
+    layers = [TokenIndexer(7168, INDEXER), LatentAttention(Span(128, 0, 64), LATENT, scale=1.0)]
+    layout = CacheLayout([LayerGroup(0, layers)], 16, torch.bfloat16)
+    assert layout.block_bytes == 16 * (128 + 576) * 2
+    assert [part.shape for part in layout.bind(8, Cpu(1))] == [(8, 16, 128), (8, 16, 576)]
+
+
+def test_an_indexer_is_refused_where_there_are_no_kernels_for_it() -> None:
+    device = Cpu(1)
+    device.target = torch.device("meta")
+    with pytest.raises(ValueError, match="run on CPUs only so far"):
+        bytes_beside_cache(worker_config(), LIMITS, device, [TokenIndexer(7168, INDEXER)], torch.bfloat16, [])
 
 
 def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:

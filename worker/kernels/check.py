@@ -26,6 +26,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
     "latent_attention": 3,
+    "choose_tokens": 3,
     "causal_conv": 3,
     "gated_delta": 4,
     "channel_delta": 5,
@@ -163,7 +164,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("attention", (q, kv, step), {"scale": 0.2}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
         _Case("attention", (q, kv, step), {"scale": 0.2, "sinks": values(q.shape[1]).float()}),
-        _latent_case(values, step, cos_sin),
+        *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
@@ -197,11 +198,18 @@ def _head_cases(
     ]
 
 
-def _latent_case(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> _Case:
-    """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48."""
+def _latent_cases(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> list[_Case]:
+    """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48; an indexer."""
     up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
     given = (values(10, 5, 24 + 10), values(10, 48 + 10), up, values(9, 4, 48 + 10), step, cos_sin[:, :10])
-    return _Case("latent_attention", given, {"scale": 0.2})
+    chosen = torch.tensor([0, 2, 3], dtype=torch.int32).repeat(10, 1)
+    chosen[:3] = torch.tensor([[0, -1, -1], [0, 1, -1], [0, 1, 2]])
+    keys = values(10, 36), values(10, 3).float(), values(9, 4, 36)
+    return [
+        _Case("latent_attention", given, {"scale": 0.2}),
+        _Case("latent_attention", given, {"scale": 0.2, "chosen": chosen}),
+        _Case("choose_tokens", (values(10, 3, 36), *keys, step, cos_sin[:, :10]), {"most": 3}),
+    ]
 
 
 def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_Case]:

@@ -351,12 +351,10 @@ def _attention(
     if looks_ahead(config):
         raise ValueError(f"{config.architecture} with latent attention cannot attend in both directions")
     return LatentSelfAttention(
-        config.hidden_size,
-        config.num_heads,
-        spec.latent,
-        parallel,
+        *(config.hidden_size, config.num_heads, spec.latent, parallel),
         scale=spec.attention_scale,
         growth=spec.query_growth,
+        shares_choice=layer.shares_choice,
     )
 
 

@@ -45,6 +45,8 @@ class LayerSpec:
     window: int | None = None
     attention_scale: float | None = None
     """The factor of this layer's scores; None means that of all layers."""
+    shares_choice: bool = False
+    """Whether attention reads the tokens that an earlier layer's indexer chose, and this layer has none."""
     experts: ExpertSpec | None = None
     """The mixture of experts; None means that this layer has an MLP."""
     state: StateSpec | None = None

@@ -20,6 +20,7 @@ from models.config import ConfigError, read_config
 from models.conversion.conversion_choice import resolve_conversion
 from models.families.decoders.decoder import DecoderForCausalLM
 from models.loader import LoadOptions, load_model
+from models.parallel.parallel import Parallel
 from worker.kernels.cpu import quantization, torch_operations
 
 PROMPT = random.Random(2).choices(range(5, 300), k=21)
@@ -155,7 +156,65 @@ def test_embedders_are_made_of_them(built: Path) -> None:
     torch.testing.assert_close(Driver([model]).hidden({0: PROMPT})[0], written)
 
 
+def stored_names(folder: Path) -> set[str]:
+    return {name.partition(".self_attn.")[2] for name in load_file(folder / "model.safetensors")}
+
+
+def test_an_indexer_is_whole_on_every_rank_and_caches_a_key(tmp_path: Path) -> None:
+    """Layers that read what an earlier layer's indexer chose have none, and none is in the checkpoint."""
+    folder = tiny_checkpoint("GlmMoeDsaForCausalLM", tmp_path)
+    assert {"indexer.wq_b.weight", "indexer.k_norm.bias"} < stored_names(folder)
+    for ranks in (1, 2):
+        for model in load_ranks(folder, ranks):
+            shapes = [layer.cache_shape(7, 4) for layer in model.attention_layers()]
+            assert sorted(shapes) == [(7, 4, 12)] * 2 + [(7, 4, 16 + 8)] * 3
+
+
+def test_mtp_layers_with_an_indexer_are_left_unread(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("DeepseekV32ForCausalLM", tmp_path)
+    expected = hf_logits(folder, PROMPT)
+    tensors = load_file(folder / "model.safetensors")
+    extra = {f"model.layers.3.{name[15:]}": x + 1 for name, x in tensors.items() if "layers.2." in name}
+    save_file(tensors | extra, folder / "model.safetensors")
+    assert_logits(change(folder, num_nextn_predict_layers=1), expected, PROMPT)
+
+
+def test_a_model_of_lists_of_letters_is_the_same(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("GlmMoeDsaForCausalLM", tmp_path)
+    expected = hf_logits(folder, PROMPT)
+    assert_logits(change(folder, "indexer_types", index_topk_pattern="FSF"), expected, PROMPT)
+
+
+def test_the_projection_of_an_indexers_weights_stays_plain(int4: None, tmp_path: Path) -> None:
+    (model,) = load_ranks(tiny_checkpoint("DeepseekV32ForCausalLM", tmp_path))
+    assert isinstance(model, DecoderForCausalLM)
+    indexer: Any = model.model.layers[1].self_attn.indexer
+    for weight in (indexer.wk.weight, indexer.weights_proj.weight):
+        assert type(weight) is torch.nn.Parameter
+    assert isinstance(indexer.wq_b.weight, quantization.Quantized)
+    assert Driver([model]).step({0: PROMPT})[0].isfinite().all()
+
+
 class TestRefused:
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"index_head_dim": 6}, "'index_head_dim' is 6, but must be an even number of at least 8"),
+            ({"index_topk": 0}, "index_topk"),
+            ({"q_lora_rank": None}, "q_lora_rank"),
+            ({"indexer_types": ["full", "shared"]}, "for 2 of 3 layers whether they have an indexer"),
+            ({"indexer_types": None, "index_topk_pattern": "SFS"}, "layer 0 shares the indexer"),
+            ({"indexer_types": None, "index_topk_pattern": "FXF"}, "index_topk_pattern"),
+        ],
+    )
+    def test_an_indexer_that_does_not_fit(self, fields: dict[str, object], said: str, tmp_path: Path) -> None:
+        assert said in refusal(change(tiny_checkpoint("GlmMoeDsaForCausalLM", tmp_path), **fields))
+
+    def test_stages_that_begin_without_an_indexer(self, tmp_path: Path) -> None:
+        folder = tiny_checkpoint("GlmMoeDsaForCausalLM", tmp_path, indexer_types=["full", "full", "shared"])
+        said = "layer 2 of this GlmMoeDsaForCausalLM reads the tokens that the indexer of layer 1 chose"
+        assert said in refusal(folder, parallel=Parallel(stage=1, stages=2))
+
     def test_v2_with_weights_of_experts_divided_by_their_sum(self, tmp_path: Path) -> None:
         folder = tiny_checkpoint("DeepseekV2ForCausalLM", tmp_path, norm_topk_prob=True)
         assert "--hf-overrides" in refusal(folder)

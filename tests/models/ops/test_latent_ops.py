@@ -75,6 +75,63 @@ def absorbed(step: ForwardContext, given: dict[str, Tensor], *, turns: bool = Tr
     return out
 
 
+class TestChooseTokens:
+    def drawn(self) -> tuple[ForwardContext, dict[str, Tensor]]:
+        """Queries and weights of three heads of 6, keys of all tokens, and NaN where nothing is cached."""
+        step = make_step(NEW, TOTAL, BLOCK)
+        cache = torch.full((step.block_table.numel(), BLOCK, 6), torch.nan)
+        for table, new, total in zip(step.block_table.long(), NEW, TOTAL, strict=True):
+            held = torch.arange(total - new)
+            cache[table[held // BLOCK], held % BLOCK] = torch.randn(total - new, 6)
+        tokens = sum(NEW)
+        given = {
+            "q": torch.randn(tokens, 3, 6),
+            "key": torch.randn(tokens, 6),
+            "weights": torch.randn(tokens, 3),
+        }
+        return step, {**given, "cache": cache, "cos_sin": torch.randn(tokens, ROPE)}
+
+    def test_chooses_the_highest_sums_of_what_is_above_zero(self) -> None:
+        step, given = self.drawn()
+        chosen = ops.choose_tokens(**given, context=step, most=9)
+        rows, token = given["cache"].flatten(0, 1), 0
+        turn = given["cos_sin"][:, None]
+        q = torch.cat([turned(given["q"][..., :ROPE], turn), given["q"][..., ROPE:]], dim=-1)
+        for table, new, total in zip(step.block_table.long(), NEW, TOTAL, strict=True):
+            slots = (table[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+            for seen in range(total - new + 1, total + 1):
+                scores = given["weights"][token] @ (q[token] @ rows[slots[:seen]].T).relu()
+                best = sorted(scores.sort(descending=True, stable=True).indices[:9].tolist())
+                assert chosen[token].tolist() == best + [-1] * (9 - len(best))
+                token += 1
+
+    def test_of_equal_scores_the_earlier_are_chosen(self) -> None:
+        step, given = self.drawn()
+        given["q"] = torch.zeros_like(given["q"])
+        chosen = ops.choose_tokens(**given, context=step, most=9)
+        assert chosen[-1].tolist() == list(range(9))
+
+
+def test_attention_reads_what_was_chosen_and_nothing_else() -> None:
+    """The same as attention of a token to a sequence of those alone; pieces may have none of them."""
+    step, given = drawn_step()
+    chosen = torch.full((sum(NEW), 3), -1, dtype=torch.int32)
+    chosen[:, 0] = 0
+    chosen[-20:] = torch.tensor([2, 570, 575])
+    up = ops.pack_latent(given["up"], HEADS, NOPE, RANK)
+    given = {**given, "up": up, "context": step, "scale": 0.3}
+    out = ops.latent_attention(**given, chosen=chosen)
+    held = given["cache"][step.block_table[3].long()].flatten(0, 1)[[2, 570, 575]]
+    alone = make_step([1], [3], BLOCK)
+    cache = torch.zeros(1, BLOCK, RANK + ROPE)
+    cache[0, :3] = held
+    own = {"q": given["q"][-1:], "latent": held[2:], "cache": cache, "context": alone}
+    unturned = torch.cat([torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)], dim=1)
+    q = torch.cat([own["q"][..., :NOPE], turned(own["q"][..., NOPE:], given["cos_sin"][-1:, None])], dim=-1)
+    expected = ops.latent_attention(**{**given, **own, "q": q, "cos_sin": unturned})
+    torch.testing.assert_close(out[-1:], expected)
+
+
 class TestLatentAttention:
     @pytest.mark.parametrize("turns", [True, False])
     def test_equals_the_absorbed_form(self, turns: bool) -> None:

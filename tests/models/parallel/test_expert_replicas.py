@@ -22,7 +22,7 @@ from models.parallel.experts import Transport
 SIZES = [7, 2, 5, 3]
 PROMPTS = [list(range(40, 63)), list(range(7, 12)), [9] * 17, [3, 250, 4]]
 TRANSPORTS: list[Transport] = ["allgather_reducescatter", "all_to_all"]
-LATENT = {"DeepseekV3ForCausalLM": {"n_routed_experts": 8}}
+LATENT = {"DeepseekV32ForCausalLM": {"n_routed_experts": 8}}
 
 
 def run_together(ranks: Sequence[list[CausalLM]], sizes: Sequence[int]) -> list[Tensor]:

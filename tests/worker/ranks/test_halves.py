@@ -31,7 +31,7 @@ UNEVEN = [[1, 9, 3, 1, 1], [9, 1, 1, 1, 1]]
 """Some end between two rows, some have one token, and in some steps both replicas have different ones."""
 BLOCK = 4
 SIZE = {"block_size": BLOCK, "num_gpu_blocks_override": 32, "max_model_len": 64, "cpu_threads": 1}
-LATENT = {"DeepseekV3ForCausalLM": {"n_routed_experts": 8}}
+LATENT = {"DeepseekV32ForCausalLM": {"n_routed_experts": 8}}
 TRANSPORTS: list[Transport] = ["allgather_reducescatter", "all_to_all"]
 
 
@@ -92,7 +92,7 @@ def run(
     [
         *((family, 1) for family in [*FAMILIES, *LATENT]),
         ("Qwen2MoeForCausalLM", 2),
-        ("DeepseekV3ForCausalLM", 2),
+        ("DeepseekV32ForCausalLM", 2),
     ],
 )
 def test_halves_have_the_bits_of_whole_steps(

@@ -1,10 +1,14 @@
-"""Latent attention by `csrc/attention_latent.c`, and by the reference in float16 and for odd ranks."""
+"""Latent attention by `csrc/attention_latent.c`, and what it reads by `csrc/choose_tokens.c`.
+
+The reference computes both in float16, the first for odd ranks and the second for many or odd heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +21,8 @@ from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
 
 _PANEL, _RANK_STEP, _MOST_ROPE = 32, 16, 256
 """Outputs of a panel, what ranks are multiples of, and the widest rotated key, as in `csrc`."""
+_MOST_INDEX_HEADS, _MOST_INDEX_WIDTH = 64, 512
+"""The most heads of an indexer and their greatest width: LATENT_ROWS and MAX_DIM in `csrc`."""
 
 
 class PackedLatent(nn.Parameter):
@@ -36,7 +42,11 @@ class PackedLatent(nn.Parameter):
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
-    return {"pack_latent": _pack_latent(library), "latent_attention": _latent_attention(library)}
+    return {
+        "pack_latent": _pack_latent(library),
+        "latent_attention": _latent_attention(library),
+        "choose_tokens": _choose_tokens(library),
+    }
 
 
 def _pack_latent(library: Library) -> Callable[..., Tensor]:
@@ -74,10 +84,13 @@ def _latent_attention(library: Library) -> Callable[..., Tensor]:
         cos_sin: Tensor | None,
         *,
         scale: float,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         if type(up) is not PackedLatent:
-            return latent_ops.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
-        _check(q, latent, up, cache, context, cos_sin)
+            return latent_ops.latent_attention(
+                q, latent, up, cache, context, cos_sin, scale=scale, chosen=chosen
+            )
+        _check(q, latent, up, cache, context, cos_sin, chosen)
         tokens, heads, width = q.shape
         q = q.contiguous()
         if latent.stride(1) != 1:
@@ -93,11 +106,55 @@ def _latent_attention(library: Library) -> Callable[..., Tensor]:
             *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
             *(address(cos_sin), rotated),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
-            *(table.stride(0), table.shape[0], tokens, scale, out.data_ptr()),
+            *(table.stride(0), table.shape[0], tokens),
+            *(address(chosen), 0 if chosen is None else chosen.shape[1], scale, out.data_ptr()),
         )
         return out
 
     return latent_attention
+
+
+def _choose_tokens(library: Library) -> Callable[..., Tensor]:
+    run = library.function("choose_tokens")
+
+    def choose_tokens(
+        q: Tensor,
+        key: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        context: ForwardContext,
+        cos_sin: Tensor | None,
+        *,
+        most: int,
+    ) -> Tensor:
+        tokens, heads, width = q.shape
+        rotated = 0 if cos_sin is None else cos_sin.shape[1]
+        if key.shape != (tokens, width) or weights.shape != (tokens, heads):
+            refuse("choose_tokens", q=q, key=key, weights=weights)
+        if cos_sin is not None and (len(cos_sin) != tokens or rotated > width):
+            refuse("choose_tokens", q=q, cos_sin=cos_sin)
+        if cache.shape[1:] != (context.block_size, width) or not cache.is_contiguous():
+            refuse("choose_tokens", q=q, cache=cache)
+        if context.slot_mapping.shape[0] != tokens:
+            refuse("choose_tokens", q=q, slot_mapping=context.slot_mapping)
+        known = q.dtype in KINDS and q.dtype == key.dtype == cache.dtype and weights.dtype == torch.float32
+        if not known or heads > _MOST_INDEX_HEADS or width > _MOST_INDEX_WIDTH or (width | rotated) % 2:
+            return latent_ops.choose_tokens(q, key, weights, cache, context, cos_sin, most=most)
+        q, key, weights = q.contiguous(), key.contiguous(), weights.contiguous()
+        if cos_sin is not None:
+            cos_sin = cos_sin.float().contiguous()
+        chosen = empty((tokens, most), torch.int32)
+        table = context.block_table
+        run(
+            *(q.data_ptr(), key.data_ptr(), weights.data_ptr(), heads, width),
+            *(cache.data_ptr(), context.block_size, context.slot_mapping.data_ptr()),
+            *(address(cos_sin), rotated),
+            *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
+            *(table.stride(0), table.shape[0], tokens, most, chosen.data_ptr(), KINDS[q.dtype]),
+        )
+        return chosen
+
+    return choose_tokens
 
 
 def _check(
@@ -107,6 +164,7 @@ def _check(
     cache: Tensor,
     context: ForwardContext,
     cos_sin: Tensor | None,
+    chosen: Tensor | None,
 ) -> None:
     """Refuse tensors that do not fit each other, and those that kernels cannot read with packed matrices."""
     (tokens, heads), rope = q.shape[:2], q.shape[2] - up.nope
@@ -119,6 +177,8 @@ def _check(
         refuse("latent_attention", q=q, slot_mapping=context.slot_mapping)
     if cos_sin is not None and (len(cos_sin) != tokens or cos_sin.shape[1] > rope or cos_sin.shape[1] % 2):
         refuse("latent_attention", q=q, cos_sin=cos_sin)
+    if chosen is not None and (len(chosen) != tokens or not chosen.is_contiguous()):
+        refuse("latent_attention", q=q, chosen=chosen)
     if any(x.dtype != up.of_keys.numbers for x in (q, latent, cache)):
         kinds = ", ".join(str(x.dtype) for x in (q, latent, cache))
         raise ValueError(f"latent_attention: {kinds} do not fit matrices of {up.of_keys.numbers}")

@@ -39,9 +39,12 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         cos_sin: Tensor | None,
         *,
         scale: float,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        if not _fits(q, latent, up, cache, cos_sin):
-            return latent_ops.latent_attention(q, latent, up, cache, context, cos_sin, scale=scale)
+        if chosen is not None or not _fits(q, latent, up, cache, cos_sin):
+            return latent_ops.latent_attention(
+                q, latent, up, cache, context, cos_sin, scale=scale, chosen=chosen
+            )
         (tokens, heads, width), (_, each, rank) = q.shape, up.shape
         rope = latent.shape[1] - rank
         nope = width - rope

@@ -146,5 +146,11 @@ def test_latent_attention(
     q, latent = values(tokens, heads, nope + rope, dtype=dtype), values(tokens, rank + rope, dtype=dtype)
     cache = values(step.block_table.numel(), 7, rank + rope, dtype=dtype)
     turned = values(tokens, rope, dtype=torch.float32)
-    out = table["latent_attention"](q, latent, up, cache, step, turned, scale=0.1)
-    assert out.isfinite().all()
+    most, width = 13, rope + nope + (rope + nope) % 2
+    keys = values(step.block_table.numel(), 7, width, dtype=dtype)
+    queries, own = values(tokens, 3, width, dtype=dtype), values(tokens, width, dtype=dtype)
+    weights = values(tokens, 3, dtype=torch.float32)
+    chosen = table["choose_tokens"](queries, own, weights, keys, step, turned, most=most)
+    for some in (None, chosen):
+        out = table["latent_attention"](q, latent, up, cache, step, turned, scale=0.1, chosen=some)
+        assert out.isfinite().all()

@@ -141,6 +141,41 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(level: str, dtype: torch.d
         assert_same_bits(cut(layer, table, range(length + 1), apart=False), at_once)
 
 
+@pytest.mark.turns
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_chosen_rows_are_read_as_a_sequence_of_their_own(
+    level: str, dtype: torch.dtype, sizes: Sizes
+) -> None:
+    """Every token has the bits of one whose sequence is what was chosen for it, in any batch and threads."""
+    table, most = table_of(level), 290
+    layer = Layer(sizes, make_step([1, 12, 3], [700, 297, 40], 16), dtype)
+    chosen = torch.full((16, most), -1, dtype=torch.int32)
+    for token, position in enumerate(layer.step.positions.tolist()):
+        some = torch.cat([torch.randperm(position)[: most - 1].sort().values, torch.tensor([position])])
+        chosen[token, : len(some)] = some
+    use_threads(level, 3)
+    given = layer.q, layer.latent, table["pack_latent"](layer.weight, sizes.heads, sizes.nope, sizes.rank)
+    out = table["latent_attention"](
+        *given, layer.cache, layer.step, layer.cos_sin, scale=_SCALE, chosen=chosen
+    )
+    blocks = layer.step.block_table.long().repeat_interleave(torch.tensor([1, 12, 3]), dim=0)
+    for token, some in enumerate(chosen.long()):
+        some = some[some >= 0]
+        alone = Layer(sizes, make_step([1], [len(some)], 7), dtype)
+        own = alone.step.block_table[0].long()
+        rows = layer.cache[blocks[token, some // 16], some % 16]
+        at = torch.arange(len(some))
+        alone.cache[own[at // 7], at % 7] = rows
+        alone.q, alone.latent, alone.weight = (
+            layer.q[token : token + 1],
+            layer.latent[token : token + 1],
+            layer.weight,
+        )
+        alone.cos_sin = layer.cos_sin[token : token + 1]
+        assert_same_bits(alone.attended(table), out[token : token + 1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_prompt_is_computed_in_blocks(level: str, dtype: torch.dtype) -> None:
     """More queries of all heads than are computed at once."""

@@ -122,6 +122,7 @@ DECODERS = {
     "Glm4MoeForCausalLM": True,
     "GptOssForCausalLM": True,
     "DeepseekV2ForCausalLM": True,
+    "GlmMoeDsaForCausalLM": True,
     "GPT2LMHeadModel": True,
     "OPTForCausalLM": True,
     "Starcoder2ForCausalLM": True,

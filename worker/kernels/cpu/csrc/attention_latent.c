@@ -4,6 +4,10 @@
 // is multiplied with its matrix of keys, so that it can be compared with latents as they lie, and the weighted sum of
 // latents with its matrix of values. A token's bits are the same wherever its prompt is cut, for every token is computed
 // in this one way (`latent_tile.h`), though a long prompt would need fewer products if keys and values were made.
+//
+// An indexer may have chosen the keys that a token reads (`choose_tokens.c`). They take the places of all keys, in
+// ascending order, so that a token for which all are chosen has the bits of one that reads all.
+#include <limits.h>
 #include <stdlib.h>
 
 #include "latent_heads.h"
@@ -24,13 +28,12 @@ typedef struct {
     const char *q;       // [tokens, heads, nope + rope]
     const char *latent;  // [tokens, rank + rope]
     long latent_stride;  // in bytes
-    char *cache;         // [blocks, block_size, rank + rope]
-    long block_size;
+    paged_rows paged;    // rows [rank + rope]
     const int64_t *slots;     // [tokens]
     const int *query_starts;  // [rows + 1]
     const int *kv_lens;       // [rows]
-    const int *block_table;   // [rows, table_width]
-    long table_width, rows, heads, nope, rank;
+    const int *chosen;        // [tokens, most]: the keys of tokens that see more than `most`; NULL: all are read
+    long most, rows, heads, nope, rank;
     rotation rotation;  // of the last columns of queries and cached rows
     scoring scoring;    // of cached rows
     by_head absorb, expand;  // the products before attention, and after
@@ -46,23 +49,18 @@ typedef struct {
     int *missing;   // [tile]: chunks that are not yet computed
 } latent_job;
 
-INLINE long row_bytes(const latent_job *j) { return j->scoring.dim * width_of(j->scoring.kind); }
+INLINE long row_bytes(const latent_job *j) { return j->paged.row_bytes; }
 
-// Finds the cached rows of keys [start, stop).
-INLINE void cached_rows(const latent_job *j, long row, long start, long stop, const char **to) {
-    const int *blocks = j->block_table + row * j->table_width;
-    for (long block = start / j->block_size, next; start < stop; start = next, block++) {
-        next = least(stop, (block + 1) * j->block_size);
-        const char *from = j->cache + (blocks[block] * j->block_size + start - block * j->block_size) * row_bytes(j);
-        for (long i = start; i < next; i++, from += row_bytes(j)) *to++ = from;
-    }
+// The keys of its sequence that a token sees.
+INLINE long seen_by(const latent_job *j, long row, long token) {
+    return j->kv_lens[row] - (j->query_starts[row + 1] - token) + 1;
 }
 
 // Writes a token's row to the cache, and the turned parts of its queries behind those to be multiplied.
 INLINE void turn_token(const latent_job *j, long token, kind k) {
     long rope = j->rotation.dim, rank = j->rank;
     const char *latent = j->latent + token * j->latent_stride;
-    char *row = j->cache + j->slots[token] * row_bytes(j);
+    char *row = j->paged.cache + j->slots[token] * row_bytes(j);
     memcpy(row, latent, rank * width_of(k));
     rotate_head(&j->rotation, at(latent, rank, k), at_out(row, rank, k), token, k, k);
     for (long head = 0; head < j->heads; head++) {
@@ -89,20 +87,32 @@ static void expand_units(const void *task, long first, long last) {
     multiply_heads(&((const latent_job *)task)->expand, first, last);
 }
 
-// The keys that a tile sees: those up to the token of its last row.
+INLINE long token_of(const latent_job *j, const unit *u, long row) { return j->first + (u->first + row) / j->heads; }
+
+// The number of keys that a row of a tile reads.
 INLINE long keys_of(const latent_job *j, const unit *u, long row) {
-    long token = j->first + (u->first + row) / j->heads;
-    return j->kv_lens[u->row] - (j->query_starts[u->row + 1] - token) + 1;
+    return least(seen_by(j, u->row, token_of(j, u, row)), j->most);
+}
+
+// Finds the rows of keys [start, stop) of a tile: of all, or of those that were chosen for its only token.
+INLINE void tile_keys(const latent_job *j, const unit *u, long start, long stop, const char **to) {
+    long token = token_of(j, u, 0);
+    if (seen_by(j, u->row, token) <= j->most) {
+        cached_rows(&j->paged, u->row, start, stop, to);
+        return;
+    }
+    const int *chosen = j->chosen + token * j->most;
+    for (; start < stop; start++) cached_rows(&j->paged, u->row, chosen[start], chosen[start] + 1, to++);
 }
 
 // Finds the rows of keys [start, start + count), and those that fill the last side; -> their number. Those up to `end`
 // that follow in the next chunk are prefetched meanwhile; and if it is the `first` chunk, so are most of its own.
-INLINE long find_rows(const latent_job *j, latent_memory *m, const latent_form *f, scoring s, long row, long start,
+INLINE long find_rows(const latent_job *j, latent_memory *m, const latent_form *f, scoring s, const unit *u, long start,
                       long count, long end, int first) {
     long all = filled(count), following = least(end - start - count, CHUNK);
-    cached_rows(j, row, start, start + count, m->keys);
+    tile_keys(j, u, start, start + count, m->keys);
     for (long i = count; i < all; i++) m->keys[i] = m->keys[i - 1];
-    cached_rows(j, row, start + count, start + count + following, m->keys + all);
+    tile_keys(j, u, start + count, start + count + following, m->keys + all);
     fetch_rows(m, f, s, first ? SIDE : all, all + following, all);
     return all;
 }
@@ -111,7 +121,7 @@ INLINE long find_rows(const latent_job *j, latent_memory *m, const latent_form *
 INLINE void attend_chunk(const latent_job *j, latent_memory *m, const latent_form *f, scoring s, const unit *u,
                          long chunk, long end, int first, float *states) {
     long start = chunk * CHUNK, count = least(CHUNK, end - start);
-    long all = find_rows(j, m, f, s, u->row, start, count, end, first);
+    long all = find_rows(j, m, f, s, u, start, count, end, first);
     latent_chunk(m, f, s, start, count, all, states);
 }
 
@@ -170,19 +180,29 @@ INLINE void do_units(const latent_job *j, long first, long last, kind k) {
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }
 static void do_bfloat16(const void *task, long first, long last) { do_units(task, first, last, BFLOAT16); }
 
-// Divides the queries of each sequence into tiles as equal as possible; -> their number.
+// Divides the queries of tokens [begin, end) of a sequence into tiles as equal as possible; -> their number.
+static long divide_queries(const latent_job *j, int row, long begin, long end, unit *tiles) {
+    long all = (end - begin) * j->heads, count = ceil_div(all, LATENT_ROWS);
+    for (long i = 0; i < count; i++) {
+        long first = all * i / count, rows = all * (i + 1) / count - first;
+        unit *u = &tiles[i];
+        *u = (unit){row, (int)((begin - j->first) * j->heads + first), (int)rows, -1, 0};
+        u->cost = rows * keys_of(j, u, rows - 1);
+    }
+    return count;
+}
+
+// Tokens for which keys were chosen have tiles of their own.
 static long find_tiles(const latent_job *j, unit *tiles) {
     long n = 0, stop = j->first + j->count;
     for (int row = 0; row < j->rows; row++) {
         long begin = j->query_starts[row], end = least(j->query_starts[row + 1], stop);
         if (begin < j->first) begin = j->first;
-        long all = (end - begin) * j->heads, count = ceil_div(all, LATENT_ROWS);
-        for (long i = 0; i < count; i++) {
-            long first = all * i / count, rows = all * (i + 1) / count - first;
-            unit *u = &tiles[n++];
-            *u = (unit){row, (int)((begin - j->first) * j->heads + first), (int)rows, -1, 0};
-            u->cost = rows * keys_of(j, u, rows - 1);
-        }
+        if (begin >= end) continue;
+        long apart = begin + j->most - seen_by(j, row, begin) + 1;  // the first token for which keys were chosen
+        if (apart > begin) n += divide_queries(j, row, begin, least(apart, end), tiles + n);
+        for (long token = apart > begin ? apart : begin; token < end; token++)
+            n += divide_queries(j, row, token, token + 1, tiles + n);
     }
     return n;
 }
@@ -243,7 +263,7 @@ static void point_products(latent_job *j, char *out) {
 static void compute(latent_job *j, long tokens, char *out) {
     long most = BLOCK_ROWS / j->heads * (1 + threads / 8);
     most = most < 1 ? 1 : least(most, tokens);
-    long rows = most * j->heads, tiles = least(j->rows, most) + rows / LATENT_ROWS + 1;
+    long rows = most * j->heads, runs = j->chosen ? most : least(j->rows, most), tiles = runs + rows / LATENT_ROWS + 1;
     size_t absorbed = rows * row_bytes(j), mixed = rows * j->rank * width_of(j->scoring.kind);
     char *memory = malloc(absorbed + mixed + 2 * tiles * sizeof(unit) + 128);
     if (memory == NULL) abort();  // out of memory, where torch would throw
@@ -263,16 +283,17 @@ static void compute(latent_job *j, long tokens, char *out) {
 // q [tokens, heads, nope + rope] and out [tokens, heads, value], contiguous, as is the cache; latent [tokens, rank +
 // rope] has rows anywhere. keys: the heads' matrices [rank, nope], values: [value, rank], each filled up with rows to
 // whole panels. rank is a multiple of 16, rope an even number up to MAX_DIM; `rotated` of its columns are turned.
+// chosen [tokens, most] is what `choose_tokens` returned, or NULL.
 EXPORT void attention_latent(const void *q, const void *latent, long latent_stride, const weights *keys,
                              const weights *values, long heads, long rope, long rank, long value, void *cache,
                              long block_size, const int64_t *slots, const float *cos_sin, long rotated,
                              const int *query_starts, const int *kv_lens, const int *block_table, long table_width,
-                             long rows, long tokens, float scale, void *out) {
+                             long rows, long tokens, const int *chosen, long most, float scale, void *out) {
     kind k = keys->kind;
-    latent_job j = {.q = q, .latent = latent, .latent_stride = latent_stride * width_of(k), .cache = cache,
-                    .block_size = block_size, .slots = slots, .query_starts = query_starts, .kv_lens = kv_lens,
-                    .block_table = block_table, .table_width = table_width, .rows = rows, .heads = heads,
-                    .nope = keys->inputs, .rank = rank};
+    latent_job j = {.q = q, .latent = latent, .latent_stride = latent_stride * width_of(k), .slots = slots,
+                    .query_starts = query_starts, .kv_lens = kv_lens, .chosen = chosen,
+                    .most = chosen ? most : INT_MAX, .rows = rows, .heads = heads, .nope = keys->inputs, .rank = rank};
+    j.paged = (paged_rows){cache, block_size, (rank + rope) * width_of(k), block_table, table_width};
     j.rotation = (rotation){.norm_kind = k, .cos_sin = cos_sin, .rotated = rotated, .dim = rope};
     j.scoring = (scoring){.kind = k, .dim = rank + rope, .scale = scale * LOG2_E};
     j.absorb.w = keys, j.absorb.outputs = rank;
@@ -283,6 +304,6 @@ EXPORT void attention_latent(const void *q, const void *latent, long latent_stri
 EXPORT void attention_latent_words(const word *a) {
     attention_latent(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
                      a[7].whole, a[8].whole, a[9].pointer, a[10].whole, a[11].pointer, a[12].pointer, a[13].whole,
-                     a[14].pointer, a[15].pointer, a[16].pointer, a[17].whole, a[18].whole, a[19].whole, a[20].real,
-                     a[21].pointer);
+                     a[14].pointer, a[15].pointer, a[16].pointer, a[17].whole, a[18].whole, a[19].whole, a[20].pointer,
+                     a[21].whole, a[22].real, a[23].pointer);
 }

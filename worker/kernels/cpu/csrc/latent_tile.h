@@ -1,12 +1,10 @@
 // Attention of a tile of rows to cached rows that are key and value at once: all of a row is the key, and its first
 // columns are the value.
 //
-// The lanes of a vector are keys for scores, so that a lane adds the words of a key one after the other, and columns
-// for values: no lane is idle however many heads there are. Rows of queries are of one token or of several; each is
-// computed by itself, so its bits do not depend on the others.
+// The lanes of a vector are keys for scores (`latent_scores.h`), and columns for values.
 //
 // The order of sums:
-// - A score is summed over words in their order, in one accumulator, as in `attention_tile.h`, which says what a word is.
+// - A score is summed as `latent_scores.h` says.
 // - Keys are taken in chunks of CHUNK, which begin at multiples of CHUNK in the sequence. Weights are relative to the
 //   largest score of their chunk. They are summed by key modulo LANES, and these sums as `vec_sum` sums lanes.
 // - A column of the values is summed over words of keys in their order.
@@ -14,136 +12,14 @@
 // - Keys that a row does not see have weights of 0 and leave its bits unchanged.
 #pragma once
 
-#include "attention_tile.h"
+#include "latent_scores.h"
 
-enum {
-    LATENT_ROWS = 64,            // the most rows of a tile
-    SIDE = 2 * LANES,            // keys whose scores are computed at a time, over
-    STRETCH = 96,                // so many words: those of all keys stay in the first-level cache
-    SCORE_STRIDE = CHUNK + 16,   // from one row of scores to the next: other cache sets
-    BATCH = 16,                  // words of keys between two batches of prefetches
-    STATE_HEAD = 16,             // floats before the values of a state: the largest score, the sum of weights
-};
-
-// Rows of sums that fill the registers beside two vectors of keys, and beside VALUE_VECS of values.
+// Rows of sums that fill the registers beside VALUE_VECS vectors of values.
 #if defined(__AVX512F__)
-enum { SCORE_ROWS = 12, VALUE_ROWS = 6, VALUE_VECS = 4 };
+enum { VALUE_ROWS = 6, VALUE_VECS = 4 };
 #else
-enum { SCORE_ROWS = 4, VALUE_ROWS = 4, VALUE_VECS = 2 };
+enum { VALUE_ROWS = 4, VALUE_VECS = 2 };
 #endif
-
-// The sizes of a tile: `scoring.dim` columns of a cached row, of which the first `rank` are the value.
-typedef struct {
-    scoring scoring;
-    long rank, rows;
-} latent_form;
-
-// Rows that are prefetched line by line while others are multiplied. In one go they would occupy all of the buffers
-// that loads wait in.
-typedef struct {
-    const char *const *row, *const *end;
-    long line;   // the next one of `row`
-    long lines;  // of each row
-    long batch;  // lines that are prefetched at a time
-} fetched;
-
-// The memory of one thread.
-typedef struct {
-    const char *keys[2 * CHUNK];  // rows of a chunk, up to whole sides, and those that are read next
-    long seen[LATENT_ROWS];       // keys of the sequence that each row sees
-    fetched fetched;
-    float *queries;               // for each group of rows [word][row]
-    float *words;                 // [STRETCH][SIDE]: those of some keys
-    float *scores;                // [row][SCORE_STRIDE]; later weights, or words of them
-    float *states;                // [2][row][state_size]
-} latent_memory;
-
-INLINE long filled(long keys) { return ceil_div(keys, SIDE) * SIDE; }
-
-// The state of a row after some keys.
-INLINE long state_size(const latent_form *f) { return STATE_HEAD + f->rank; }
-
-// Rows are scored in groups as equal as possible.
-INLINE long score_groups(const latent_form *f) { return ceil_div(f->rows, SCORE_ROWS); }
-INLINE long group_start(const latent_form *f, long group) { return f->rows * group / score_groups(f); }
-
-INLINE latent_memory *latent_begin(const latent_form *f) {
-    long words = words_of(f->scoring), each = words + SCORE_STRIDE + 2 * state_size(f);
-    long head = (sizeof(latent_memory) + 63) / 64 * 64;
-    latent_memory *m = scratch(head + (STRETCH * SIDE + f->rows * each) * sizeof(float));
-    m->words = (float *)((char *)m + head);
-    m->scores = m->words + STRETCH * SIDE;
-    m->states = m->scores + f->rows * SCORE_STRIDE;
-    m->queries = m->states + 2 * f->rows * state_size(f);
-    return m;
-}
-
-// Lays the queries of a tile as their groups are read; `query` [rows, dim].
-INLINE void lay_queries(const latent_memory *m, const latent_form *f, scoring s, const void *query) {
-    long words = words_of(s);
-    for (long group = 0; group < score_groups(f); group++) {
-        long start = group_start(f, group), rows = group_start(f, group + 1) - start;
-        float *to = m->queries + start * words;
-        for (long r = 0; r < rows; r++, query = at(query, s.dim, s.kind))
-            for (long i = 0; i < words; i += LANES) {
-                float some[LANES];
-                vec_store(some, load_words(query, i, words - i, s), FLOAT32);
-                for (long w = i; w < least(words, i + LANES); w++) to[w * rows + r] = some[w - i];
-            }
-    }
-}
-
-// Words [start, stop) of a cached row.
-typedef struct {
-    long start, stop;
-} stretch;
-
-// Lays words of SIDE keys side by side.
-INLINE void lay_keys(const latent_memory *m, scoring s, const char *const *keys, stretch of) {
-    const int each = s.kind == FLOAT32 || in_pairs(s.kind) ? 1 : 2;  // words in a column of 4 bytes
-    for (long i = of.start / each, end = of.stop / each; i < end; i += LANES)
-        for (int half = 0; half < SIDE; half += LANES) {
-            long left = least(LANES, end - i);
-            vec square[LANES];
-            for (int r = 0; r < LANES; r++) square[r] = vec_load_upto(keys[half + r] + i * 4, left, FLOAT32);
-            vec_transpose(square);
-            float *place = m->words + (i * each - of.start) * SIDE + half;
-            for (int c = 0; c < LANES; c++, place += each * SIDE) {
-                if (c >= left) break;
-                vec_store(place, each == 1 ? square[c] : widen_even(square[c]), FLOAT32);
-                if (each == 2) vec_store(place + SIDE, widen_odd(square[c]), FLOAT32);
-            }
-        }
-}
-
-INLINE void fetch_batch(fetched *f) {
-    for (long i = 0; i < f->batch && f->row < f->end; i++) {
-        _mm_prefetch(*f->row + f->line * 64, _MM_HINT_T1);
-        if (++f->line == f->lines) f->line = 0, f->row++;
-    }
-}
-
-// Adds products to the scores of a group of rows and SIDE keys.
-INLINE void score_rows(latent_memory *m, scoring s, stretch of, const float *queries, const int rows, float *scores) {
-    const float *keys = m->words;
-    vec sums[SCORE_ROWS][2];
-    for (int r = 0; r < rows; r++)
-        for (int half = 0; half < 2; half++)
-            sums[r][half] = of.start ? vec_load(scores + r * SCORE_STRIDE + half * LANES, FLOAT32) : vec_zero();
-    for (long start = of.start; start < of.stop; start += BATCH) {
-        fetch_batch(&m->fetched);
-        for (long w = least(BATCH, of.stop - start); w > 0; w--, keys += SIDE, queries += rows) {
-            vec first = vec_load(keys, FLOAT32), second = vec_load(keys + LANES, FLOAT32);
-            for (int r = 0; r < rows; r++) {
-                vec same = vec_all(queries[r]);
-                sums[r][0] = words_fma(first, same, sums[r][0], s);
-                sums[r][1] = words_fma(second, same, sums[r][1], s);
-            }
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int half = 0; half < 2; half++) vec_store(scores + r * SCORE_STRIDE + half * LANES, sums[r][half], FLOAT32);
-}
 
 // Turns a row's scores of `keys` into weights, in place; it sees the first `seen`, which may be none or more.
 INLINE void weigh_row(float *scores, scoring s, long keys, long seen, float *state) {
@@ -201,16 +77,9 @@ INLINE void value_rows(latent_memory *m, scoring s, const value_part *v, const i
     }
 }
 
-// There is a function for each number of rows: one for all of them would not have enough registers.
-typedef void (*score_loop)(latent_memory *, scoring, stretch, const float *, float *);
+// As for scores, there is a function for each number of rows.
 typedef void (*value_loop)(latent_memory *, scoring, const value_part *, float *, long);
 
-#define SCORES(k, n)                                                                                         \
-    static __attribute__((noinline)) void score_##k##_##n(latent_memory *m, scoring s, stretch of,           \
-                                                          const float *queries, float *scores) {             \
-        s.kind = k;                                                                                          \
-        score_rows(m, s, of, queries, n, scores);                                                            \
-    }
 #define VALUES(k, n)                                                                                        \
     static __attribute__((noinline)) void value_##k##_##n(latent_memory *m, scoring s, const value_part *v, \
                                                           float *states, long stride) {                     \
@@ -218,45 +87,17 @@ typedef void (*value_loop)(latent_memory *, scoring, const value_part *, float *
         if (v->vecs == VALUE_VECS) value_rows(m, s, v, n, VALUE_VECS, states, stride);                      \
         else value_rows(m, s, v, n, 1, states, stride);                                                     \
     }
-#define BOTH(k, n) SCORES(k, n) VALUES(k, n)
-#define FOUR(what, k) what(k, 1) what(k, 2) what(k, 3) what(k, 4)
-#define NAMED(what, k) what##_##k##_1, what##_##k##_2, what##_##k##_3, what##_##k##_4
-FOUR(BOTH, FLOAT32) FOUR(BOTH, BFLOAT16)
+FOUR(VALUES, FLOAT32) FOUR(VALUES, BFLOAT16)
 #if defined(__AVX512F__)
-#define EIGHT_MORE(k)                                                                         \
-    BOTH(k, 5) BOTH(k, 6) SCORES(k, 7) SCORES(k, 8) SCORES(k, 9) SCORES(k, 10) SCORES(k, 11) \
-    SCORES(k, 12)
-EIGHT_MORE(FLOAT32) EIGHT_MORE(BFLOAT16)
-#define MORE_SCORES(k)                                                                                         \
-    score_##k##_5, score_##k##_6, score_##k##_7, score_##k##_8, score_##k##_9, score_##k##_10, score_##k##_11, \
-        score_##k##_12
+VALUES(FLOAT32, 5) VALUES(FLOAT32, 6) VALUES(BFLOAT16, 5) VALUES(BFLOAT16, 6)
 #define MORE_VALUES(k) value_##k##_5, value_##k##_6
 #else
-#define MORE_SCORES(k)
 #define MORE_VALUES(k)
 #endif
-static const score_loop score_loops[][SCORE_ROWS] = {
-    [FLOAT32] = {NAMED(score, FLOAT32), MORE_SCORES(FLOAT32)},
-    [BFLOAT16] = {NAMED(score, BFLOAT16), MORE_SCORES(BFLOAT16)},
-};
 static const value_loop value_loops[][VALUE_ROWS] = {
     [FLOAT32] = {NAMED(value, FLOAT32), MORE_VALUES(FLOAT32)},
     [BFLOAT16] = {NAMED(value, BFLOAT16), MORE_VALUES(BFLOAT16)},
 };
-
-// Computes the scores of SIDE keys from `key` on.
-INLINE void score_tile(latent_memory *m, const latent_form *f, scoring s, long key) {
-    long words = words_of(s);
-    for (stretch of = {0, 0}; of.stop < words; of.start = of.stop) {
-        of.stop = least(words, of.start + STRETCH);
-        lay_keys(m, s, m->keys + key, of);
-        for (long group = 0; group < score_groups(f); group++) {
-            long first = group_start(f, group), rows = group_start(f, group + 1) - first;
-            const float *queries = m->queries + first * words + of.start * rows;
-            score_loops[s.kind][rows - 1](m, s, of, queries, m->scores + first * SCORE_STRIDE + key);
-        }
-    }
-}
 
 // Adds up the weighted values of `keys` keys. The columns of a chunk that are multiplied at a time stay in the
 // first-level cache.
