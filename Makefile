@@ -27,10 +27,10 @@ test-all: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # The oldest versions that pyproject.toml allows, in a virtual environment of their own, where ours meets theirs: HTTP, wire,
-# grammars, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
-BOUNDARIES := $(addprefix tests/server/,text http routes api grammars metrics options test_app.py test_main.py) \
+# grammars, pictures, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
+BOUNDARIES := $(addprefix tests/server/,text http routes api grammars media metrics options test_app.py test_main.py) \
 	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
-	$(addprefix tests/models/,checkpoint conversion families test_config.py test_registry.py test_bad_checkpoints.py) \
+	$(addprefix tests/models/,checkpoint conversion families media test_config.py test_registry.py test_bad_checkpoints.py) \
 	$(addprefix tests/e2e/,test_conversation_clients.py test_lifecycle.py)
 test-lowest:
 	$(PYTHON) -m venv $(LOWEST)

@@ -99,7 +99,8 @@ class Preparer:
         answer = await asyncio.shield(task)  # others may wait for the same, though this client leaves
         if isinstance(answer, SentError):
             raise ReceivedError(answer)
-        return self._kept.put(Item(digest, answer))
+        pixels = answer.pixels.cast("B")  # msgspec 0.19 says that a view is as long as its frame
+        return self._kept.put(Item(digest, msgspec.structs.replace(answer, pixels=pixels)))
 
     async def close(self) -> None:
         """Ends the processes, and what they do."""

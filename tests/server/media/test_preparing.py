@@ -72,7 +72,7 @@ async def test_low_detail_fits_a_picture_into_a_square() -> None:
 async def test_the_same_file_is_prepared_once() -> None:
     async with preparing(processes=2) as preparer:
         items = await asyncio.gather(*[preparer.prepare(PICTURE) for _ in range(4)])
-        assert all(item.prepared is items[0].prepared for item in items)
+        assert all(item is items[0] for item in items)
         assert await preparer.prepare(PICTURE) is items[0]
         assert [process.pid is None for process in preparer._processes] == [True, False]
         assert (preparer._kept.queries, preparer._kept.hits) == (5, 1)
