@@ -84,6 +84,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     int8 weights and inputs (int8-dynamic), of checkpoints that are plain or have 8 bits; on CUDA: fp8
     weights, of plain ones. The other names are methods of checkpoints that are quantized already, which are
     found without this option: they check that it is so."""
+    quantized_inputs: Annotated[str, Doc(MODEL, ("auto", "8", "16"))] = "auto"
+    """Bits to which inputs of a quantized checkpoint's matrices are rounded on the CPU; auto: 8 for GGUF
+    files, as llama.cpp does, unless the dtype is float32; for others what they say, or 16."""
     max_model_len: Annotated[int | None, Doc(MODEL, least=1, read=_max_model_len)] = None
     """Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and the
     memory allow."""

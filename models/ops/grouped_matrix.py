@@ -256,6 +256,16 @@ def from_column(matrix: Grouped, start: int) -> Grouped:
     return matrix.regrouped(gcd(matrix.group, shift), gcd(matrix.run_columns, shift), first=shift)
 
 
+def with_input_bits(matrix: Matrix, bits: int | None) -> Matrix:
+    """The same matrix, with inputs that may be rounded to so many bits; None: as it says itself.
+
+    Numbers of fp8 and plain matrices are multiplied without rounding in any case.
+    """
+    if bits is None or not isinstance(matrix, Grouped) or matrix.kind == E4M3:
+        return matrix
+    return replace(matrix, input_bits=bits)
+
+
 def stacked(parts: Sequence[Matrix]) -> Matrix:
     """Join matrices row below row: into a grouped one if all have the same groups, else into a plain one."""
     if len(parts) == 1:

@@ -69,10 +69,14 @@ def compare_logits(folder: Path, text: str, tokens: Tokenizer, others: Mapping[s
     pieces = [ids[i * _LENGTH : (i + 1) * _LENGTH] for i in range(min(_COUNT, len(ids) // _LENGTH))]
     exact = _logits(folder, torch.float32, None, pieces)
     lines = ["| | logits, relative | largest | KL, nats | same token |", "|---|---:|---:|---:|---:|"]
-    rows = [(_title(dtype, name), folder, dtype, name) for dtype, name in MODES]
-    rows += [(f"bfloat16, {title}", place, torch.bfloat16, None) for title, place in others.items()]
-    for title, place, dtype, name in rows:
-        found = _logits(place, dtype, name, pieces)
+    rows = [(_title(dtype, name), folder, dtype, name, None) for dtype, name in MODES]
+    rows += [
+        (f"bfloat16, {title}, inputs of {bits} bits", place, torch.bfloat16, None, bits)
+        for title, place in others.items()
+        for bits in (16, 8)
+    ]
+    for title, place, dtype, name, bits in rows:
+        found = _logits(place, dtype, name, pieces, bits)
         off = found - exact
         expected, log_probs = exact.log_softmax(-1), found.log_softmax(-1)
         divergence = (expected.exp() * (expected - log_probs)).sum(-1).mean()
@@ -93,9 +97,15 @@ def compare_vectors(folder: Path, texts: Sequence[str]) -> list[str]:
     return lines
 
 
-def _logits(folder: Path, dtype: torch.dtype, name: str | None, pieces: Sequence[Sequence[int]]) -> Tensor:
+def _logits(
+    folder: Path,
+    dtype: torch.dtype,
+    name: str | None,
+    pieces: Sequence[Sequence[int]],
+    input_bits: int | None = None,
+) -> Tensor:
     """[tokens, vocabulary]"""
-    ops.use(open_kernels(1, name))
+    ops.use(open_kernels(1, name, input_bits))
     driver = Driver(
         load_ranks(folder, dtype=dtype), sequences=len(pieces), max_len=_LENGTH, block_size=32, dtype=dtype
     )

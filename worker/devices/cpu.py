@@ -39,13 +39,19 @@ class Cpu:
     defaults = Defaults(block_size=32, max_num_seqs=128, max_num_batched_tokens=2048)
     pooling_defaults = Defaults(block_size=32, max_num_seqs=256, max_num_batched_tokens=4096)
 
-    def __init__(self, threads: int | None, ranks: int = 1, quantization: str | None = None) -> None:
-        """`ranks`: how many workers share this machine."""
+    def __init__(
+        self,
+        threads: int | None,
+        ranks: int = 1,
+        quantization: str | None = None,
+        input_bits: int | None = None,
+    ) -> None:
+        """`ranks`: how many workers share this machine; the rest is that of `open_kernels`."""
         self._ranks = ranks
         self._quantization = quantization
         self._weight_bytes = 0
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
-        self.kernels = operations.open_kernels(self.threads, quantization)
+        self.kernels = operations.open_kernels(self.threads, quantization, input_bits)
         library, _ = operations.choose_kernels()
         self._has_library = library is not None
         by_torch = torch.backends.cpu.get_cpu_capability()

@@ -33,6 +33,7 @@ def fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_le
         config.conversion,
         options.model_impl.replace("vllm", "facet").replace("auto", "facet"),
         options.quantization,
+        options.quantized_inputs,
         dtype_name(dtype),
         options.kv_cache_dtype,
         device.arithmetic,

@@ -10,7 +10,8 @@ import torch
 from models import ops
 from models.config import has_latent_cache
 from models.ops.attention_inputs import CACHE_DTYPES
-from models.quantization.config import MADE_ON_LOADING, makes_fp8, read_cache_scheme
+from models.quantization.config import MADE_ON_LOADING, makes_fp8, read_cache_scheme, read_quantization
+from models.quantization.methods.gguf import Gguf
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
@@ -42,6 +43,10 @@ def _find_device(config: WorkerConfig) -> Device:
                     f"--quantization {made} is for the CPU: pass --device cpu, or leave it "
                     "out to serve the weights as they are on CUDA; fp8 is made there"
                 )
+            if asked.quantized_inputs != "auto":
+                raise ValueError(
+                    f"--quantized-inputs {asked.quantized_inputs} is for the CPU: leave it out on CUDA"
+                )
             most_tokens = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
             return Cuda(place, config.model.head_dim, most_tokens, fp8=fp8)
         case "auto" | "cpu":
@@ -52,11 +57,26 @@ def _find_device(config: WorkerConfig) -> Device:
                 )
             if asked.device == "auto" and place.local_rank == 0 and (reason := _why_no_cuda()):
                 logger.warning("the model is served on the CPU: %s", reason)
-            return Cpu(asked.cpu_threads, place.local_ranks, made)
+            return Cpu(asked.cpu_threads, place.local_ranks, made, _input_bits(config))
         case "cuda":
             raise ValueError(f"--device cuda was asked for, but {_why_no_cuda() or _why_no_card()}")
         case other:
             raise ValueError(f"unknown device {other!r}: choose auto, cpu or cuda")
+
+
+def _input_bits(config: WorkerConfig) -> int | None:
+    """The bits to which inputs of the checkpoint's quantized matrices are rounded; None: what it says."""
+    asked = config.options
+    found = read_quantization(config.model)
+    if asked.quantized_inputs != "auto":
+        if found is None or asked.quantization in MADE_ON_LOADING:
+            raise ValueError(
+                f"--quantized-inputs {asked.quantized_inputs} is for checkpoints that are quantized and "
+                "served as saved: leave it out, or choose --quantization int8-dynamic for inputs of 8 bits"
+            )
+        return int(asked.quantized_inputs)
+    dtype = config.model.dtype if asked.dtype == "auto" else asked.dtype
+    return 8 if found is not None and found.method == Gguf.method and dtype != "float32" else None
 
 
 def _finds_cuda() -> bool:

@@ -128,6 +128,37 @@ def test_the_largest_graph_is_chosen(
 
 
 @pytest.mark.usefixtures("no_cuda")
+@pytest.mark.parametrize(
+    ("method", "asked", "bits"),
+    [
+        ("gguf", {"dtype": "bfloat16"}, 8),
+        ("gguf", {"dtype": "float32"}, None),
+        ("gguf", {"dtype": "bfloat16", "quantized_inputs": "16"}, 16),
+        ("gptq", {"dtype": "bfloat16"}, None),
+        ("gptq", {"quantized_inputs": "8"}, 8),
+    ],
+)
+def test_inputs_of_files_are_rounded_to_bytes(
+    monkeypatch: pytest.MonkeyPatch, method: str, asked: dict[str, str], bits: int | None
+) -> None:
+    given: list[int | None] = []
+    monkeypatch.setattr(selection, "Cpu", lambda *arguments: given.append(arguments[-1]) or Cpu(1))
+    fields = {
+        "gguf": {"codings": {"model.layers.0.mlp.up_proj": "Q4_0"}},
+        "gptq": {"bits": 4, "group_size": 32},
+    }
+    saved = SavedQuantization("config.json", {"quant_method": method, **fields[method]})
+    open_device(worker_config(model=structs.replace(MODEL, quantization=saved), **asked))
+    assert given == [bits]
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_inputs_of_plain_matrices_are_not_rounded_by_option() -> None:
+    with pytest.raises(ValueError, match="leave it out, or choose --quantization int8-dynamic"):
+        open_device(worker_config(quantized_inputs="8"))
+
+
+@pytest.mark.usefixtures("no_cuda")
 def test_fp8_is_made_on_cuda_alone() -> None:
     with pytest.raises(ValueError, match="fp8 is made on CUDA alone: choose int8"):
         open_device(worker_config(quantization="fp8"))

@@ -16,8 +16,9 @@ from worker.kernels.cpu.tensors import KINDS, empty, refuse
 from worker.kernels.cpu.torch_operations import Table
 
 
-def bind(library: Library, scheme: Scheme | None = None) -> Table:
-    """The operations that read packed matrices, for `models.ops.use`. `scheme`: how `pack` quantizes them."""
+def bind(library: Library, scheme: Scheme | None = None, input_bits: int | None = None) -> Table:
+    """The operations that read packed matrices, for `models.ops.use`. `scheme`: how `pack` quantizes them;
+    `input_bits`: bits to which inputs of matrices are rounded that are quantized already."""
     linear = _linear(library)
     gated = activations(library)["gated"]
 
@@ -30,7 +31,7 @@ def bind(library: Library, scheme: Scheme | None = None) -> Table:
 
     return {
         "split_words": word_splitter(library),
-        "pack": Packer(library, scheme),
+        "pack": Packer(library, scheme, input_bits),
         "linear": linear,
         "gated_linear": gated_linear,
         **experts.bind(library, linear, gated_linear),

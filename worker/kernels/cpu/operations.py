@@ -10,14 +10,16 @@ import torch
 from worker.kernels import check
 from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
 from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
-from worker.kernels.cpu.quantization import find_scheme
+from worker.kernels.cpu.quantization import Scheme, find_scheme
 from worker.kernels.cpu.torch_operations import TABLE, Table, linear_operations
 
 logger = logging.getLogger(__name__)
 
 
-def open_kernels(threads: int, quantization: str | None = None) -> Table:
+def open_kernels(threads: int, quantization: str | None = None, input_bits: int | None = None) -> Table:
     """The fastest operations that this machine can run. `threads`: how many compute, in all of this process.
+    `quantization`: how plain matrices are quantized; `input_bits`: bits to which inputs of matrices are
+    rounded that are quantized already.
 
     Beside the kernels' threads torch gets one for the little that is left to it: others would keep cores busy
     for milliseconds after each of its operations, waiting for the next.
@@ -26,7 +28,9 @@ def open_kernels(threads: int, quantization: str | None = None) -> Table:
     torch.set_num_threads(threads if library is None else 1)
     if library is not None:
         library.function("set_threads")(threads)
-    return table if quantization is None else {**table, **_quantizing(library, quantization)}
+    if quantization is None and input_bits is None:
+        return table
+    return {**table, **_quantizing(library, quantization, input_bits)}
 
 
 def bind(library: Library) -> Table:
@@ -35,25 +39,32 @@ def bind(library: Library) -> Table:
     return {name: operation for bind in binds for name, operation in bind(library).items()}
 
 
-def _quantizing(library: Library | None, name: str) -> Table:
+def _quantizing(library: Library | None, name: str | None, input_bits: int | None) -> Table:
     """The operations of linear layers, which are all that quantization changes."""
-    plain = linear_operations(find_scheme(name))
+    plain = linear_operations(_scheme(name), input_bits)
     if library is None:
         logger.warning("quantized weights save memory here, but cost time: they are widened in each step")
         return plain
-    table, names = check_quantizing(library, name)
+    table, names = check_quantizing(library, name, input_bits)
     if names:
-        logger.error("%s: %s differ from what they should compute: torch does it", name, ", ".join(names))
+        of = name or f"inputs of {input_bits} bits"
+        logger.error("%s: %s differ from what they should compute: torch does it", of, ", ".join(names))
         return plain
     return table
 
 
 @functools.cache
-def check_quantizing(library: Library, name: str) -> tuple[Table, list[str]]:
+def check_quantizing(
+    library: Library, name: str | None, input_bits: int | None = None
+) -> tuple[Table, list[str]]:
     """The kernels of a quantization, and the names of those whose results are wrong; once in a process."""
-    scheme = find_scheme(name)
-    table = linear.bind(library, scheme)
-    return table, check.wrong(table, linear_operations(scheme))
+    scheme = _scheme(name)
+    table = linear.bind(library, scheme, input_bits)
+    return table, check.wrong(table, linear_operations(scheme, input_bits))
+
+
+def _scheme(name: str | None) -> Scheme | None:
+    return None if name is None else find_scheme(name)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.ops import reference
-from models.ops.grouped_matrix import Grouped, Matrix, alike, widen
+from models.ops.grouped_matrix import Grouped, Matrix, alike, widen, with_input_bits
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import Library
@@ -130,10 +130,11 @@ def word_splitter(library: Library) -> Callable[..., Tensor]:
 class Packer:
     """`pack` for `models.ops.use`."""
 
-    def __init__(self, library: Library, scheme: Scheme | None) -> None:
-        """`scheme`: how all matrices are quantized; None keeps each as it is."""
+    def __init__(self, library: Library, scheme: Scheme | None, input_bits: int | None = None) -> None:
+        """`scheme`: how all matrices are quantized; None keeps each as it is, but for `input_bits`."""
         self._scheme = scheme
-        self._by_torch: Callable[..., Tensor] = linear_operations(scheme)["pack"]
+        self._input_bits = input_bits
+        self._by_torch: Callable[..., Tensor] = linear_operations(scheme, input_bits)["pack"]
         self._size = library.function("packed_bytes")
         self._fill = library.function("pack")
         self._quantize = library.function("pack_quantized")
@@ -151,6 +152,8 @@ class Packer:
     ) -> Tensor:
         if self._scheme is not None:
             parts = tuple(widen(part) for part in parts)
+        else:
+            parts = tuple(with_input_bits(part, self._input_bits) for part in parts)
         plans = None
         if all(part.dtype in KINDS and part.device.type == "cpu" for part in parts):
             scheme = None if plain else HEAD if wide and self._scheme is not None else self._scheme

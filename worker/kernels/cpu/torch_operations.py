@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.ops import reference
 from models.ops.expert_ops import WITHOUT_GATES
-from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen
+from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen, with_input_bits
 from models.ops.tree_sum import add_in_pairs
 from models.weight_coding import E4M3
 from worker.kernels.cpu.quantization import HEAD, Quantized, Scheme, round_inputs
@@ -25,8 +25,9 @@ Table = Mapping[str, Callable[..., Any]]
 """Operations by name, for `models.ops.use`."""
 
 
-def linear_operations(scheme: Scheme | None = None) -> Table:
-    """The operations of linear layers. `scheme`: how `pack` quantizes matrices; None keeps each as it is."""
+def linear_operations(scheme: Scheme | None = None, input_bits: int | None = None) -> Table:
+    """The operations of linear layers. `scheme`: how `pack` quantizes matrices; None keeps each as it is, but
+    for `input_bits`."""
 
     def pack(
         *parts: Matrix,
@@ -38,6 +39,7 @@ def linear_operations(scheme: Scheme | None = None) -> Table:
         matrix = stacked(parts)
         if scheme is not None and not plain:
             return Quantized.of(widen(matrix), HEAD if wide else scheme, sections or 1)
+        matrix = with_input_bits(matrix, input_bits)
         if isinstance(matrix, Grouped):
             return Quantized.kept(matrix, sections)
         # Torch rounds each product in half precision: to add up sections, each step would widen the matrix.

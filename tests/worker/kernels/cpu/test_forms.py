@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,13 +55,28 @@ def test_the_kernels_compute_what_is_specified(table: Table, name: str, sections
         matrix = FORMS[name](Shape(70, 704, dtype, input_bits))
         packed, specified = (each["pack"](matrix, sections=sections) for each in (table, PLAIN))
         assert isinstance(packed, Packed)
-        for rows in (1, 13):
+        for rows in (1, 6, 13):
             x = torch.randn(rows, 704).to(dtype)
             out = table["linear"](x, packed, wide=True)
             expected = PLAIN["linear"](x, specified, wide=True)
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
             if input_bits == 16:
                 assert_near(out, exact(x, matrix))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("code", ["least", "greatest"])
+def test_the_largest_sums_of_bytes_fit(table: Table, name: str, code: str) -> None:
+    """Instructions that add up products of bytes in 16 bits would cut what is too large for these."""
+    matrix = FORMS[name](Shape(40, 512, torch.bfloat16, input_bits=8))
+    matrix = replace(
+        matrix, codes=torch.full_like(matrix.codes, (1 << matrix.bits) - 1 if code == "greatest" else 0)
+    )
+    packed, specified = table["pack"](matrix), PLAIN["pack"](matrix)
+    for rows in (1, 5, 13):
+        x = torch.tensor([1.0, -1.0]).repeat_interleave(256).expand(rows, -1).bfloat16()
+        out, expected = table["linear"](x, packed, wide=True), PLAIN["linear"](x, specified, wide=True)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("kind", [E2M1, IQ4])

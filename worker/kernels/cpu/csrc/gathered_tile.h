@@ -9,7 +9,7 @@
 #if defined(__AMX_BF16__)
 enum { MOST_ROWS = AMX_ROWS };
 #else
-enum { MOST_ROWS = TILE_ROWS > QUANTIZED_ROWS ? TILE_ROWS : QUANTIZED_ROWS };
+enum { MOST_ROWS = METHOD_ROWS };
 #endif
 
 INLINE int by_amx(const weights *w) {

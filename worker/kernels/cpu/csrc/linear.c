@@ -35,7 +35,7 @@ static void lay_tiles(const void *task, long first, long last) {
 static void multiply(const void *task, long first, long last) {
     const job *j = task;
     const product *p = &j->product;
-    float sums[TILES_AT_ONCE][MOST_SUMS * TILE_ROWS * PANEL] __attribute__((aligned(64)));
+    float sums[TILES_AT_ONCE][MOST_SUMS * METHOD_ROWS * PANEL] __attribute__((aligned(64)));
     for (long unit = first; unit < last; unit++) {
         long panel = unit / j->groups, group = unit % j->groups;
         long begin = j->tiles * group / j->groups, end = j->tiles * (group + 1) / j->groups;

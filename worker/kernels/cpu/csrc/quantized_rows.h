@@ -11,15 +11,32 @@
 #if defined(__AVX512VNNI__)
 enum { QUANTIZED_ROWS = 12 };
 INLINE int are_bytes(const weights *w) { return w->input_bits == 8; }
+INLINE int are_signed(const weights *w) { return (void)w, 0; }
+INLINE void store_bytes(void *p, whole a) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8((__m512i)a)); }
+INLINE long most_rows(const weights *w) { return (void)w, QUANTIZED_ROWS; }
+#else
+// Without VNNI two products of bytes are added up in 16 bits, which is exact for codes of 6 bits and less. Those of 8
+// give their sign to the inputs before.
+enum { QUANTIZED_ROWS = 6 };
+INLINE int are_bytes(const weights *w) {
+    return w->input_bits == 8 && w->codes == WHOLE && (w->bits < 8 || !w->minimums);
+}
+INLINE int are_signed(const weights *w) { return are_bytes(w) && w->bits == 8; }
+INLINE long most_rows(const weights *w) { return LANES == 16 || are_bytes(w) ? QUANTIZED_ROWS : 2; }
+#if LANES == 16
+INLINE void store_bytes(void *p, whole a) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8((__m512i)a)); }
+#else
+INLINE void store_bytes(void *p, whole a) {
+    __m256i words = _mm256_packs_epi32((__m256i)a, (__m256i)a), bytes = _mm256_packs_epi16(words, words);
+    uint32_t halves[2] = {(uint32_t)_mm256_extract_epi32(bytes, 0), (uint32_t)_mm256_extract_epi32(bytes, 4)};
+    memcpy(p, halves, sizeof halves);
+}
+#endif
+#endif
 INLINE void store_numbers(void *p, whole a, int bytes) {
-    if (bytes) _mm_storeu_si128(p, _mm512_cvtepi32_epi8((__m512i)a));
+    if (bytes) store_bytes(p, a);
     else whole_store_parts(p, a);
 }
-#else
-enum { QUANTIZED_ROWS = LANES == 16 ? 6 : 2 };
-INLINE int are_bytes(const weights *w) { return (void)w, 0; }
-INLINE void store_numbers(void *p, whole a, int bytes) { (void)bytes, whole_store_parts(p, a); }
-#endif
 INLINE int parts_of(const weights *w) { return are_bytes(w) ? 1 : 2; }
 
 // The dwords of a row that come for each group.
@@ -73,7 +90,7 @@ INLINE const char *inputs_of(char *to, const char *x, long group, const weights 
 }
 
 // Rounds up to CHUNK inputs of a row of a section, from `group` on. Bytes of the matrix are too high by `excess_of`, so
-// sums start with the negative of that times the inputs.
+// sums start with the negative of that times the inputs, unless the bytes get their sign back.
 INLINE void round_row(uint32_t *to, uint32_t *head, const char *x, long rows, long group, const weights *w) {
     char inputs[GROUP_MOST * 4];
     float scale = 0.0f;
@@ -87,7 +104,7 @@ INLINE void round_row(uint32_t *to, uint32_t *head, const char *x, long rows, lo
         scale = round_inputs(to, from, count, w, &sum, &finite);
         to += dwords;
         memcpy(head, &scale, 4);
-        head[rows] = (uint32_t)-(sum * excess_of(w));
+        head[rows] = are_signed(w) ? 0 : (uint32_t)-(sum * excess_of(w));
         if (w->offsets || w->minimums) {
             float total = scale * (float)sum;
             memcpy(head + 2 * rows, &total, 4);

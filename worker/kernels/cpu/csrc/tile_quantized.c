@@ -18,7 +18,7 @@ INLINE whole add_bytes(whole sum, whole w, whole x) {
 #else
 enum { TOGETHER = LANES == 16 ? COLUMNS : 1, CHAINS_MOST = 1 };
 INLINE int chains_of(int rows, int parts) { return (void)rows, (void)parts, 1; }
-INLINE whole add_bytes(whole sum, whole w, whole x) { return (void)w, (void)x, sum; }  // `are_bytes` is never true
+INLINE whole add_bytes(whole sum, whole w, whole x) { return (void)w, (void)x, sum; }  // `add_quads` does it
 #endif
 
 // Adds the products of a part of each row with those of some columns.
@@ -63,6 +63,65 @@ INLINE void step(whole sums[][QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int r
         }
     }
 }
+
+#if !defined(__AVX512VNNI__)
+// Bytes whose codes are below 64, beside those of 8 bits, as the bits of a way to multiply.
+enum { SMALL = 7 };
+INLINE int stored_bits(int bits) { return bits == SMALL ? 8 : bits; }
+
+// Quads that are multiplied together: a unit of codes of 5 and 6 bits, and of 4 bits four units.
+INLINE int quads_at_once(int bits) { return bits == 8 ? 1 : bits == SMALL ? 2 : bits == 6 ? 4 : 8; }
+
+// Quads whose products of bytes have room in sums of 16 bits.
+INLINE int quads_in_words(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 8 ? 1 : 2; }
+
+// The elements of a quad of those that are multiplied together, in a column.
+INLINE whole bytes_of(const whole *column, int quad, int bits) {
+    if (bits == 8) return whole_load(column + quad * COLUMNS) ^ whole_all(0x80808080);
+    if (bits == SMALL) return whole_load(column + quad * COLUMNS);
+    whole nibbles = whole_load(column + quad / 2 * COLUMNS);
+    nibbles = quad % 2 ? high_nibbles(nibbles) : low_nibbles(nibbles);
+    if (bits == 4) return nibbles;
+    whole others = whole_load(column + quads_at_once(bits) / 2 * COLUMNS);
+    int up = 4 - quad * (bits - 4);
+    others = up > 0 ? whole_up(others, up) : whole_down(others, -up);
+    return nibbles | (others & whole_all(bits == 6 ? 0x30303030 : 0x10101010));
+}
+
+// `step` for bytes without an instruction that adds up four products. Columns come one after the other, because their sums
+// of 16 bits take all registers.
+INLINE void add_quads(whole sums[QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int bits, int quads,
+                      const whole *codes) {
+    for (int c = 0; c < COLUMNS; c++) {
+        whole near[QUANTIZED_ROWS];
+        // A compiler must not keep many inputs from column to column, for which there are no registers.
+        if (quads > 1) __asm__ volatile("" : : : "memory");
+#pragma GCC unroll 8
+        for (int quad = 0; quad < quads; quad++) {
+            whole w = bytes_of(codes + c, quad, bits);
+            for (int r = 0; r < rows; r++) {
+                whole row = whole_all(x[quad * rows + r]), from = quad % quads_in_words(bits) ? near[r] : whole_all(0);
+                near[r] = bits == 8 ? add_to_words(from, whole_size(w), with_sign(row, w)) : add_to_words(from, w, row);
+            }
+            if ((quad + 1) % quads_in_words(bits) && quad + 1 < quads) continue;
+            for (int r = 0; r < rows; r++) sums[r][c] = add_words(sums[r][c], near[r], whole_all(0x10001));
+        }
+    }
+}
+
+// -> the quads that were multiplied: at most as many as are left.
+INLINE int add_some(whole sums[QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int bits, long left,
+                    const whole *codes) {
+    int most = quads_at_once(bits);
+    if (left >= most) {
+        add_quads(sums, x, rows, bits, most, codes);
+        return most;
+    }
+    int least_quads = bits == 4 ? 2 : 1;  // parts of the last group of a section, and small groups
+    add_quads(sums, x, rows, bits, least_quads, codes);
+    return least_quads;
+}
+#endif
 
 // Where a tile is: in the numbers of its rows, and in what it prefetches for a row of codes; and the bytes that it
 // prefetches for the head of a group.
@@ -111,7 +170,7 @@ INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone
     const char *panel = from->panel;
     groups here = *from;
     // Stores to outputs might change what pointers lead to, as far as a compiler knows: so it is read beforehand.
-    const long head_dwords = (alone ? 2 : head_of(w)) * rows, line = 8 / bits * parts * rows;
+    const long head_dwords = (alone ? 2 : head_of(w)) * rows;
     const long head_bytes = group_head_bytes(w);
     const long end = from->end, quads = w->group / 4, sections = from->sections, step_out = to->section;
     const int type = w->scale, low = w->offsets || w->minimums;
@@ -134,11 +193,24 @@ INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone
             _mm_prefetch(ahead.from, _MM_HINT_T0);
             ahead.from += at.head_step;
             panel += head_bytes;
-            for (long left = least(quads, rest); left > 0; left -= 8 / bits, panel += PANEL * 4, x += line) {
-                _mm_prefetch(ahead.from, _MM_HINT_T0);
-                _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-                ahead.from += ahead.step;
+            for (long left = least(quads, rest); left > 0;) {
+#if defined(__AVX512VNNI__)
+                const long taken = 8 / bits, lines = 1;
                 step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+#else
+                long taken = 8 / bits;
+                if (parts == 1) taken = add_some(sums[0], x, rows, bits, left, (const whole *)panel);
+                else step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+                long lines = taken * stored_bits(bits) / 8;
+#endif
+                for (long i = 0; i < lines; i++) {
+                    _mm_prefetch(ahead.from, _MM_HINT_T0);
+                    _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
+                    ahead.from += ahead.step;
+                }
+                left -= taken;
+                panel += lines * PANEL * 4;
+                x += taken * parts * rows;
             }
             vec scales[COLUMNS], minimums[COLUMNS];
             if (alone) {
@@ -161,45 +233,83 @@ INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone
                                                      const outputs *to) {                                \
         return add_groups(n, parts, bits, table, alone, at, from, w, to);                                \
     }
-#define WAYS(n, parts)                                 \
+#define WAYS_OF_BYTES(n, parts)                        \
     WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1)  \
-    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)        \
-    WAY(codes_##n##_##parts, n, parts, 4, 1, 0)        \
+    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)
+#define WAYS_OF_HALVES(n, parts)                       \
     WAY(halves_alone_##n##_##parts, n, parts, 4, 0, 1) \
     WAY(halves_##n##_##parts, n, parts, 4, 0, 0)
+#define WAYS(n, parts)                                 \
+    WAYS_OF_BYTES(n, parts)                            \
+    WAY(codes_##n##_##parts, n, parts, 4, 1, 0)        \
+    WAYS_OF_HALVES(n, parts)
 
-#define QUANTIZED(n, parts)                                                                                  \
-    case n:                                                                                                  \
-        if (w->bits == 8) return (alone ? bytes_alone_##n##_##parts : bytes_##n##_##parts)(at, from, w, to); \
-        if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to);                                  \
-        return (alone ? halves_alone_##n##_##parts : halves_##n##_##parts)(at, from, w, to);
+#define TAKE(name, n, parts) return (alone ? name##_alone_##n##_##parts : name##_##n##_##parts)(at, from, w, to)
+#define QUANTIZED(n, parts)                                                 \
+    case n:                                                                 \
+        if (w->bits == 8) TAKE(bytes, n, parts);                            \
+        if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to); \
+        TAKE(halves, n, parts);
 
 #define TO_6(of, parts) of(1, parts) of(2, parts) of(3, parts) of(4, parts) of(5, parts) of(6, parts)
 #define TO_12(of, parts) \
     TO_6(of, parts) of(7, parts) of(8, parts) of(9, parts) of(10, parts) of(11, parts) of(12, parts)
+
+// laid: the matrix as it lies in memory, whose form rows are laid for.
 #if defined(__AVX512VNNI__)
 TO_12(WAYS, 1)
 TO_12(WAYS, 2)
-#elif LANES == 16
+
+static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
+                                const outputs *to) {
+    int alone = has_scales_alone(w);
+    if (are_bytes(laid)) {
+        switch (rows) { TO_12(QUANTIZED, 1) }
+    }
+    switch (rows) { TO_12(QUANTIZED, 2) }
+    return at;
+}
+#else
+#define WAYS_OF_SMALL(n, parts)                           \
+    WAY(small_alone_##n##_##parts, n, parts, SMALL, 0, 1) \
+    WAY(small_##n##_##parts, n, parts, SMALL, 0, 0)       \
+    WAY(fives_##n##_##parts, n, parts, 5, 0, 0)           \
+    WAY(sixes_##n##_##parts, n, parts, 6, 0, 0)           \
+    WAYS_OF_HALVES(n, parts)
+#define OF_SMALL(n, parts)                                         \
+    case n:                                                        \
+        if (w->bits == 8) TAKE(small, n, parts);                   \
+        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to); \
+        if (w->bits == 6) return sixes_##n##_##parts(at, from, w, to); \
+        TAKE(halves, n, parts);
+#define SIGNED(n, parts) \
+    case n: TAKE(bytes, n, parts);
+
+TO_6(WAYS_OF_BYTES, 1)
+TO_6(WAYS_OF_SMALL, 1)
+#if LANES == 16
 TO_6(WAYS, 2)
 #else
 WAYS(1, 2) WAYS(2, 2)
 #endif
 
-static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const outputs *to) {
+static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
+                                const outputs *to) {
     int alone = has_scales_alone(w);
-#if defined(__AVX512VNNI__)
-    if (are_bytes(w)) {
-        switch (rows) { TO_12(QUANTIZED, 1) }
+    if (are_signed(laid)) {
+        switch (rows) { TO_6(SIGNED, 1) }
     }
-    switch (rows) { TO_12(QUANTIZED, 2) }
-#elif LANES == 16
+    if (are_bytes(laid)) {
+        switch (rows) { TO_6(OF_SMALL, 1) }
+    }
+#if LANES == 16
     switch (rows) { TO_6(QUANTIZED, 2) }
 #else
     switch (rows) { QUANTIZED(1, 2) QUANTIZED(2, 2) }
 #endif
     return at;
 }
+#endif
 
 // The rows of a tile, as `lay_quantized` wrote them, where a section begins.
 INLINE tile_place place_in_section(const tiles *t, long tile, const weights *w, long section) {
@@ -221,15 +331,21 @@ void multiply_in_place(const tiles *t, const weights *w, long panel) {
     if (t->totals) {
         outputs to = {.section = PANEL};
         memcpy(to.rows, t->totals, rows * sizeof *to.rows);
-        add_groups_of(rows, at, &whole, w, &to);
+        add_groups_of(rows, at, &whole, w, w, &to);
         return;
     }
     outputs to = fresh_sums(t->sums[0], rows, w->sections);
-    add_groups_of(rows, at, &whole, w, &to);
+    add_groups_of(rows, at, &whole, w, w, &to);
     if (!t->apart) join_apart(t->sums[0], rows * PANEL, w->sections);
 }
 
 void multiply_unpacked(const tiles *t, const weights *w, long panel) {
+#if !defined(__AVX512VNNI__)
+    if (t->all <= 1 && t->count == 1 && are_bytes(w)) {  // bytes for one tile are made in registers
+        multiply_in_place(t, w, panel);
+        return;
+    }
+#endif
     enum { AHEAD = 2048 };  // bytes from the end of a chunk to what is prefetched first meanwhile
     char room[UNPACKED_BYTES] __attribute__((aligned(64)));
     const weights bytes = in_bytes(w);
@@ -251,7 +367,7 @@ void multiply_unpacked(const tiles *t, const weights *w, long panel) {
             groups unpacked = {from.group, from.end, 1, room, NULL};
             for (long i = 0; i < t->count; i++) {
                 at[i].ahead = (fetch){.from = next + AHEAD + i * share, .step = step};
-                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, &to[i]);
+                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, w, &to[i]);
             }
         }
         if (t->apart) continue;

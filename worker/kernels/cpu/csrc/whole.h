@@ -37,6 +37,17 @@ INLINE void whole_store_parts(void *p, whole a) {
     _mm256_storeu_si256(p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(places, (__m512i)a)));
 }
 
+INLINE whole whole_size(whole bytes) { return (whole)_mm512_abs_epi8((__m512i)bytes); }
+INLINE whole with_sign(whole bytes, whole of) {  // but for zeros, which need none
+    __mmask64 negative = _mm512_movepi8_mask((__m512i)of);
+    return (whole)_mm512_mask_sub_epi8((__m512i)bytes, negative, _mm512_setzero_si512(), (__m512i)bytes);
+}
+
+// Adds the products of bytes without a sign with bytes that have one to sums of 16 bits, two to each.
+INLINE whole add_to_words(whole sums, whole w, whole x) {
+    return (whole)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+}
+
 // Adds the products of pairs of words.
 INLINE whole add_words(whole sum, whole w, whole x) {
 #if defined(__AVX512VNNI__)
@@ -76,6 +87,11 @@ INLINE void whole_store_parts(void *p, whole a) {
     const __m128i places = _mm_set_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 13, 12, 5, 4, 9, 8, 1, 0);  // of a quad
     __m256i parts = _mm256_shuffle_epi8((__m256i)a, _mm256_broadcastsi128_si256(places));
     _mm_storeu_si128(p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(parts, 0x08)));
+}
+INLINE whole whole_size(whole bytes) { return (whole)_mm256_abs_epi8((__m256i)bytes); }
+INLINE whole with_sign(whole bytes, whole of) { return (whole)_mm256_sign_epi8((__m256i)bytes, (__m256i)of); }
+INLINE whole add_to_words(whole sums, whole w, whole x) {
+    return (whole)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
 }
 INLINE whole add_words(whole sum, whole w, whole x) {
     return sum + (whole)_mm256_madd_epi16((__m256i)w, (__m256i)x);
