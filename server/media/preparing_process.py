@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+import warnings
 
 import msgspec
 
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=PreparingSetup)
     logs.setup("preparing", setup.log_level)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # anybody may send files that Pillow complains about
+    warnings.simplefilter("ignore")
     processor, limits = make_processor(setup.files), setup.limits
 
     def prepare(order: bytes, data: bytes) -> bytes:
