@@ -5,12 +5,13 @@ from __future__ import annotations
 from models.gguf.families import DENSE
 from models.gguf.fields import Fields
 from models.gguf.file import GgufFile
+from models.gguf.gemma import GEMMAS
 from models.gguf.mixtures import WITH_EXPERTS
 from models.gguf.names import placed_tensors
 from models.plain_files import FileError
 from models.quantization.methods.gguf import PLAIN, module_of_all
 
-FAMILIES = {**DENSE, **WITH_EXPERTS}
+FAMILIES = {**DENSE, **GEMMAS, **WITH_EXPERTS}
 """The architectures that are read, by the name that the field `general.architecture` has."""
 
 _RANKS = 4

@@ -45,7 +45,7 @@ _SHAPE = {
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
 }
-_DECODER = {**_SHAPE, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+DECODER = {**_SHAPE, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 HEADS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -175,62 +175,6 @@ def _gemma3(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return _gemma(fields, raw, largest=62, period=6) | {"rope_local_base_freq": near}
 
 
-_GEMMA4 = {
-    "num_kv_shared_layers": "attention.shared_kv_layers",
-    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
-    "sliding_window": "attention.sliding_window",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "top_k_experts": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-
-
-def _gemma4(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
-    """Gemma 4, whose layers have heads of two widths, and MLPs of two if late layers share caches."""
-    layers, shared = cast("int", raw["num_hidden_layers"]), cast("int", raw.get("num_kv_shared_layers", 0))
-    slides = fields.get("attention.sliding_window_pattern")
-    if not isinstance(slides, array | list) or len(slides) != layers:
-        raise fields.wrong(
-            "attention.sliding_window_pattern", f"must have a flag for each of {layers} layers"
-        )
-    widths = fields.by_layer("feed_forward_length", layers)
-    heads = fields.by_layer("attention.head_count_kv", layers)
-    owners, inner, wide = layers - shared, widths[0], widths[-1]
-    if widths != [inner] * owners + [wide] * shared or wide not in (inner, 2 * inner):
-        raise fields.wrong(
-            "feed_forward_length",
-            f"must be one width, or be doubled in the last {shared} layers (attention.shared_kv_layers)",
-        )
-    full = [layer for layer in range(layers) if not slides[layer]]
-    far = {"head_dim": fields.need("attention.key_length")}
-    turned = fields.factors("rope_freqs.weight") or [1.0]
-    tensors = fields.file.tensors
-    return {
-        "intermediate_size": inner,
-        "use_double_wide_mlp": wide != inner,
-        "head_dim": fields.need("attention.key_length_swa"),
-        "num_key_value_heads": next((heads[i] for i in range(layers) if slides[i]), heads[0]),
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
-        "per_layer_config": {str(layer): {**far, "num_key_value_heads": heads[layer]} for layer in full},
-        "attention_k_eq_v": not all(
-            f"blk.{layer}.attn_v.weight" in tensors for layer in full if layer < owners
-        ),
-        "enable_moe_block": bool(raw.get("num_experts")),
-        "vocab_size_per_layer_input": fields.rows(
-            "per_layer_token_embd.weight" if raw.get("hidden_size_per_layer_input") else "token_embd.weight"
-        ),
-        "rope_parameters": {
-            "sliding_attention": {"rope_theta": fields.number("rope.freq_base_swa") or 10_000.0},
-            "full_attention": {
-                "rope_type": "proportional",
-                "rope_theta": fields.need("rope.freq_base"),
-                "partial_rotary_factor": turned.count(1.0) / len(turned),
-            },
-        },
-    }
-
-
 HYBRID = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
@@ -312,7 +256,7 @@ def decoder(
     return Family(
         architecture=architecture,
         model_type=model_type,
-        needed={**_DECODER, **needed},
+        needed={**DECODER, **needed},
         others=others,
         fixed=fixed,
         more=more,
@@ -335,13 +279,6 @@ DENSE: Mapping[str, Family] = {
     "gemma": decoder("GemmaForCausalLM", "gemma"),
     "gemma2": decoder("Gemma2ForCausalLM", "gemma2", _gemma2, others={**HEADS, **_SOFTCAPS}),
     "gemma3": decoder("Gemma3ForCausalLM", "gemma3_text", _gemma3, others={**HEADS, **_SOFTCAPS}),
-    "gemma4": Family(
-        architecture="Gemma4ForCausalLM",
-        model_type="gemma4_text",
-        needed={name: key for name, key in _DECODER.items() if name != "intermediate_size"},
-        others=_GEMMA4,
-        more=_gemma4,
-    ),
     "olmo2": decoder("Olmo2ForCausalLM", "olmo2", _olmo2),
     "phi3": decoder("Phi3ForCausalLM", "phi3", _phi3),
     "gpt2": Family(

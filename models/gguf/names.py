@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from models.gguf import gemma_names
 from models.gguf.file import GgufFile, GgufTensor, Value
 from models.plain_files import FileError, shown
 from models.quantization.methods.gguf import CODINGS, PLAIN
@@ -48,6 +49,8 @@ class Architecture:
     """The modules of an expert by the parts that hold those of all. If two, each has half of the rows."""
     tensors: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of tensors in a layer by their parts and kinds, where the kind is not the last word."""
+    stacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The names of matrices that lie in one tensor outside of layers, by its name; {} is a number."""
     of_one_row: tuple[str, ...] = ()
     """Parts that are a matrix of one row, which some files have as a vector."""
 
@@ -127,34 +130,11 @@ _LLAMA = replace(_PLAIN, neighbours=("attn_q", "attn_k"))
 _GEMMA = replace(_PLAIN, shifted_norms=True)
 _SANDWICHED = replace(_GEMMA, parts={**_PARTS, "ffn_norm": "pre_feedforward_layernorm"})
 _GEMMA4 = Architecture(
-    modules={
-        **_DECODER,
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-    },
-    parts={
-        **_PARTS,
-        "ffn_norm": "pre_feedforward_layernorm",
-        "ffn_gate_inp": "router.proj",
-        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-        "post_ffw_norm_1": "post_feedforward_layernorm_1",
-        "post_ffw_norm_2": "post_feedforward_layernorm_2",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
-    },
-    experts={
-        "ffn_gate_exps": ("experts.{}.gate_proj",),
-        "ffn_up_exps": ("experts.{}.up_proj",),
-        "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
-        "ffn_down_exps": ("experts.{}.down_proj",),
-    },
-    tensors={
-        "layer_output_scale.weight": "layer_scalar",
-        "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
-    },
+    modules={**_DECODER, **gemma_names.MODULES},
+    parts={**_PARTS, **gemma_names.PARTS},
+    stacks=gemma_names.STACKS,
+    experts=gemma_names.EXPERTS,
+    tensors=gemma_names.TENSORS,
 )
 _MIXTURE = replace(_PLAIN, experts=_experts())
 _CORRECTED = replace(_MIXTURE, tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
@@ -197,6 +177,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": _GEMMA,
     "gemma2": _SANDWICHED,
     "gemma3": _SANDWICHED,
+    "gemma3n": _GEMMA4,
     "gemma4": _GEMMA4,
     "olmo2": _PLAIN,
     "phi3": replace(_PLAIN, parts={**_PARTS, "ffn_up": "mlp.gate_up_proj"}),
@@ -324,6 +305,11 @@ def _places(
     tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]
 ) -> Iterator[Place]:
     """The places of what a tensor holds: one, unless it holds something of each expert of a layer."""
+    if tensor.name in known.stacks and len(tensor.shape) == 3 and tensor.shape[0] <= _MOST_EXPERTS:
+        for number in range(tensor.shape[0]):
+            first, name = number * prod(tensor.shape[1:]), known.stacks[tensor.name].format(number)
+            yield Place(name, first=first, shape=tensor.shape[1:])
+        return
     found = _LAYER.fullmatch(tensor.name)
     of_all = found is not None and f"{found[2]}.{found[3]}" in known.tensors
     if found is None or found[2] not in known.experts or of_all:

@@ -20,6 +20,7 @@ _ALL = re.compile(
 _SHARED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
 _CORRECTION = re.compile(r"model\.layers\.(\d+)\..*e_score_correction_bias")
 _SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
+_STREAMS = re.compile(r"model\.(altup_\w+)\.(\d+)\.weight")
 _PARTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -48,8 +49,9 @@ _GEMMA4 = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
 }
-"""Gemma 4's tensors whose names end otherwise than in a kind."""
+"""Gemma 3n's and 4's tensors whose names end otherwise than in a kind."""
 
 
 def take_stacks(tensors: Mapping[str, Tensor], fused: bool) -> tuple[set[str], list[Stack]]:
@@ -78,6 +80,9 @@ def _found(name: str, tensor: Tensor) -> Iterator[tuple[int, tuple[str, Tensor]]
             halves = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]}
         for part, view in halves.items():
             yield 0, (f"blk.{match[1]}.ffn_{part}_exps.{kind}", view)
+    elif match := _STREAMS.fullmatch(name):
+        short = match[1].replace("unembed", "unembd").replace("projections", "proj")
+        yield int(match[2]), (f"{short}.weight", tensor)
     elif match := _SHARED.fullmatch(name):
         for part, view in zip(("gate", "up"), tensor.chunk(2), strict=True):
             yield 0, (f"blk.{match[1]}.ffn_{part}_shexp.weight", view)

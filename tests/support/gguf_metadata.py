@@ -6,9 +6,11 @@ Nothing of the code under test is used.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -53,6 +55,7 @@ FAMILIES = {
     "GemmaForCausalLM": Family(_NAMES.GEMMA, shifted=True),
     "Gemma2ForCausalLM": Family(_NAMES.GEMMA2, shifted=True),
     "Gemma3ForCausalLM": Family(_NAMES.GEMMA3, shifted=True),
+    "Gemma3nForCausalLM": Family(_NAMES.GEMMA3N),
     "Gemma4ForCausalLM": Family(_NAMES.GEMMA4),
     "GPT2LMHeadModel": Family(
         _NAMES.GPT2, transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"), left_out=("lm_head",)
@@ -131,6 +134,8 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         fields["gemma3.attention.sliding_window_pattern"] = slides
     if arch == "gemma4":
         fields |= {f"gemma4.{key}": value for key, value in _gemma4(config).items()}
+    if arch == "gemma3n":
+        fields |= {f"gemma3n.{key}": value for key, value in _gemma3n(config).items()}
     if arch in ("gpt-oss", "minimax-m2"):
         fields[f"{arch}.expert_feed_forward_length"] = config["intermediate_size"]
     if arch in ("glm4moe", "dots1"):
@@ -148,6 +153,22 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         fields.pop(f"{arch}.nextn_predict_layers", None)  # the converter leaves such layers out
         fields |= {f"{arch}.{key}": value for key, value in latent_fields(config, joined=joined).items()}
     return fields
+
+
+def _gemma3n(config: Mapping[str, Any]) -> Fields:
+    """What the converter writes of streams, of sparse gates and of layers that read caches of others."""
+    closed = [
+        NormalDist().inv_cdf(part) if part else -math.inf for part in config["activation_sparsity_pattern"]
+    ]
+    return {
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "feed_forward_length": Typed(_ARRAY, config["intermediate_size"], I32),
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "activation_sparsity_scale": Typed(_ARRAY, closed, F32),
+    }
 
 
 def _gemma4(config: Mapping[str, Any]) -> Fields:

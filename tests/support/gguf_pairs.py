@@ -73,8 +73,8 @@ class Recipe:
     """More of tensors."""
 
     def kind_of(self, name: str, shape: Sequence[int]) -> str:
-        plain = (
-            name.startswith(("position_embd", "token_types")) or "ffn_gate_inp" in name or "conv1d" in name
+        plain = name.startswith(("position_embd", "token_types", "altup")) or any(
+            word in name for word in ("ffn_gate_inp", "conv1d", ".altup", ".laurel")
         )
         if len(shape) < 2 or plain or not name.endswith(".weight"):
             return "F32"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from drive import ThreadGroup
 from encoded import TEXTS, assert_near, hf_hidden, run
 from gguf_blocks import KINDS, in_blocks
 from gguf_metadata import FAMILIES
@@ -20,9 +23,13 @@ from tiny_shapes import EXPERTS_BESIDE, SHARED_CACHES
 
 from models.checkpoint.files import open_source
 from models.checkpoint.weights import Reading, Weights
+from models.config import read_config
 from models.gguf.file import read_gguf
+from models.gguf.folder import make_folder
 from models.gguf.tensors import open_gguf
+from models.loader import LoadOptions, load_model
 from models.ops.grouped_matrix import widen
+from models.parallel.parallel import Parallel
 from models.quantization.matrices import FORMATS, read_matrix
 from models.quantization.methods.gguf import CODINGS, GGML_TYPES, Gguf, GgufFields
 from models.weight_coding import SavedQuantization
@@ -92,6 +99,25 @@ def test_gemma_4_without_values(tmp_path: Path) -> None:
     assert_same_logits(pair, 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stage_has_the_vectors_of_tokens_for_its_own_layers(ranks: int, tmp_path: Path) -> None:
+    """Ranks of a stage have rows of the table, and stages columns."""
+    pair = write_pair(tmp_path, "Gemma3nForCausalLM", Recipe("Q8_0"), **sizes("Gemma3nForCausalLM"))
+    ids, embedded = torch.tensor([5, 300, 77, 5]), torch.randn(4, 64)
+    (whole,) = load_pair(pair)
+    found: list[torch.Tensor] = []
+    for stage in range(2):
+        group, folder = ThreadGroup(ranks), make_folder(pair.file, pair.file.parent)
+        places = [Parallel(rank, ranks, group.at(rank), stage=stage, stages=2) for rank in range(ranks)]
+        given = LoadOptions(read_config(folder), folder, dtype=torch.float32)
+        models = [load_model(replace(given, parallel=place)) for place in places]
+        with ThreadPoolExecutor(ranks) as pool:
+            of_ranks = list(pool.map(lambda model: model.model.rows(ids, embedded), models))
+        found += of_ranks[-1]
+    for mine, expected in zip(found, whole.model.rows(ids, embedded), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 def turned(pairs: int) -> Blob:
     """The factors of a rotation of which a quarter of so many pairs turns."""
     factors = np.full(pairs, 1e30, np.float32)
@@ -118,6 +144,8 @@ def sizes(arch: str) -> dict[str, object]:
     if arch == "Gemma4ForCausalLM":
         found |= {**SHARED_CACHES, **EXPERTS_BESIDE, "hidden_size_per_layer_input": 32}
         found |= {"moe_intermediate_size": 64}
+    if arch == "Gemma3nForCausalLM":
+        found |= {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320}
     if arch in HYBRIDS:
         found |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
     if arch in WITH_WIDTHS:
