@@ -112,11 +112,20 @@ def _bind_channel_delta(library: Library) -> Callable[..., Tensor]:
             refuse("channel_delta", x=x, rates=rates, decays=decays, states=states)
         if x.dtype not in KINDS or not all(y.dtype == x.dtype and _are_rows(y) for y in given):
             return recurrent_ops.channel_delta(*given, speeds, shifts, states, step)
-        out = empty((len(x), width), x.dtype)
+        out, made = empty((len(x), width), x.dtype), empty((len(x), heads * key_dim), torch.float32)
         run(
             *(number for y in given for number in (y.data_ptr(), y.stride(0))),
             *(speeds.data_ptr(), shifts.data_ptr(), *_sequences(states, step)),
-            *(out.data_ptr(), len(step.kv_lens), heads, key_dim, value_dim, KINDS[x.dtype]),
+            *(
+                out.data_ptr(),
+                made.data_ptr(),
+                len(step.kv_lens),
+                len(x),
+                heads,
+                key_dim,
+                value_dim,
+                KINDS[x.dtype],
+            ),
         )
         return out
 

@@ -23,14 +23,14 @@ typedef struct {
     long key_heads, value_heads, key_dim, value_dim, slabs;
     float most_rate;
     int takes_turns;  // value head i has key head i modulo their number; else neighbours share one
-    int by_channel;   // each number of a key decays by itself, in place of a whole head
+    float *by_channel;  // [tokens, value_heads * key_dim]: decays, each number of a key by itself; NULL: heads decay
     kind k;
 } delta;
 
 // A token as a head sees it.
 typedef struct {
     float *key, *query;  // of length 1, and key_dim^-0.5
-    float *decays;       // of each number of the key, if they are by channel
+    const float *decays;  // of each number of the key, if they are by channel
     float decay, rate, product;  // product: of query and key
 } head_token;
 
@@ -58,9 +58,10 @@ static float product_of(const float *a, const float *b, long n) {
     return vec_sum(sum);
 }
 
-static void prepare_decays(float *to, const delta *d, long token, long head, kind k) {
+static void prepare_decays(const delta *d, long token, long head, kind k) {
     const char *gates = at(d->decays, token * d->decays_stride + head * d->key_dim, k);
     const float *shifts = d->shifts + head * d->key_dim;
+    float *to = d->by_channel + (token * d->value_heads + head) * d->key_dim;
     for (long i = 0; i < d->key_dim; i += LANES) {
         long left = d->key_dim - i;
         vec gate = vec_add(vec_load_upto(at(gates, i, k), left, k), vec_load_upto(shifts + i, left, FLOAT32));
@@ -75,8 +76,8 @@ static void prepare(head_token *t, const delta *d, long token, long head, kind k
     of_length(t->key, at(x, (d->key_heads + key_head) * n, k), n, 1.0f, k);
     t->product = product_of(t->query, t->key, n);
     t->rate = d->most_rate / (1.0f + expf(-number_at(at(d->rates, token * d->rates_stride, k), head, k)));
-    if (d->by_channel) {
-        prepare_decays(t->decays, d, token, head, k);
+    if (d->by_channel != NULL) {
+        t->decays = d->by_channel + (token * d->value_heads + head) * d->key_dim;
         return;
     }
     float gate = number_at(at(d->decays, token * d->decays_stride, k), head, k) + d->shifts[head];
@@ -124,8 +125,8 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
     long width = d->value_dim, held = vectors * LANES;
     long source = source_of(&d->rows, row), target = target_of(&d->rows, row);
     float *state = state_at(d, source, head, column);
-    float *memory = scratch(((CHUNK + 1) * 3 + held) * dim * sizeof(float));
-    float *last_key = memory + CHUNK * 3 * dim, *slab = memory + (CHUNK + 1) * 3 * dim;
+    float *memory = scratch(((CHUNK + 1) * 2 * dim + dim * held) * sizeof(float));
+    float *last_key = memory + CHUNK * 2 * dim, *slab = memory + (CHUNK + 1) * 2 * dim;
     long bytes = lanes == LANES ? held * 4 : lanes * 4, stride = held;
     if (begins(&d->rows, row)) memset(slab, 0, dim * held * sizeof(float));
     else if (count == 1 && source == target) slab = state, stride = width;
@@ -140,9 +141,8 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
         long n = least(CHUNK, count - begin);
         if (before != NULL) before = memcpy(last_key, before, dim * sizeof(float));
         for (long j = 0; j < n; j++) {
-            tokens[j].query = memory + 3 * j * dim;
+            tokens[j].query = memory + 2 * j * dim;
             tokens[j].key = tokens[j].query + dim;
-            tokens[j].decays = tokens[j].key + dim;
             prepare(&tokens[j], d, first + begin + j, head, k);
         }
         for (long j = 0; j < n; j++) {
@@ -184,9 +184,9 @@ static void learn_units(const void *task, long first, long last) {
     const delta *d = task;
     for (long unit = first; unit < last; unit++) {
         long slab = unit % d->slabs, head = unit / d->slabs % d->value_heads, row = unit / d->slabs / d->value_heads;
-        if (d->k == FLOAT32 && d->by_channel) learn_slab(d, row, head, slab, 1, FLOAT32);
+        if (d->k == FLOAT32 && d->by_channel != NULL) learn_slab(d, row, head, slab, 1, FLOAT32);
         else if (d->k == FLOAT32) learn_slab(d, row, head, slab, 0, FLOAT32);
-        else if (d->by_channel) learn_slab(d, row, head, slab, 1, BFLOAT16);
+        else if (d->by_channel != NULL) learn_slab(d, row, head, slab, 1, BFLOAT16);
         else learn_slab(d, row, head, slab, 0, BFLOAT16);
     }
 }
@@ -199,7 +199,7 @@ EXPORT void gated_delta(const void *x, long x_stride, const void *gates, long ga
                         float most_rate, int kind) {
     delta d = {x, x_stride, gates, at(gates, value_heads, kind), gates_stride, gates_stride, speeds, shifts, states,
                place_stride, {starts, positions, table, table_stride}, out, key_heads, value_heads, key_dim, value_dim,
-               ceil_div(value_dim, SLAB), most_rate, takes_turns, 0, kind};
+               ceil_div(value_dim, SLAB), most_rate, takes_turns, NULL, kind};
     spread(rows * value_heads * d.slabs, 1, learn_units, &d);
 }
 
@@ -210,19 +210,33 @@ EXPORT void gated_delta_words(const word *a) {
                 a[19].real, (int)a[20].whole);
 }
 
-// The rule of Kimi Linear: as many key heads as value heads, and a decay for each number of a key.
+static void prepare_units(const void *task, long first, long last) {
+    const delta *d = task;
+    for (long unit = first; unit < last; unit++) {
+        if (d->k == FLOAT32) prepare_decays(d, unit / d->value_heads, unit % d->value_heads, FLOAT32);
+        else prepare_decays(d, unit / d->value_heads, unit % d->value_heads, BFLOAT16);
+    }
+}
+
+enum { GRAIN = 1024 };  // decays that are worth handing to another thread
+
+// The rule of Kimi Linear: as many key heads as value heads, and a decay for each number of a key. `made` is memory
+// for these: [tokens, heads * key_dim].
 EXPORT void channel_delta(const void *x, long x_stride, const void *rates, long rates_stride, const void *decays,
                           long decays_stride, const float *speeds, const float *shifts, float *states,
                           long place_stride, const int32_t *starts, const int64_t *positions, const int32_t *table,
-                          long table_stride, void *out, long rows, long heads, long key_dim, long value_dim, int kind) {
+                          long table_stride, void *out, float *made, long rows, long tokens, long heads, long key_dim,
+                          long value_dim, int kind) {
     delta d = {x, x_stride, rates, decays, rates_stride, decays_stride, speeds, shifts, states, place_stride,
                {starts, positions, table, table_stride}, out, heads, heads, key_dim, value_dim,
-               ceil_div(value_dim, SLAB), 1.0f, 0, 1, kind};
+               ceil_div(value_dim, SLAB), 1.0f, 0, made, kind};
+    spread(tokens * heads, grain_of(GRAIN, key_dim), prepare_units, &d);
     spread(rows * heads * d.slabs, 1, learn_units, &d);
 }
 
 EXPORT void channel_delta_words(const word *a) {
     channel_delta(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].pointer,
                   a[7].pointer, a[8].pointer, a[9].whole, a[10].pointer, a[11].pointer, a[12].pointer, a[13].whole,
-                  a[14].pointer, a[15].whole, a[16].whole, a[17].whole, a[18].whole, (int)a[19].whole);
+                  a[14].pointer, a[15].pointer, a[16].whole, a[17].whole, a[18].whole, a[19].whole, a[20].whole,
+                  (int)a[21].whole);
 }

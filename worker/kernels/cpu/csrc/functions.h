@@ -31,11 +31,17 @@ INLINE vec vec_gelu(vec x, kind k) {
     return vec_sub(vec_max(vec_zero(), x), excess);
 }
 
-// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, whose logarithm is 2 (s + s^3/3 + s^5/5 + ...), s = u / (2 + u).
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|. The logarithm is 2 (s + s^3/3 + s^5/5 + ...), s = u / (2 + u).
 INLINE vec vec_softplus(vec x) {
     vec u = vec_exp(vec_sub(vec_zero(), vec_abs(x)));
     vec s = vec_div(u, vec_add(vec_all(2.0f), u)), z = vec_mul(s, s), p = vec_all(1.0f / 15);
-    for (int n = 13; n > 0; n -= 2) p = vec_fma(p, z, vec_all(1.0f / (float)n));
+    p = vec_fma(p, z, vec_all(1.0f / 13));
+    p = vec_fma(p, z, vec_all(1.0f / 11));
+    p = vec_fma(p, z, vec_all(1.0f / 9));
+    p = vec_fma(p, z, vec_all(1.0f / 7));
+    p = vec_fma(p, z, vec_all(1.0f / 5));
+    p = vec_fma(p, z, vec_all(1.0f / 3));
+    p = vec_fma(p, z, vec_all(1.0f));
     return vec_fma(vec_add(s, s), p, vec_max(vec_zero(), x));
 }
 

@@ -41,7 +41,7 @@ INLINE void pass(float *state, long stride, const float *speeds, long speeds_str
         for (int v = 0; v < vectors; v++) {
             float *place = state + i * stride + v * LANES;
             vec speed = vec_load_upto(speeds + i * speeds_stride + v * LANES, lanes, FLOAT32);
-            vec x = vec_mul(vec_load_upto(place, lanes, FLOAT32), vec_exp(vec_mul(speed, time[v])));
+            vec x = vec_mul(vec_load_upto(place, lanes, FLOAT32), vec_exp2(vec_mul(speed, time[v]), FLOAT32));
             x = vec_fma(vec_all(key[i]), taught[v], x);
             asked[v] = vec_fma(vec_all(query[i]), x, asked[v]);
             vec_store_upto(place, x, lanes, FLOAT32);
@@ -79,6 +79,7 @@ INLINE void read_on(const scan *s, long row, long channel, int vectors, long lan
             time[v] = vec_softplus(vec_add(step, vec_load_upto(s->shifts + place, lanes, FLOAT32)));
             value[v] = vec_load_upto(at(s->x, token * s->x_stride + place, k), lanes, k);
             taught[v] = vec_mul(time[v], value[v]);
+            time[v] = vec_mul(time[v], vec_all(1.44269504f));  // for powers of 2
         }
         pass(slab, stride, s->speeds + channel, width, keys + j % CHUNK * 2 * size, time, taught, asked, size, vectors,
              lanes);
