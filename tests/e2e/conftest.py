@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import anthropic
 import openai
 import pytest
+from later import Later
 from live import LiveServer, serving
+
+anthropic = Later("anthropic")
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import openai
 import pytest
+from later import Later
+
+anthropic = Later("anthropic")
 
 QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]

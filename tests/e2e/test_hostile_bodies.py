@@ -28,22 +28,27 @@ HELPERS = (b"server.grammar_checks.checker_process", b"server.reading.helper_pro
 """The modules of the processes that do work for the API's process."""
 
 
-def repeated(before: bytes, each: bytes, after: bytes, size: int) -> bytes:
-    return before + b",".join([each] * (size // (len(each) + 1) - 10)) + after
-
-
-BODIES = {
-    "tools": ("/v1/chat/completions", repeated(TALK + b'"tools":[', TOOL, b"]}", USUAL)),
-    "documents": ("/v1/chat/completions", repeated(TALK + b'"documents":[', b"{}", b"]}", USUAL)),
-    "prompts": ("/v1/completions", repeated(b'{"prompt":[', b"[1]", b"]}", USUAL)),
-    "wrong stop": ("/v1/completions", repeated(TEXT + b'"stop":[', b"1", b"]}", USUAL)),
-    "ids": ("/detokenize", repeated(b'{"tokens":[', b"1", b"]}", USUAL)),
-    "texts": ("/v1/embeddings", repeated(b'{"input":[', b"[1]", b"]}", MANY_TEXTS)),
-    "wrong texts": ("/v1/embeddings", repeated(b'{"input":[["a"],', b"1", b"]}", MANY_TEXTS)),
-    "too long": ("/v1/completions", repeated(b'{"prompt":[', b"[1]", b"]}", MANY_TEXTS)),
+BODIES: dict[str, tuple[str, bytes | tuple[bytes, bytes, bytes, int]]] = {
+    "tools": ("/v1/chat/completions", (TALK + b'"tools":[', TOOL, b"]}", USUAL)),
+    "documents": ("/v1/chat/completions", (TALK + b'"documents":[', b"{}", b"]}", USUAL)),
+    "prompts": ("/v1/completions", (b'{"prompt":[', b"[1]", b"]}", USUAL)),
+    "wrong stop": ("/v1/completions", (TEXT + b'"stop":[', b"1", b"]}", USUAL)),
+    "ids": ("/detokenize", (b'{"tokens":[', b"1", b"]}", USUAL)),
+    "texts": ("/v1/embeddings", (b'{"input":[', b"[1]", b"]}", MANY_TEXTS)),
+    "wrong texts": ("/v1/embeddings", (b'{"input":[["a"],', b"1", b"]}", MANY_TEXTS)),
+    "too long": ("/v1/completions", (b'{"prompt":[', b"[1]", b"]}", MANY_TEXTS)),
     "brackets": ("/v1/embeddings", b"[" * MANY_TEXTS),
     "template": ("/v1/chat/completions", TALK + b'"chat_template":"' + RUNAWAY + b'"}'),
 }
+"""Paths and bodies; most bodies are a beginning, a part that comes again, an end, and the size of the whole."""
+
+
+def path_and_body(name: str) -> tuple[str, bytes]:
+    path, body = BODIES[name]
+    if isinstance(body, bytes):
+        return path, body
+    before, each, after, size = body
+    return path, before + b",".join([each] * (size // (len(each) + 1) - 10)) + after
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_others_are_answered_while_it_is_read(server: LiveServer, name: str) -> None:
-    path, body = BODIES[name]
+    path, body = path_and_body(name)
     before = seconds_computed(server)
     with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=60) as other:
         answer = pool.submit(server.post, path, body)
@@ -72,7 +77,7 @@ def test_others_are_answered_while_it_is_read(server: LiveServer, name: str) -> 
 
 
 def test_memory_is_given_back(server: LiveServer) -> None:
-    path, body = BODIES["texts"]
+    path, body = path_and_body("texts")
     before = memory(server)
     for _ in range(3):
         server.post(path, body)

@@ -19,9 +19,6 @@ from pooled import (
     pool,
     sibling_checkpoint,
 )
-from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
 from tiny import hf_logits, tiny_checkpoint
 from tokenizers import Tokenizer
 
@@ -126,6 +123,11 @@ def test_the_words_of_qwen3_reranker(tmp_path: Path) -> None:
 
 
 def test_a_cross_encoder_by_logits(checkpoints: Path, tmp_path: Path) -> None:
+    # Every process of tests collects this file: an import at its top would cost each some seconds.
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
     source = causal_checkpoint("Qwen3ForCausalLM", checkpoints)
     transformer = Transformer(str(source), transformer_task="text-generation")
     encoder = CrossEncoder(modules=[transformer, LogitScore(YES, NO)], device="cpu")

@@ -19,9 +19,6 @@ from pooled import (
     pool,
     sibling_checkpoint,
 )
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from tiny import tiny_checkpoint
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -114,6 +111,11 @@ def test_a_classifiers_trunk_can_embed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("modes", ["mean", "lasttoken", "weightedmean", ("cls", "max")])
 @pytest.mark.parametrize("half", [False, True])
 def test_sentence_transformers_computes_the_same(modes: Any, half: bool, tmp_path: Path) -> None:
+    # Every process of tests collects this file: an import at its top would cost each some seconds.
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     source = tiny_checkpoint("Qwen3ForCausalLM", tmp_path / "generating")
     forget_chat(source)
     transformer = Transformer(str(source))

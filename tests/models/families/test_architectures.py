@@ -28,14 +28,14 @@ def one_thread(reference: None) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-OURS = pytest.mark.turns(4)
+OURS, OTHERS = pytest.mark.turns(4), pytest.mark.turns(3)
 """Families of our own have a test of equality in decoders/ or encoders/ that runs every day; so have
 composites, in test_composites.py."""
 
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(name, marks=OURS if name in OWN else ()) for name in names() if name not in COMPOSITES],
+    [pytest.param(name, marks=OURS if name in OWN else OTHERS) for name in names() if name not in COMPOSITES],
 )
 def test_it_runs_as_in_transformers_or_is_refused(architecture: str, tmp_path: Path) -> None:
     found = outcome(architecture, tmp_path)

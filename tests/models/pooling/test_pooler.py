@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from later import Later
 from pooled import packed
-from sentence_transformers.sentence_transformer.modules import Dense as TheirDense
-from sentence_transformers.sentence_transformer.modules import LayerNorm as TheirLayerNorm
-from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 from torch import Tensor
 
 from models import ops
@@ -26,6 +24,7 @@ from models.pooling.pooler import PoolBatch, Pooler
 from models.pooling.sentence_files import Dense, LayerNorm, Mode, Normalize
 from models.weight_pieces import WeightsError
 
+THEIRS = Later("sentence_transformers.sentence_transformer.modules")
 SIZE = 48
 LENGTHS = [5, 1, 9, 3, 7]
 THEIR_NAMES: dict[Mode, str] = {
@@ -100,7 +99,7 @@ def pool(
 
 def theirs(hidden: list[Tensor], modes: list[Mode], skip: int = 0) -> Tensor:
     """The vectors [R, D] that sentence-transformers computes for the same, as a padded batch."""
-    module = TheirPooling(SIZE, [THEIR_NAMES[mode] for mode in modes], include_prompt=not skip)
+    module = THEIRS.Pooling(SIZE, [THEIR_NAMES[mode] for mode in modes], include_prompt=not skip)
     longest = max(len(rows) for rows in hidden)
     padded = torch.full((len(hidden), longest, SIZE), 7.0)
     mask = torch.zeros(len(hidden), longest, dtype=torch.int64)
@@ -178,9 +177,9 @@ def test_steps_need_a_tag() -> None:
 
 def test_projections_are_sentence_transformers(hidden: list[Tensor], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    dense = TheirDense(SIZE, 32, activation_function=torch.nn.GELU())
-    residual = TheirDense(32, 20, bias=False, use_residual=True)
-    norm = TheirLayerNorm(20)
+    dense = THEIRS.Dense(SIZE, 32, activation_function=torch.nn.GELU())
+    residual = THEIRS.Dense(32, 20, bias=False, use_residual=True)
+    norm = THEIRS.LayerNorm(20)
     torch.nn.init.normal_(norm.norm.weight)
     torch.nn.init.normal_(norm.norm.bias)
     for module, name in ((dense, "2_Dense"), (residual, "3_Dense"), (norm, "4_LayerNorm")):

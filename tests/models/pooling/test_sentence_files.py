@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from later import Later
 from pooling_files import ST, put_json, put_modules, read
-from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 
 from models.config import ConfigError
 from models.pooling.sentence_files import Dense, LayerNorm, Normalize, makes_vectors
@@ -49,7 +49,8 @@ def test_pooling(tmp_path: Path, library: str, fields: dict[str, object], modes:
 def test_pooling_as_sentence_transformers_writes_it(tmp_path: Path, modes: tuple[str, ...]) -> None:
     put_modules(tmp_path, ("Transformer", None), ("Pooling", None))
     (tmp_path / "1_Pooling").mkdir()
-    TheirPooling(32, list(modes), include_prompt=False).save(str(tmp_path / "1_Pooling"))  # pyright: ignore
+    pooling = Later("sentence_transformers.sentence_transformer.modules").Pooling
+    pooling(32, list(modes), include_prompt=False).save(str(tmp_path / "1_Pooling"))  # pyright: ignore
     config = read(tmp_path)
     named = {
         "max": "MAX",

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-from compressed_tensors.quantization.utils import calculate_qparams
 from drive import assert_logits
+from later import Later
 from packed import change_config, write_both
 from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+LIBRARY = Later("compressed_tensors.quantization")
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
 SIDE = 32
@@ -55,17 +56,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"), **shape)
 
 
-def scheme_of(name: str) -> tuple[str, QuantizationScheme]:
+def scheme_of(name: str) -> tuple[str, Any]:
     format, weights, input_bits = CASES[name]
     rounded = {"num_bits": input_bits, "strategy": "token", "dynamic": True}
-    inputs = None if input_bits is None else QuantizationArgs(**rounded)
-    scheme = QuantizationScheme(
-        targets=["Linear"], weights=QuantizationArgs(**weights), input_activations=inputs, format=format
+    inputs = None if input_bits is None else LIBRARY.QuantizationArgs(**rounded)
+    scheme = LIBRARY.QuantizationScheme(
+        targets=["Linear"],
+        weights=LIBRARY.QuantizationArgs(**weights),
+        input_activations=inputs,
+        format=format,
     )
     return format, scheme
 
 
-def measured(weight: Tensor, args: QuantizationArgs) -> dict[str, Tensor]:
+def measured(weight: Tensor, args: Any) -> dict[str, Tensor]:
     """The scales and zero points of a matrix, and with act-order the group of each input."""
     made: dict[str, Tensor] = {}
     inputs = weight.shape[1]
@@ -83,7 +87,7 @@ def measured(weight: Tensor, args: QuantizationArgs) -> dict[str, Tensor]:
             groups = weight.unsqueeze(1)
         case _:
             groups = weight.flatten().unsqueeze(0)
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    scale, zero = LIBRARY.utils.calculate_qparams(groups.amin(-1), groups.amax(-1), args)
     return {"weight": weight, "weight_scale": scale, "weight_zero_point": zero, **made}
 
 
@@ -91,7 +95,7 @@ def measured(weight: Tensor, args: QuantizationArgs) -> dict[str, Tensor]:
 def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
     """Have the library compress a checkpoint, and decompress what it made."""
     format, scheme = scheme_of(name)
-    compressor = BaseCompressor.get_value_from_registry(format)
+    compressor = Later("compressed_tensors.compressors").BaseCompressor.get_value_from_registry(format)
 
     def change(key: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if not key.endswith("_proj.weight"):
@@ -100,7 +104,7 @@ def write_library(llama: Path, folder: Path, name: str) -> tuple[Path, Path]:
         stored = {f"{key.removesuffix('weight')}{part}": value for part, value in made.items()}
         return stored, compressor.decompress(made, scheme)["weight"].contiguous()
 
-    config = QuantizationConfig(config_groups={"group_0": scheme}, format=format, ignore=["lm_head"])
+    config = LIBRARY.QuantizationConfig(config_groups={"group_0": scheme}, format=format, ignore=["lm_head"])
     return write_both(llama, folder, json.loads(config.model_dump_json()), change)
 
 

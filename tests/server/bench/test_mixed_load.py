@@ -114,7 +114,16 @@ async def test_the_long_prompt_comes_in_the_middle_of_the_stream(tmp_path: Path)
 
 async def test_another_server_may_embed() -> None:
     async with scripted(streams) as server, scripted(completes) as embedder:
-        flags = ("--beside", "embeddings", "--embed-base-url", embedder.url, *SHORT)
+        flags = (
+            "--beside",
+            "embeddings",
+            "--embed-base-url",
+            embedder.url,
+            "--rounds",
+            "1",
+            "--output-len",
+            str(TOKENS),
+        )
         assert await bench(server, *flags) == 0
     assert {one.path for one in server.requests} == {"/v1/models", "/v1/completions"}
     assert {one.path for one in embedder.requests} == {"/v1/models", "/v1/embeddings"}

@@ -143,7 +143,7 @@ filters = st.builds(
 )
 
 
-@untimed(150)
+@untimed(80)
 @given(many=st.lists(edits, min_size=1, max_size=6), seed=st.integers(0, 2**32))
 def test_masks_and_penalties_equal_the_oracle(many: list[Sampling], seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -125,7 +125,7 @@ options = st.builds(
 )
 
 
-@untimed(250)
+@untimed(100)
 @given(
     rows=st.lists(
         st.tuples(options, st.one_of(st.none(), st.lists(ids, min_size=1, max_size=6, unique=True))),

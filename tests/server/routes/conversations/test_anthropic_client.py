@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 from fake_frontend import FakeFrontend
+from later import Later
 from starlette.types import ASGIApp
 
 from server.errors import Overloaded, Unavailable
+
+anthropic = Later("anthropic")
 
 TOOL: Any = {
     "name": "get_weather",
