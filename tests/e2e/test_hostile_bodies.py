@@ -40,7 +40,7 @@ BODIES: dict[str, tuple[str, bytes | tuple[bytes, bytes, bytes, int]]] = {
     "brackets": ("/v1/embeddings", b"[" * MANY_TEXTS),
     "template": ("/v1/chat/completions", TALK + b'"chat_template":"' + RUNAWAY + b'"}'),
 }
-"""Paths and bodies; most bodies are a beginning, a part that comes again, an end, and the size of the whole."""
+"""Paths and bodies; most bodies are a beginning, a part that comes again, an end, and a size."""
 
 
 def path_and_body(name: str) -> tuple[str, bytes]:

@@ -28,7 +28,7 @@ from server.bench.mixed_load_figures import MixedLoadResult
 from server.commands import BAD_USAGE, run
 
 TOKENS = 12
-SHORT = ("--rounds", "2", "--output-len", str(TOKENS))
+ONCE = ("--output-len", str(TOKENS), "--rounds", "1")
 
 
 async def streams(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +63,8 @@ async def test_streams_beside_embeddings_and_a_prompt(
 ) -> None:
     written = tmp_path / "r.json"
     async with scripted(streams) as server:
-        flags = ("--beside", "embeddings", "prompt", "--streams", "2", "--embed-batch-size", "3", *SHORT)
+        flags = ("--beside", "embeddings", "prompt", "--streams", "2", "--embed-batch-size", "3", *ONCE[:2])
+        flags += ("--rounds", "2")
         assert await bench(server, *flags, "--output", str(written)) == 0
     result = msgspec.json.decode(written.read_bytes(), type=MixedLoadResult)
     assert result.model == "m"
@@ -114,16 +115,7 @@ async def test_the_long_prompt_comes_in_the_middle_of_the_stream(tmp_path: Path)
 
 async def test_another_server_may_embed() -> None:
     async with scripted(streams) as server, scripted(completes) as embedder:
-        flags = (
-            "--beside",
-            "embeddings",
-            "--embed-base-url",
-            embedder.url,
-            "--rounds",
-            "1",
-            "--output-len",
-            str(TOKENS),
-        )
+        flags = ("--beside", "embeddings", "--embed-base-url", embedder.url, *ONCE)
         assert await bench(server, *flags) == 0
     assert {one.path for one in server.requests} == {"/v1/models", "/v1/completions"}
     assert {one.path for one in embedder.requests} == {"/v1/models", "/v1/embeddings"}
@@ -180,5 +172,5 @@ async def test_a_failure_ends_the_run_and_is_told(
             writer.write(STREAM + part(event({"error": {"message": "no"}})) + LAST)
 
     async with scripted(fails) as server:
-        assert await bench(server, "--beside", "embeddings", *SHORT) == BAD_USAGE
+        assert await bench(server, "--beside", "embeddings", *ONCE) == BAD_USAGE
     assert told in capsys.readouterr().err
