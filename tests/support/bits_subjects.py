@@ -90,7 +90,7 @@ _OTHER_DECODERS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
     },
     "FalconMambaForCausalLM": {"intermediate_size": 200, "state_size": 24, "time_step_rank": 8},
-    "GlmMoeDsaForCausalLM": {
+    "DeepseekV32ForCausalLM": {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "q_lora_rank": 64,
@@ -100,7 +100,6 @@ _OTHER_DECODERS: dict[str, dict[str, Any]] = {
         "v_head_dim": 32,
         "index_topk": 12,
         "index_head_dim": 32,
-        "indexer_types": ["full", "shared"],
         "moe_intermediate_size": 64,
     },
     "YoutuForCausalLM": {
