@@ -95,7 +95,8 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     raw = whole if text is None else dict(text)
     fields = _Fields(path, raw, whole)
 
-    hidden_size = fields.size("hidden_size", ("hidden_size", "n_embd", "d_model", "dim"), most=MOST_FEATURES)
+    widths = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
+    hidden_size = fields.size("hidden_size", widths, most=MOST_FEATURES)
     attends = fields.get("model_type") not in _WITHOUT_ATTENTION
     names = "num_attention_heads", "n_head", "n_heads", "num_heads"
     num_heads = fields.size("num_heads", names) if attends else fields.positive(*names, default=hidden_size)
@@ -337,6 +338,8 @@ def _positions(fields: _Fields) -> int:
     names = (*names, "model_max_length")  # as Kimi Linear says it
     if fields.get("model_type") in _WITHOUT_ATTENTION:
         return fields.positive(*names, default=_LENGTH_OF_STATES)
+    if fields.get(*names) is None and fields.get("model_type") in _UNSAID:
+        return _UNSAID_LENGTH
     length = fields.size("max_len", names, guess=_ANY_LENGTH)
     if fields.get("model_type") in _AFTER_PADDING:
         length -= max(fields.token_ids("pad_token_id"), default=1) + 1
@@ -348,6 +351,8 @@ _LENGTH_OF_STATES = 8192
 
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 """Model types whose config.json says neither heads of attention nor how long texts may be."""
+_UNSAID, _UNSAID_LENGTH = ("bloom", "falcon"), 2048
+"""Model types of which some published files do not say how long texts were in training, and that length."""
 
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types whose texts begin in the table of learned positions after the row of the padding token."""

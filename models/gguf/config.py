@@ -6,12 +6,13 @@ from models.gguf.families import DENSE
 from models.gguf.fields import Fields
 from models.gguf.file import GgufFile
 from models.gguf.gemma import GEMMAS
+from models.gguf.hybrids import HYBRIDS
 from models.gguf.mixtures import WITH_EXPERTS
-from models.gguf.names import placed_tensors
+from models.gguf.places import placed_tensors
 from models.plain_files import FileError
 from models.quantization.methods.gguf import PLAIN, module_of_all
 
-FAMILIES = {**DENSE, **GEMMAS, **WITH_EXPERTS}
+FAMILIES = {**DENSE, **GEMMAS, **WITH_EXPERTS, **HYBRIDS}
 """The architectures that are read, by the name that the field `general.architecture` has."""
 
 _RANKS = 4

@@ -52,6 +52,9 @@ HEADS = {
     "rope_theta": "rope.freq_base",
 }
 _ENCODER = {**_SHAPE, "layer_norm_eps": "attention.layer_norm_epsilon"}
+_BLOOM = {name: key for name, key in _SHAPE.items() if name != "intermediate_size"} | {
+    "layer_norm_epsilon": "attention.layer_norm_epsilon"
+}
 
 
 def _decoder(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
@@ -175,28 +178,21 @@ def _gemma3(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
     return _gemma(fields, raw, largest=62, period=6) | {"rope_local_base_freq": near}
 
 
-HYBRID = {
-    "linear_conv_kernel_dim": "ssm.conv_kernel",
-    "linear_key_head_dim": "ssm.state_size",
-    "linear_num_key_heads": "ssm.group_count",
-    "linear_num_value_heads": "ssm.time_step_rank",
-}
-
-
-def hybrid(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
-    """Linear attention beside attention. In files the value heads of a key head are not neighbours."""
-    further = fields.number("nextn_predict_layers") or 0
-    heads = cast("int", raw["linear_num_value_heads"])
-    width, rest = divmod(cast("int", fields.need("ssm.inner_size")), heads)
-    if rest:
-        raise fields.wrong("ssm.inner_size", f"must be a multiple of the {heads} value heads")
-    return any_decoder(fields, raw) | {
-        "num_hidden_layers": cast("int", raw["num_hidden_layers"]) - further,
-        "num_nextn_predict_layers": further,
-        "linear_value_head_dim": width,
-        "full_attention_interval": fields.number("full_attention_interval") or 4,
-        "linear_value_heads_take_turns": heads != raw["linear_num_key_heads"],
+def _falcon(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
+    """Falcon with rotation: 7B, whose only key head all share, and the later ones."""
+    shared = raw.get("num_kv_heads", 1) == 1
+    return {
+        "multi_query": shared,
+        "new_decoder_architecture": not shared,
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in fields.file.tensors else 1,
+        "bias": fields.has_bias("attn_qkv"),
     }
+
+
+def _mpt(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
+    most = fields.number("attention.max_alibi_bias")
+    limit = fields.number("attention.clamp_kqv")
+    return {"attn_config": {"alibi": bool(most), "alibi_bias_max": most or 8.0, "clip_qkv": limit}}
 
 
 def _encoder(fields: Fields, raw: Mapping[str, object]) -> dict[str, object]:
@@ -275,7 +271,6 @@ DENSE: Mapping[str, Family] = {
     "granite": decoder("GraniteForCausalLM", "granite", _granite, others=GRANITE),
     "qwen2": decoder("Qwen2ForCausalLM", "qwen2"),
     "qwen3": decoder("Qwen3ForCausalLM", "qwen3"),
-    "qwen35": decoder("Qwen3_5ForCausalLM", "qwen3_5_text", hybrid, needed=HYBRID),
     "gemma": decoder("GemmaForCausalLM", "gemma"),
     "gemma2": decoder("Gemma2ForCausalLM", "gemma2", _gemma2, others={**HEADS, **_SOFTCAPS}),
     "gemma3": decoder("Gemma3ForCausalLM", "gemma3_text", _gemma3, others={**HEADS, **_SOFTCAPS}),
@@ -292,6 +287,32 @@ DENSE: Mapping[str, Family] = {
             "n_head": "attention.head_count",
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
+    ),
+    "bloom": Family(
+        architecture="BloomForCausalLM",
+        model_type="bloom",
+        needed=_BLOOM,
+        fixed={"qkv_in_one": True},
+    ),
+    "falcon": Family(
+        architecture="FalconForCausalLM",
+        model_type="falcon",
+        needed={**_BLOOM, "ffn_hidden_size": "feed_forward_length"},
+        others={"num_kv_heads": "attention.head_count_kv", "rope_theta": "rope.freq_base"},
+        fixed={"qkv_in_one": True},
+        more=_falcon,
+    ),
+    "mpt": Family(
+        architecture="MptForCausalLM",
+        model_type="mpt",
+        needed={
+            "max_seq_len": "context_length",
+            "d_model": "embedding_length",
+            "n_layers": "block_count",
+            "n_heads": "attention.head_count",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        more=_mpt,
     ),
     "bert": Family(architecture="BertModel", model_type="bert", needed=_ENCODER, more=_bert),
     "nomic-bert": Family(

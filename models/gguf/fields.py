@@ -39,13 +39,14 @@ class Fields:
             return value
         raise self.wrong(key, f"must be a number, not {str(value)[:60]!r}")
 
-    def by_layer(self, key: str, count: int) -> list[int]:
-        """A number for each of so many layers, which a file may say once for all."""
+    def by_layer(self, key: str, count: int, least: int = 1) -> list[int]:
+        """A number of at least `least` for each of so many layers, which a file may say once for all."""
         value = self.get(key)
         numbers = list(value) if isinstance(value, array) else [value] * count
-        found = [number for number in numbers if isinstance(number, int) and number > 0]
+        found = [number for number in numbers if isinstance(number, int) and number >= least]
         if len(found) != count:
-            raise self.wrong(key, f"must be a positive number, or one for each of {count} layers")
+            what = "a positive number" if least else "a number that is not negative"
+            raise self.wrong(key, f"must be {what}, or one for each of {count} layers")
         return found
 
     def flag(self, key: str) -> bool | None:
@@ -89,6 +90,10 @@ class Fields:
 
     def has_bias(self, part: str) -> bool:
         return f"blk.0.{part}.bias" in self.file.tensors
+
+    def in_a_layer(self, name: str) -> bool:
+        """Whether some layer has this tensor: those of hybrids have different ones."""
+        return any(tensor.partition(".")[2].partition(".")[2] == name for tensor in self.file.tensors)
 
     def factors(self, tensor: str) -> list[float] | None:
         """The numbers of a small tensor of float32, by which a rotation is slowed."""

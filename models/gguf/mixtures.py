@@ -13,11 +13,9 @@ from typing import cast
 from models.gguf.families import (
     GRANITE,
     HEADS,
-    HYBRID,
     Family,
     any_decoder,
     decoder,
-    hybrid,
     rotation,
     with_scale,
 )
@@ -25,11 +23,12 @@ from models.gguf.fields import Fields
 
 SOFTMAX, SIGMOID = 1, 2
 """llama.cpp's numbers of functions that make weights of a router's scores."""
-_ROUTED = {"num_experts_per_tok": "expert_used_count"}
-_EXPERTS = {**_ROUTED, "num_experts": "expert_count"}
-_LOCAL_EXPERTS = {**_ROUTED, "num_local_experts": "expert_count"}
-_EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
-_GLM_EXPERTS = {**_ROUTED, **_EXPERT_WIDTH, "n_routed_experts": "expert_count"}
+ROUTED = {"num_experts_per_tok": "expert_used_count"}
+EXPERTS = {**ROUTED, "num_experts": "expert_count"}
+_LOCAL_EXPERTS = {**ROUTED, "num_local_experts": "expert_count"}
+EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+SHARED_WIDTH = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+_GLM_EXPERTS = {**ROUTED, **EXPERT_WIDTH, "n_routed_experts": "expert_count"}
 _GLM_FLASH = 154_880
 """The vocabulary of GLM-4.7-Flash, whose first files do not name that function."""
 _GLM_FLASH_LAYERS = (47, 48)
@@ -166,9 +165,9 @@ WITH_EXPERTS: Mapping[str, Family] = {
         "qwen2_moe",
         _mixture,
         needed={
-            **_EXPERTS,
-            **_EXPERT_WIDTH,
-            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            **EXPERTS,
+            **EXPERT_WIDTH,
+            **SHARED_WIDTH,
         },
         fixed={"norm_topk_prob": False},
     ),
@@ -176,26 +175,14 @@ WITH_EXPERTS: Mapping[str, Family] = {
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         _mixture,
-        needed={**_EXPERTS, **_EXPERT_WIDTH},
-        fixed={"norm_topk_prob": True},
-    ),
-    "qwen35moe": decoder(
-        "Qwen3_5MoeForCausalLM",
-        "qwen3_5_moe_text",
-        hybrid,
-        needed={
-            **HYBRID,
-            **_EXPERTS,
-            **_EXPERT_WIDTH,
-            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-        },
+        needed={**EXPERTS, **EXPERT_WIDTH},
         fixed={"norm_topk_prob": True},
     ),
     "olmoe": decoder(
         "OlmoeForCausalLM",
         "olmoe",
         _mixture,
-        needed=_EXPERTS,
+        needed=EXPERTS,
         others={**HEADS, "clip_qkv": "attention.clamp_kqv"},
         fixed={"norm_topk_prob": False},
     ),
@@ -226,7 +213,7 @@ WITH_EXPERTS: Mapping[str, Family] = {
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5_moe",
         _ernie_moe,
-        needed={**_EXPERT_WIDTH, "moe_num_experts": "expert_count", "moe_k": "expert_used_count"},
+        needed={**EXPERT_WIDTH, "moe_num_experts": "expert_count", "moe_k": "expert_used_count"},
         others={
             **HEADS,
             "moe_layer_start_index": "leading_dense_block_count",

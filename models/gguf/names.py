@@ -5,22 +5,10 @@ No torch. A tensor whose name is in no table keeps it; loading tells that it has
 
 from __future__ import annotations
 
-import re
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from models.gguf import gemma_names
-from models.gguf.file import GgufFile, GgufTensor, Value
-from models.plain_files import FileError, shown
-from models.quantization.methods.gguf import CODINGS, PLAIN
-
-_LAYER = re.compile(r"blk\.(\d{1,6})\.((?:nextn\.)?\w+)(?:\.(\w+))?")
-_CONFIG_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-"""Tensors that say how a rotation is stretched: the config has their numbers."""
-_MOST_EXPERTS = 4096
-"""Experts of a layer beyond which a file is taken for broken: eight times any model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +39,10 @@ class Architecture:
     """Names of tensors in a layer by their parts and kinds, where the kind is not the last word."""
     stacks: Mapping[str, str] = field(default_factory=dict[str, str])
     """The names of matrices that lie in one tensor outside of layers, by its name; {} is a number."""
+    flat: tuple[str, ...] = ()
+    """Parts of one number for each head or feature, which files have as columns or in groups."""
     of_one_row: tuple[str, ...] = ()
     """Parts that are a matrix of one row, which some files have as a vector."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor's name in the checkpoint, and what was changed in it."""
-
-    name: str
-    heads: int = 0
-    """The heads whose rows were interleaved; 0: rows are as they were."""
-    shift: float = 0.0
-    """A number that was added."""
-    transposed: bool = False
-    is_exponent: bool = False
-    """Whether the file has minus e to the power of the numbers."""
-    first: int = 0
-    """The first of the numbers in the file's tensor that belong to this one."""
-    shape: tuple[int, ...] | None = None
-    """The shape of these numbers; None: that of the file's tensor, all of whose numbers they are."""
 
 
 _DECODER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -163,6 +135,104 @@ _HYBRID = replace(
     exponents=("ssm_a",),
     convolutions=("ssm_conv1d",),
 )
+_HYBRID_MIXTURE = replace(
+    _HYBRID,
+    parts={**_PARTS, **_SHARED_EXPERT, **_LINEAR_ATTENTION},
+    experts=_experts(),
+    of_one_row=("ffn_gate_inp_shexp",),
+)
+_BLOOM = Architecture(
+    modules={
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    layers="transformer.h",
+    parts={
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+)
+_LFM2 = Architecture(
+    modules={**_DECODER, "token_embd_norm": "model.embedding_norm"},
+    parts={
+        **_PARTS,
+        "attn_norm": "operator_norm",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_output": "self_attn.out_proj",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "ffn_gate_inp": "feed_forward.gate",
+    },
+    convolutions=("shortconv.conv",),
+    experts=_experts("feed_forward", "w1", "w3", "w2"),
+    tensors={"exp_probs_b.bias": "feed_forward.expert_bias"},
+)
+
+
+def _mamba(base: Architecture, scope: str, parts: Mapping[str, str], **tensors: str) -> Architecture:
+    """An architecture with Mamba-2 in the `scope` of layers; `tensors` are those without a kind."""
+    own = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+    numbers = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+    return replace(
+        base,
+        parts={**base.parts, **{part: f"{scope}.{name}" for part, name in own.items()}, **parts},
+        tensors={**{part: f"{scope}.{name}" for part, name in numbers.items()}, **tensors},
+        exponents=("ssm_a",),
+        convolutions=("ssm_conv1d",),
+        flat=("ssm_a", "ssm_d", "ssm_norm"),
+    )
+
+
+_GRANITE_MIXTURE = replace(
+    _LLAMA,
+    parts={
+        **_PARTS,
+        "ffn_gate_inp": "block_sparse_moe.router.layer",
+        "ffn_gate_shexp": "shared_mlp.gate_proj",
+        "ffn_up_shexp": "shared_mlp.up_proj",
+        "ffn_down_shexp": "shared_mlp.output_linear",
+    },
+    experts=_experts("block_sparse_moe"),
+)
+_GRANITE_MLP = {
+    "ffn_gate": "shared_mlp.gate_proj",
+    "ffn_up": "shared_mlp.up_proj",
+    "ffn_down": "shared_mlp.output_linear",
+}
+_FALCON_H1 = replace(_PLAIN, modules={**_DECODER, "output_norm": "model.final_layernorm"})
+_FALCON_H1_PARTS = {
+    "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_MIXER = {
+    **{part: name.replace("self_attn.", "mixer.") for part, name in _PARTS.items()},
+    "attn_norm": "norm",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+}
+_NEMOTRON_H = Architecture(
+    modules={**_DECODER, "token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    layers="backbone.layers",
+    parts=_MIXER,
+    experts=_experts("mixer"),
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": replace(_LLAMA, parts=_BLOCK_SPARSE, experts=_BLOCK_SPARSE_EXPERTS),
@@ -198,6 +268,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down": "mlp.c_proj",
         },
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    ),
+    "bloom": _BLOOM,
+    "falcon": replace(_BLOOM, parts={**_BLOOM.parts, "attn_norm_2": "ln_attn"}),
+    "mpt": Architecture(
+        modules={
+            "token_embd": "transformer.wte",
+            "output_norm": "transformer.norm_f",
+            "output": "lm_head",
+        },
+        layers="transformer.blocks",
+        parts={
+            "attn_norm": "norm_1",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "ffn_norm": "norm_2",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.down_proj",
+        },
     ),
     "bert": Architecture(
         modules={
@@ -245,24 +333,28 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3moe": _MIXTURE,
     "qwen35": replace(_HYBRID, parts={**_PARTS, **_LINEAR_ATTENTION}),
-    "qwen35moe": replace(
-        _HYBRID,
-        parts={**_PARTS, **_SHARED_EXPERT, **_LINEAR_ATTENTION},
-        experts=_experts(),
-        of_one_row=("ffn_gate_inp_shexp",),
+    "qwen35moe": _HYBRID_MIXTURE,
+    "qwen3next": replace(
+        _HYBRID_MIXTURE,
+        parts={
+            **_HYBRID_MIXTURE.parts,
+            "ssm_in": "linear_attn.in_proj_qkvz",
+            "ssm_ba": "linear_attn.in_proj_ba",
+        },
+    ),
+    "lfm2": _LFM2,
+    "lfm2moe": _LFM2,
+    "granitehybrid": replace(
+        _mamba(_GRANITE_MIXTURE, "mamba", _GRANITE_MLP),
+        experts=_experts("block_sparse_moe", "gate_proj", "up_proj", "output_linear"),
+    ),
+    "falcon-h1": _mamba(_FALCON_H1, "mamba", _FALCON_H1_PARTS, ffn_norm="pre_ff_layernorm.weight"),
+    "nemotron_h": _mamba(_NEMOTRON_H, "mixer", {}),
+    "nemotron_h_moe": _mamba(
+        _NEMOTRON_H, "mixer", {}, **{"exp_probs_b.bias": "mixer.gate.e_score_correction_bias"}
     ),
     "olmoe": _MIXTURE,
-    "granitemoe": replace(
-        _LLAMA,
-        parts={
-            **_PARTS,
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_shexp": "shared_mlp.gate_proj",
-            "ffn_up_shexp": "shared_mlp.up_proj",
-            "ffn_down_shexp": "shared_mlp.output_linear",
-        },
-        experts=_experts("block_sparse_moe"),
-    ),
+    "granitemoe": _GRANITE_MIXTURE,
     "gpt-oss": replace(
         _MIXTURE,
         parts={**_PARTS, "ffn_gate_inp": "mlp.router"},
@@ -282,96 +374,3 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 """The architectures that are read, by the name that the field `general.architecture` has."""
-
-
-def placed_tensors(file: GgufFile) -> Iterator[tuple[Place, GgufTensor]]:
-    """All tensors of a file that belong to the model's weights. Raises FileError if one cannot be read."""
-    scope = str(file.metadata["general.architecture"])  # `raw_config` has refused those that are not read
-    known = ARCHITECTURES[scope]
-    for tensor in file.tensors.values():
-        if tensor.name.partition(".")[0] in _CONFIG_TENSORS:
-            continue
-        if tensor.coding not in (*PLAIN, *CODINGS):
-            raise FileError(
-                f"{tensor.file}: the tensor {shown(tensor.name)} is stored as {tensor.coding}, which is not "
-                f"read, but only {', '.join((*PLAIN, *CODINGS))}: use another file of the model, such as "
-                "one of Q4_K_M or Q8_0"
-            )
-        for place in _places(tensor, known, scope, file.metadata):
-            yield place, tensor
-
-
-def _places(
-    tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]
-) -> Iterator[Place]:
-    """The places of what a tensor holds: one, unless it holds something of each expert of a layer."""
-    if tensor.name in known.stacks and len(tensor.shape) == 3 and tensor.shape[0] <= _MOST_EXPERTS:
-        for number in range(tensor.shape[0]):
-            first, name = number * prod(tensor.shape[1:]), known.stacks[tensor.name].format(number)
-            yield Place(name, first=first, shape=tensor.shape[1:])
-        return
-    found = _LAYER.fullmatch(tensor.name)
-    of_all = found is not None and f"{found[2]}.{found[3]}" in known.tensors
-    if found is None or found[2] not in known.experts or of_all:
-        yield _place(tensor, known, f"{scope}.attention", metadata)
-        return
-    modules, field = known.experts[found[2]], f"{scope}.expert_count"
-    count = next(iter(tensor.shape), 0)
-    if metadata.get(field) != count:
-        raise FileError(
-            f"{tensor.file}: {tensor.name} has something of {count} experts, and {field} is "
-            f"{metadata.get(field)}"
-        )
-    rows, rest = divmod(tensor.shape[1] if len(tensor.shape) > 1 else 0, len(modules))
-    divided = len(tensor.shape) < 3 and tensor.coding not in PLAIN  # a block may lie in two modules
-    if rest or divided or not prod(tensor.shape) or count > _MOST_EXPERTS:
-        raise FileError(
-            f"{tensor.file}: {tensor.name} has the shape {list(tensor.shape)}, not one of experts"
-        )
-    shape = (rows, *tensor.shape[2:])
-    for number in range(count):
-        for index, module in enumerate(modules):
-            name = f"{known.layers}.{found[1]}.{module.format(number)}.{found[3]}"
-            yield Place(name, first=(number * len(modules) + index) * prod(shape), shape=shape)
-
-
-def _place(tensor: GgufTensor, known: Architecture, scope: str, metadata: Mapping[str, Value]) -> Place:
-    found = _LAYER.fullmatch(tensor.name)
-    shifted = known.shifted_norms and tensor.name.endswith("norm.weight")
-    shift = 1.0 if shifted and not (found and found[2] in known.plain_norms) else 0.0
-    if found is None:
-        module, _, kind = tensor.name.rpartition(".")
-        name = f"{known.modules[module]}.{kind}" if module in known.modules else tensor.name
-        is_row = module in known.of_one_row and kind == "weight" and len(tensor.shape) == 1
-        return Place(name, 0, shift, shape=(1, *tensor.shape) if is_row else None)
-    layer, part, kind = found.groups()
-    own = part if kind is None else f"{part}.{kind}"
-    if own in known.tensors:
-        name = f"{known.layers}.{layer}.{known.tensors[own]}"
-        return Place(name, is_exponent=part in known.exponents)
-    if kind is None or part not in known.parts:
-        return Place(tensor.name)
-    heads = 0
-    if part in known.neighbours:
-        field = "head_count_kv" if part == "attn_k" else "head_count"
-        heads = _heads(metadata, scope, field, int(layer), tensor)
-    place = Place(f"{known.layers}.{layer}.{known.parts[part]}.{kind}", heads, shift)
-    if part in known.convolutions and len(tensor.shape) == 2:
-        return replace(place, shape=(tensor.shape[0], 1, tensor.shape[1]))
-    if part in known.of_one_row and len(tensor.shape) == 1:
-        return replace(place, shape=(1, *tensor.shape))
-    return replace(place, transposed=part in known.transposed and kind == "weight")
-
-
-def _heads(metadata: Mapping[str, Value], scope: str, field: str, layer: int, tensor: GgufTensor) -> int:
-    """The number of heads whose rows a tensor has. Without one for keys, it is that of queries."""
-    value = metadata.get(f"{scope}.{field}", metadata.get(f"{scope}.head_count"))
-    if isinstance(value, array):  # one for each layer
-        value = value[layer] if layer < len(value) else None
-    rows = tensor.shape[0]
-    if not isinstance(value, int) or value < 1 or rows % (2 * value):
-        raise FileError(
-            f"{tensor.file}: {tensor.name} has {rows} rows, which are no even number of rows for each of "
-            f"{value} heads ({scope}.{field})"
-        )
-    return value

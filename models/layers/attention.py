@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,10 +82,12 @@ class Attention(CachedAttention):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Span | None = None,
+        slopes: Sequence[float] | None = None,
         owner: Attention | None = None,
     ) -> None:
         """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer.
 
+        `slopes`: for each head what its scores lose with each position of distance (alibi); None: nothing.
         `owner`: the earlier layer with heads of the same width whose cache this one reads; None: its own.
         """
         super().__init__()
@@ -98,6 +101,8 @@ class Attention(CachedAttention):
         self.softcap = softcap
         self.held_sinks = sinks
         self.sinks: Tensor | None = None  # [heads] float32
+        self.held_slopes = slopes
+        self.slopes: Tensor | None = None  # [heads] float32
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
         self.cache_scales: CacheScales | None = None
         """What the checkpoint has for a cache of 8 bits."""
@@ -108,6 +113,8 @@ class Attention(CachedAttention):
         if (heads := self.held_sinks) is not None:
             cut = cut_of(0, heads)
             self.sinks = frozen(weights.sibling("").take("sinks", [heads.size], cut, dtype=torch.float32))
+        if self.held_slopes is not None:
+            self.slopes = torch.tensor(self.held_slopes, dtype=torch.float32, device=weights.device)
 
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
         return 2, blocks, self.kv_heads, block_size, self.head_dim
@@ -117,11 +124,11 @@ class Attention(CachedAttention):
 
     def step_bytes(self, tokens: int, positions: int, chunk: int, itemsize: int) -> int:
         heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim  # features
-        # Where scores are capped, the plain attention writes those of one sequence out, and two copies.
-        capped = 0 if self.softcap is None else self.heads
+        # Where scores are changed, the plain attention writes those of one sequence out, and two copies.
+        changed = 0 if self.softcap is None and self.held_slopes is None else self.heads
         prepared = tokens * 3 * (heads + 2 * kv_heads)
         gathered = positions * 4 * kv_heads
-        return (prepared + gathered) * itemsize + 3 * 4 * capped * chunk * positions
+        return (prepared + gathered) * itemsize + 3 * 4 * changed * chunk * positions
 
     def forward(
         self,
@@ -163,6 +170,7 @@ class Attention(CachedAttention):
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
+            slopes=self.slopes,
             scales=scales or UNSCALED,
         )  # [T, heads, head_dim]
         return out.flatten(1)
@@ -198,6 +206,16 @@ class EncoderAttention(nn.Module):
             q, k = ops.rotate(q, prep.cos_sin), ops.rotate(k, prep.cos_sin)
         heads = ops.encoder_attention(q, k, v, context(), scale=self.scale, window=self.window, bias=bias)
         return heads.flatten(1)
+
+
+def alibi_slopes(heads: int, most: float = 8.0) -> list[float]:
+    """The slopes of so many heads: powers of 2 whose exponents go down to -`most` in equal steps.
+
+    Where their number is no power of two, it is filled up by the slopes between those of fewer heads.
+    """
+    count = 1 << (heads - 1).bit_length()
+    slopes = [2.0 ** (-most * (number + 1) / count) for number in range(count)]
+    return slopes if count == heads else [*slopes[1::2], *slopes[::2]][:heads]
 
 
 def read_cache_scales(scope: Weights) -> CacheScales | None:

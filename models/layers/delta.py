@@ -31,8 +31,9 @@ class DeltaSpec:
     taps: int
     """The inputs that the convolution before the rule sees."""
     eps: float
-    saved: Literal["by part", "by key head", "apart"] = "by part"
-    """Whether gates have a matrix of their own, or each key head has one of all, or each part has its own."""
+    saved: Literal["by part", "by key head", "gates by key head", "apart"] = "by part"
+    """Whether gates have a matrix of their own, or each key head has one of all, or one of what learns and
+    forgets, or each part has its own."""
     most_rate: float = 1.0
     """The rate at which a head learns at most."""
     takes_turns: bool = False
@@ -47,20 +48,23 @@ class GatedDeltaNet(StateLayer):
 
     def __init__(self, hidden_size: int, spec: DeltaSpec, parallel: Parallel) -> None:
         super().__init__()
-        self.key_heads = parallel.share(spec.key_heads, "key heads of linear attention")
         self.value_heads = parallel.share(spec.value_heads, "value heads of linear attention")
+        if spec.takes_turns:
+            self.key_heads = _key_heads_of(self.value_heads, spec.key_heads)
+        else:
+            self.key_heads = parallel.share(spec.key_heads, "key heads of linear attention")
         self.spec = spec
-        if spec.takes_turns and parallel.size > 1:
-            raise ValueError(
-                "value heads of linear attention take turns in this GGUF file, so they cannot be divided "
-                "among ranks: leave --tensor-parallel-size out, or use the model's own checkpoint"
-            )
         q, v = self.key_heads.times(spec.key_dim), self.value_heads.times(spec.value_dim)
         self.mixed = [q, q, v]
         """The parts that pass the convolution: queries, keys, values."""
         if spec.saved != "by key head":
             sources = ("q_proj", "k_proj", "v_proj") if spec.saved == "apart" else ("in_proj_qkv",) * 3
             self.in_proj_qkvz = Linear(hidden_size, [q, q, v, v], sources=(*sources, "in_proj_z"))
+        else:
+            values = spec.value_heads // spec.key_heads * spec.value_dim
+            each = Interleaved((spec.key_dim, spec.key_dim, values, values))
+            self.in_proj_qkvz = _by_key_head(hidden_size, self.key_heads, each, "in_proj_qkvz")
+        if spec.saved in ("by part", "apart"):
             self.in_proj_ba = Linear(
                 hidden_size,
                 [self.value_heads, self.value_heads],
@@ -68,13 +72,8 @@ class GatedDeltaNet(StateLayer):
                 plain=True,
             )
         else:
-            shared = spec.value_heads // spec.key_heads
-            values = shared * spec.value_dim
-            each = Interleaved((spec.key_dim, spec.key_dim, values, values))
-            self.in_proj_qkvz = _by_key_head(hidden_size, self.key_heads, each, "in_proj_qkvz")
-            self.in_proj_ba = _by_key_head(
-                hidden_size, self.key_heads, Interleaved((shared, shared)), "in_proj_ba", plain=True
-            )
+            each = Interleaved((spec.value_heads // spec.key_heads,) * 2)
+            self.in_proj_ba = _by_key_head(hidden_size, self.key_heads, each, "in_proj_ba", plain=True)
         convolutions = ("q_conv1d", "k_conv1d", "v_conv1d") if spec.saved == "apart" else ()
         self.conv1d = Convolution(self.mixed, spec.taps, sources=convolutions)
         self.head_norm = RMSNorm(spec.value_dim, spec.eps)
@@ -112,6 +111,18 @@ class GatedDeltaNet(StateLayer):
             self.spec.most_rate,
         )
         return self.out_proj(ops.gated_norm(out, opening, self.head_norm.weight, self.head_norm.eps))
+
+
+def _key_heads_of(values: Span, count: int) -> Span:
+    """The key heads, of `count`, of these value heads, which take turns: several ranks may hold the same."""
+    held = min(count, values.length)
+    if count % held or values.length % held:
+        raise ValueError(
+            f"--tensor-parallel-size: the {values.length} value heads of linear attention of a rank cannot "
+            f"take turns of {count} key heads, as in this GGUF file; choose a power of two"
+        )
+    start = values.start % count
+    return Span(count, start, start + held)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.layers.linear import GatedLinear, Linear, RowLinear, frozen
 from models.parallel.parallel import Parallel
+from models.quantization.matrices import has_matrix
 
 _KINDS = {
     "silu": "silu",
@@ -93,7 +94,8 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)). The checkpoint holds gate and up apart, as `sources`, or as one.
 
-    `names` are those of both in one and of down; `up_first` says that the one has up ahead of gate.
+    `names` are those of both in one and of down; `up_first` says that the one has up ahead of gate. With
+    `names` and `sources`, what the checkpoint has is read.
     """
 
     def __init__(
@@ -113,12 +115,16 @@ class GatedMLP(nn.Module):
         share = parallel.share(inner, "features of the MLP")
         kind = activation_kind(activation)
         self.names = names or ("gate_up_proj", "down_proj")
+        self.may_be_in_one = names is not None
         self.gate_up_proj = GatedLinear(
             size, share, activation=kind, bias=bias, sources=sources, up_first=up_first
         )
         self.down_proj = RowLinear(share, size, parallel, bias=bias if down_bias is None else down_bias)
 
     def pull(self, weights: Weights) -> None:
+        sources = self.gate_up_proj.sources
+        if self.may_be_in_one and sources and not has_matrix(weights / sources[0]):
+            self.gate_up_proj.sources = ()
         for layer, name in zip((self.gate_up_proj, self.down_proj), self.names, strict=True):
             load(layer, weights / name)
 

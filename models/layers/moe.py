@@ -14,7 +14,7 @@ from models.layers.linear import frozen
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP, gate_kind
 from models.ops.expert_ops import WITHOUT_GATES, Routing
 from models.parallel.parallel import Parallel
-from models.quantization.matrices import has_matrix, read_plain_matrix
+from models.quantization.matrices import read_plain_matrix
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,6 @@ class MoeMLP(nn.Module):
         if (spec := self.spec.shared) is None or self.shared is None:
             return
         shared = (weights.sibling("") if spec.beside else scope) / spec.scope
-        is_fused = spec.fused is not None and not has_matrix(shared / "gate_proj")
-        if is_fused and isinstance(self.shared, GatedMLP):  # a GGUF file has gates apart from ups
-            self.shared.gate_up_proj.sources = ()
         load(self.shared, shared)
         if spec.gate:
             self.shared_gate = frozen((scope / spec.gate).take("weight", [1, self.size])[0])

@@ -172,3 +172,11 @@ class HeadLayerNorm(nn.Module):
 
 Norm = RMSNorm | LayerNorm
 """The norms that also normalise a sum."""
+
+
+def enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """Complete the stream -> (the next sublayer's input, the stream). The first sublayer has no delta."""
+    if not isinstance(norm, Norm):  # the family has no such norm, or another stage has it
+        stream = stream if delta is None else ops.add(stream, delta)
+        return stream, stream
+    return (norm(stream), stream) if delta is None else norm.add(delta, stream)

@@ -19,7 +19,7 @@ from models.ops.latent_ops import (  # noqa: F401
     latent_attention,
     pack_latent,
 )
-from models.ops.pooling_ops import apart, pool  # noqa: F401
+from models.ops.pooling_ops import apart, mean, normalize, pool  # noqa: F401
 from models.ops.recurrent_ops import (  # noqa: F401
     causal_conv,
     channel_delta,
@@ -44,8 +44,6 @@ from models.ops.reference import (  # noqa: F401
     gated_linear,
     layer_norm,
     linear,
-    mean,
-    normalize,
     pack,
     rms_norm,
     rotary_and_cache,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Place = tuple[int, int, int]
@@ -69,3 +70,13 @@ def apart(function: Callable[[Tensor], Tensor], rows: Tensor, lengths: Sequence[
     bits takes all rows at once.
     """
     return torch.cat([function(part.clone()) for part in rows.split(list(lengths))])
+
+
+def mean(rows: Tensor) -> Tensor:
+    """The mean of all rows: [L, W] -> [1, W] float32."""
+    return rows.float().sum(0, keepdim=True) / len(rows)
+
+
+def normalize(rows: Tensor) -> Tensor:
+    """Bring each row [R, W] float32 to length 1; a row of zeros stays as it is."""
+    return F.normalize(rows, dim=-1)

@@ -242,6 +242,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
     scales: CacheScales = UNSCALED,
 ) -> Tensor:
     """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
@@ -249,7 +250,8 @@ def attention(
     kv [2, blocks, G, block_size, D] already holds the keys and values of this step, in the type of q, or in 8
     bits and divided by `scales`. The new tokens of a sequence are its last ones; with a window, a token sees
     that many positions, its own included. Nothing beyond a sequence's end is used: what lies there may be
-    anything, NaN too. sinks [H] are the scores of one more key of each head, whose value is zero.
+    anything, NaN too. sinks [H] are the scores of one more key of each head, whose value is zero. slopes [H]
+    float32 are subtracted from the scores of each head once for each position between query and key.
     """
     out = torch.empty_like(q)
     start = 0
@@ -259,11 +261,11 @@ def attention(
         gathered = _gather(kv, context.block_table[row], first, total)
         keys, values = map(widened, gathered, 2 * [q.dtype], (scales.keys, scales.values))  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
-        if sinks is None and softcap is None:
+        if sinks is None and softcap is None and slopes is None:
             heads = _attend(queries, keys, values, scale=scale, window=window)  # [H, new, D]
         else:
             mask = _mask(new, keys.shape[1], window, q.device)
-            heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks)
+            heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks, slopes)
         out[start : start + new] = heads.transpose(0, 1)
         start += new
     return out
@@ -297,13 +299,18 @@ def _attend_plainly(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    slopes: Tensor | None,
 ) -> Tensor:
-    """Attention with what SDPA cannot do: scores that pass softcap * tanh(score / softcap), and sinks."""
+    """Attention with what SDPA cannot do: scores that are capped or fall with distance, and sinks."""
     groups = keys.shape[0]
     grouped = q.float().unflatten(0, (groups, -1))  # [G, H/G, new, D]: neighbours share a key head
     scores = grouped @ keys.float().transpose(-1, -2).unsqueeze(1) * scale  # [G, H/G, new, K]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        new, total = mask.shape
+        distance = _distance(range(total - new, total), range(total), q.device)
+        scores = scores + slopes.view(groups, -1, 1, 1) * distance
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -385,16 +392,3 @@ def _attend_masked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     return F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
     )[0]
-
-
-# Pooling
-
-
-def mean(rows: Tensor) -> Tensor:
-    """The mean of all rows: [L, W] -> [1, W] float32."""
-    return rows.float().sum(0, keepdim=True) / len(rows)
-
-
-def normalize(rows: Tensor) -> Tensor:
-    """Bring each row [R, W] float32 to length 1; a row of zeros stays as it is."""
-    return F.normalize(rows, dim=-1)

@@ -99,7 +99,6 @@ def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: in
     ("architecture", "config", "message"),
     [
         ("RwkvForCausalLM", {"vocab_size": 320, "hidden_size": 32}, "its layers keep a state of their own"),
-        ("BloomForCausalLM", {"vocab_size": 320, "hidden_size": 32, "n_head": 4}, "takes no position_ids"),
         (
             "Zamba2ForCausalLM",
             {"time_step_limit": [0, {"__float__": "Infinity"}]},

@@ -166,7 +166,10 @@ def test_gemma3_states_the_stretched_length(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (without("vocab_size"), "the field 'vocab_size' is missing"),
-        (without("hidden_size"), r"the field 'hidden_size' \(or 'n_embd', 'd_model', 'dim'\) is missing"),
+        (
+            without("hidden_size"),
+            r"the field 'hidden_size' \(or 'n_embd', 'n_embed', 'd_model', 'dim'\) is missing",
+        ),
         ({**without("hidden_size"), "n_embd": "64"}, "'n_embd' is '64', but must be a positive integer"),
         ({**LLAMA, "num_hidden_layers": True}, "'num_hidden_layers' is True"),
         ({**LLAMA, "num_hidden_layers": 0}, "'num_hidden_layers' is 0"),

@@ -22,6 +22,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Queries [T, H, D] of a step, and keys and values [2, blocks, G, size, D] -> [T, H, D]."""
     pieces: list[Tensor] = []
@@ -33,7 +34,9 @@ def attention(
         seen = distance <= 0
         if window is not None:
             seen &= distance > -window
-        pieces.append(_attend(q[first : first + new], keys, values, seen, scale, softcap, sinks=sinks))
+        added = None if slopes is None else slopes.double()[:, None, None] * distance
+        new_ones = q[first : first + new]
+        pieces.append(_attend(new_ones, keys, values, seen, scale, softcap, added=added, sinks=sinks))
     return torch.cat(pieces)
 
 

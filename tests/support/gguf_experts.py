@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"(?:model|backbone)\.layers\.(\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
 _ALL = re.compile(
     r"model\.layers\.(\d+)\.(?:block_sparse_moe|mlp\.experts)"
     r"\.(input_linear|output_linear|gate_up_proj|down_proj)(?:\.weight|(_bias))?"
 )
 _SHARED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
-_CORRECTION = re.compile(r"model\.layers\.(\d+)\..*e_score_correction_bias")
+_CORRECTION = re.compile(r"(?:model|backbone)\.layers\.(\d+)\..*e_score_correction_bias")
 _SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
 _STREAMS = re.compile(r"model\.(altup_\w+)\.(\d+)\.weight")
 _PARTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}

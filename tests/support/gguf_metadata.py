@@ -14,6 +14,7 @@ from statistics import NormalDist
 from typing import Any
 
 import gguf
+from gguf_hybrids import state_fields
 from gguf_latent import latent_fields
 from gguf_writer import ARRAY as _ARRAY
 from gguf_writer import F32, I32, Typed
@@ -65,6 +66,12 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": Family(_NAMES.QWEN3MOE),
     "Qwen3_5ForCausalLM": Family(_NAMES.QWEN35, shifted=True),
     "Qwen3_5MoeForCausalLM": Family(_NAMES.QWEN35MOE, shifted=True),
+    "Qwen3NextForCausalLM": Family(_NAMES.QWEN3NEXT, shifted=True),
+    "Lfm2ForCausalLM": Family(_NAMES.LFM2),
+    "Lfm2MoeForCausalLM": Family(_NAMES.LFM2MOE),
+    "GraniteMoeHybridForCausalLM": Family(_NAMES.GRANITE_HYBRID, interleaved=True),
+    "FalconH1ForCausalLM": Family(_NAMES.FALCON_H1),
+    "NemotronHForCausalLM": Family(_NAMES.NEMOTRON_H_MOE),
     "OlmoeForCausalLM": Family(_NAMES.OLMOE),
     "GraniteMoeForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
     "GraniteMoeSharedForCausalLM": Family(_NAMES.GRANITE_MOE, interleaved=True),
@@ -77,21 +84,24 @@ FAMILIES = {
     "DeepseekV3ForCausalLM": Family(_NAMES.DEEPSEEK2),
     "Glm4MoeLiteForCausalLM": Family(_NAMES.DEEPSEEK2),
     "YoutuForCausalLM": Family(_NAMES.DEEPSEEK2),
+    "BloomForCausalLM": Family(_NAMES.BLOOM),
+    "FalconForCausalLM": Family(_NAMES.FALCON),
+    "MptForCausalLM": Family(_NAMES.MPT),
     "BertModel": Family(_NAMES.BERT, left_out=("pooler",)),
     "RobertaForSequenceClassification": Family(_NAMES.BERT, first_position=PAD_ID + 1),
     "NomicBertModel": Family(_NAMES.NOMIC_BERT),
 }
 
 _KEYS = {
-    "context_length": ("max_position_embeddings", "n_positions"),
-    "embedding_length": ("hidden_size", "n_embd"),
-    "block_count": ("num_hidden_layers", "n_layer"),
-    "feed_forward_length": ("intermediate_size", "n_inner"),
-    "attention.head_count": ("num_attention_heads", "n_head"),
+    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
+    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("head_dim",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon"),
     "attention.sliding_window": ("sliding_window",),
     "attention.scale": ("attention_multiplier",),
@@ -103,18 +113,23 @@ _KEYS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
     "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
     "expert_weights_scale": ("routed_scaling_factor",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
-    "ssm.conv_kernel": ("linear_conv_kernel_dim",),
-    "ssm.state_size": ("linear_key_head_dim",),
-    "ssm.group_count": ("linear_num_key_heads",),
-    "ssm.time_step_rank": ("linear_num_value_heads",),
+    "ssm.conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
+    "ssm.state_size": ("linear_key_head_dim", "mamba_d_state", "ssm_state_size"),
+    "ssm.group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
+    "ssm.time_step_rank": ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"),
+    "shortconv.l_cache": ("conv_L_cache",),
 }
 
 
@@ -122,11 +137,21 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
     """The fields that describe the model of a checkpoint; `joined` as older files of latent attention do."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     arch = gguf.MODEL_ARCH_NAMES[FAMILIES[config["architectures"][0]].arch]
+    if arch == "nemotron_h_moe":
+        if "moe" not in config["layers_block_type"]:
+            arch, config = "nemotron_h", {**config, "n_routed_experts": None}
+        config["num_hidden_layers"] = len(config["layers_block_type"])
     fields: Fields = {"general.architecture": arch}
     for key, names in _KEYS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
             fields[f"{arch}.{key}"] = Typed(F32, value) if isinstance(value, float) else value
+    if arch == "mpt":
+        fields["mpt.attention.clamp_kqv"] = config["attn_config"]["clip_qkv"]
+        fields["mpt.attention.max_alibi_bias"] = 8.0
+    if arch == "falcon":
+        keys = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+        fields["falcon.attention.head_count_kv"] = keys
     if arch == "qwen2":
         fields.pop("qwen2.attention.sliding_window", None)
     if arch == "gemma3":
@@ -145,9 +170,8 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         )
     if arch in ("glm4moe", "dots1", "minimax-m2"):
         fields[f"{arch}.expert_gating_func"] = 2
-    if arch in ("qwen35", "qwen35moe"):
-        width = config["linear_value_head_dim"] * config["linear_num_value_heads"]
-        fields |= {f"{arch}.ssm.inner_size": width, f"{arch}.full_attention_interval": 4}
+    if f"{arch}.ssm.conv_kernel" in fields or arch in ("lfm2", "lfm2moe"):
+        fields |= {f"{arch}.{key}": value for key, value in state_fields(arch, config).items()}
     fields |= _rope(arch, config)
     if arch == "deepseek2":
         fields.pop(f"{arch}.nextn_predict_layers", None)  # the converter leaves such layers out

@@ -18,7 +18,7 @@ import torch
 from drive import Driver, ThreadGroup, run_in_chunks
 from gguf_blocks import KINDS, Array, in_blocks
 from gguf_experts import take_stacks
-from gguf_hybrids import as_in_file, from_file, stored_name
+from gguf_hybrids import as_in_file, from_file, stored_name, take_pieces
 from gguf_latent import take_halves
 from gguf_metadata import FAMILIES, Family, model_fields, tokenizer_fields
 from gguf_writer import Blob, write_gguf
@@ -41,8 +41,14 @@ _SAID: dict[str, dict[str, object]] = {
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16},
     "Qwen2MoeForCausalLM": {"use_sliding_window": False, "mlp_only_layers": []},
     "Qwen3MoeForCausalLM": {"decoder_sparse_step": 1},
+    "MptForCausalLM": {"attn_config": {"clip_qkv": 1.0}},
     "Qwen3_5ForCausalLM": _HYBRID,
     "Qwen3_5MoeForCausalLM": _HYBRID,
+    "Qwen3NextForCausalLM": _HYBRID,
+    "Lfm2MoeForCausalLM": {"tie_word_embeddings": True},
+    "NemotronHForCausalLM": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]
+    },
 }
 """Fields of the plain checkpoints whose tiny values no metadata could say."""
 
@@ -66,7 +72,7 @@ class Recipe:
     fused: bool = False
     """Whether gates and ups of experts are put into one tensor."""
     joined: bool = False
-    """Whether latent attention is written as before there were halves of the matrix of keys and values."""
+    """Whether matrices that are now taken apart are written whole, as they were before."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """More of the metadata."""
     blobs: Sequence[Blob] = ()
@@ -74,7 +80,8 @@ class Recipe:
 
     def kind_of(self, name: str, shape: Sequence[int]) -> str:
         plain = name.startswith(("position_embd", "token_types", "altup")) or any(
-            word in name for word in ("ffn_gate_inp", "conv1d", ".altup", ".laurel")
+            word in name
+            for word in ("ffn_gate_inp", "conv1d", "shortconv.conv", "ssm_norm", ".altup", ".laurel")
         )
         if len(shape) < 2 or plain or not name.endswith(".weight"):
             return "F32"
@@ -106,10 +113,14 @@ def convert(folder: Path, recipe: Recipe) -> Pair:
     config = json.loads((plain / "config.json").read_text())
     tensors = load_file(plain / "model.safetensors")
     family = FAMILIES[config["architectures"][0]]
-    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    fields = model_fields(plain, joined=recipe.joined)
+    layers = next(value for name, value in fields.items() if name.endswith(".block_count"))
     names = gguf.get_tensor_name_map(family.arch, layers)
     blobs = list(recipe.blobs)
-    others, stacks = take_stacks(tensors, recipe.fused)
+    others, stacks = take_pieces(tensors, config, joined=recipe.joined)
+    left = {name: tensor for name, tensor in tensors.items() if name not in others}
+    experts, of_experts = take_stacks(left, recipe.fused)
+    others, stacks = others | experts, stacks + of_experts
     if not recipe.joined:
         split, halves = take_halves(tensors, config)
         others, stacks = others | split, stacks + halves
@@ -119,6 +130,7 @@ def convert(folder: Path, recipe: Recipe) -> Pair:
         stack.write(meant)
     for name, tensor in tensors.items():
         known = name.removeprefix("bert.").removeprefix("nomic_bert.").removeprefix("roberta.")
+        known = known.removeprefix("transformer.") if family.arch == gguf.MODEL_ARCH.BLOOM else known
         if known.startswith(family.left_out) or name in others:
             continue
         stored = stored_name(known) or names.get_name(known, try_suffixes=(".weight", ".bias"))

@@ -156,10 +156,14 @@ _IN_NO_TABLE = ("Mistral4ForCausalLM",)
 
 @cache
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Hugging Face's model with its plainest attention, which knows soft-caps and windows."""
-    architecture = json.loads((folder / "config.json").read_text()).get("architectures", [""])[0]
+    """Hugging Face's model with its plainest attention, which knows soft-caps and windows.
+
+    That of Falcon adds slopes twice, to scores and to their mask.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    architecture, attention = config.get("architectures", [""])[0], "sdpa" if config.get("alibi") else "eager"
     made = getattr(transformers, architecture if architecture in _IN_NO_TABLE else "AutoModelForCausalLM")
-    model = made.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = made.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     return model.eval()
 
 

@@ -179,6 +179,14 @@ FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
         "max_position_embeddings": 512,
         "ffn_hidden_size": 48,
     },
+    "BloomForCausalLM": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "seq_length": 512},
+    "MptForCausalLM": {
+        "d_model": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": 512,
+        "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3},
+    },
     "GPTBigCodeForCausalLM": {**_GPT, "n_positions": 512},
     "GPT2LMHeadModel": {**_GPT, "n_positions": 512},
     "OPTForCausalLM": {

@@ -161,9 +161,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("gated", (values(5, 70), "relu")),
         _Case("gated", (values(5, 70) * 5, "clamped")),
         *_head_cases((q, k, v, kv, step), cos_sin, (values(dim), values(dim), values(dim))),
-        _Case("attention", (q, kv, step), {"scale": 0.2}),
-        _Case("attention", (q, kv, step), {"scale": 0.2, "window": 3}),
-        _Case("attention", (q, kv, step), {"scale": 0.2, "sinks": values(q.shape[1]).float()}),
+        *_attention_cases((q, kv, step), values(q.shape[1]).float()),
         *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
         _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
@@ -172,6 +170,12 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
         _Case("normalize", (x.float(),)),
     ]
+
+
+def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Tensor) -> Iterator[_Case]:
+    """Causal attention with each of its limits; `of_heads` are numbers of query heads."""
+    for limits in ({}, {"window": 3}, {"sinks": of_heads}, {"slopes": of_heads}):
+        yield _Case("attention", given, {"scale": 0.2, **limits})
 
 
 def _segments() -> Segments:

@@ -1,4 +1,4 @@
-"""Falcon: attention and MLP beside each other behind one norm or two, and key heads that queries share."""
+"""Falcon: attention and MLP beside each other behind one norm or two, with rotation or, at first, alibi."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from dataclasses import replace
 
 import msgspec
 
-from models.config import ConfigError, Eps, Size
+from models.config import Eps, Size
 from models.families.classics.gpt2 import GPT_TRUNKS, LAYER_NORMS
 from models.families.decoders.decoder import DecoderForCausalLM
-from models.families.decoders.decoder_spec import PRE_NORMS, DecoderFields, DecoderSpec, Norms
+from models.families.decoders.decoder_spec import PRE_NORMS, DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.layers.attention import alibi_slopes
 from models.layers.rotary import Rope
 from models.model import ModelSetup
+
+NAMES = {
+    "embed_tokens": "word_embeddings",
+    "layers": "h",
+    "self_attn": "self_attention",
+    "qkv_proj": "query_key_value",
+    "o_proj": "dense",
+    "up_proj": "dense_h_to_4h",
+    "down_proj": "dense_4h_to_h",
+    "norm": "ln_f",
+}
 
 
 class FalconFields(DecoderFields, frozen=True, kw_only=True):
@@ -27,29 +39,33 @@ class FalconFields(DecoderFields, frozen=True, kw_only=True):
     num_ln_in_parallel_attn: int | None = None
     multi_query: bool = True
     parallel_attn: bool = True
+    qkv_in_one: bool = False
+    """Whether q, k and v lie one behind the other in their matrix: so GGUF files have them."""
 
     def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
-        if self.alibi:
-            raise ConfigError(
-                "config.json of this Falcon has alibi in place of rotation, which is not served"
-            )
-        is_new = self.new_decoder_architecture
+        is_new, spec = self.new_decoder_architecture, super().spec(setup, rope)
+        slopes = [spec.attention_scale * slope for slope in alibi_slopes(setup.config.num_heads)]
         return replace(
-            super().spec(setup, rope),
+            spec,
             intermediate_size=self.ffn_hidden_size or 4 * setup.config.hidden_size,
             norms=self.norms(),
             is_parallel=is_new or self.parallel_attn,
-            qkv="by head" if is_new or not self.multi_query else "in one",
+            qkv="by head" if not self.qkv_in_one and (is_new or not self.multi_query) else "in one",
             qkv_bias=self.bias,
             o_bias=self.bias,
             mlp_bias=self.bias,
+            slopes=slopes if self.alibi else None,
         )
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        return (LayerSpec(rope=None if self.alibi else rope),) * setup.config.num_layers
 
     def norms(self) -> Norms:
         if not self.parallel_attn:
             return PRE_NORMS
         if self.new_decoder_architecture and self.num_ln_in_parallel_attn in (None, 2):
-            return Norms(before_attention="ln_attn", before_mlp="ln_mlp")
+            of_mlp = "input_layernorm" if self.qkv_in_one else "ln_mlp"
+            return Norms(before_attention="ln_attn", before_mlp=of_mlp)
         return Norms(before_attention="input_layernorm")
 
 
@@ -57,13 +73,4 @@ class FalconForCausalLM(DecoderForCausalLM):
     fields = FalconFields
     fixed = LAYER_NORMS
     trunks = GPT_TRUNKS
-    saved_names = {
-        "embed_tokens": "word_embeddings",
-        "layers": "h",
-        "self_attn": "self_attention",
-        "qkv_proj": "query_key_value",
-        "o_proj": "dense",
-        "up_proj": "dense_h_to_4h",
-        "down_proj": "dense_4h_to_h",
-        "norm": "ln_f",
-    }
+    saved_names = NAMES

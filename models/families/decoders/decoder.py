@@ -25,7 +25,7 @@ from models.layers.latent_attention import LatentSelfAttention
 from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP
 from models.layers.moe import MoeMLP
-from models.layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm, SpreadRMSNorm
+from models.layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm, SpreadRMSNorm, enter
 from models.layers.rotary import Rope, Rotary
 from models.layers.stages import Layers, if_held
 from models.layers.state import StateLayer
@@ -61,6 +61,7 @@ class DecoderAttention(nn.Module):
                 window=layer.window,
                 softcap=spec.attention_softcap,
                 sinks=heads if spec.sinks else None,
+                slopes=spec.slopes and spec.slopes[heads.start : heads.stop],
             )
         self.query_growth = spec.query_growth
         self.qk_norm = spec.qk_norm
@@ -162,6 +163,7 @@ class Decoder(nn.Module):
         super().__init__()
         size, width = config.hidden_size, spec.embedding_width or config.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, width, parallel, scale=spec.embedding_scale)
+        self.embed_norm = if_held(parallel.first, make_norm(size, spec)) if spec.embedding_norm else None
         if width != size:
             self.project_in = if_held(parallel.first, Linear(width, size))
             self.project_out = if_held(parallel.last, Linear(size, width))
@@ -189,6 +191,7 @@ class Decoder(nn.Module):
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         rows = self.embed_tokens(ids)
         rows = self.project_in(rows) if self.is_projected else rows
+        rows = self.embed_norm(rows) if self.embed_norm is not None else rows
         if self.first_position is None:
             return rows
         return ops.add(rows, ops.embed(positions, self.embed_positions.weight[self.first_position :]))
@@ -377,22 +380,15 @@ def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Par
         parallel,
         activation=spec.activation,
         bias=spec.mlp_bias,
-        sources=() if spec.gate_up_in_one else GATE_AND_UP,
+        sources=GATE_AND_UP,
+        names=("gate_up_proj", "down_proj") if spec.gate_up_in_one else None,
     )
 
 
 def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
     """Attention for a decoder that sees its whole text. Half of a window lies on each side of a token."""
-    if spec.attention_softcap is not None or spec.sinks:
-        what = "have sinks" if spec.sinks else "cap its attention"
+    if spec.attention_softcap is not None or spec.sinks or spec.slopes:
+        what = "have sinks" if spec.sinks else "have alibi" if spec.slopes else "cap its attention"
         raise ValueError(f"{config.architecture} that attends in both directions cannot {what}")
     window = None if layer.window is None else layer.window // 2
     return EncoderAttention(head_dim=config.head_dim, scale=_scale(spec, layer), window=window)
-
-
-def enter(norm: nn.Module | None, delta: Tensor | None, stream: Tensor) -> tuple[Tensor, Tensor]:
-    """Complete the stream -> (the next sublayer's input, the stream). The first sublayer has no delta."""
-    if not isinstance(norm, Norm):  # the family has no such norm, or another stage has it
-        stream = stream if delta is None else ops.add(stream, delta)
-        return stream, stream
-    return (norm(stream), stream) if delta is None else norm.add(delta, stream)

@@ -5,6 +5,7 @@ A family makes its `DecoderSpec` of its own fields of config.json, which are a `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -90,13 +91,15 @@ class DecoderSpec:
     is_gated: bool = True
     """Whether the MLP has a gate."""
     gate_up_in_one: bool = False
-    """Whether the checkpoint holds gate and up as one matrix."""
+    """Whether the checkpoint may hold gate and up as one matrix; GGUF files have them apart."""
     transposed: bool = False
     """Whether the checkpoint stores matrices as [inputs, outputs]."""
     output_gate: bool = False
     """Whether each query head has a gate, which its output passes."""
     sinks: bool = False
     """Whether each query head has a score for nothing, which takes its part of the attention."""
+    slopes: Sequence[float] | None = None
+    """What the scores of each query head lose with each position of distance (alibi); None: nothing."""
     turns_neighbours: bool = False
     """Whether rotation pairs dimensions 2i and 2i + 1: rows of q and k are brought into another order."""
     query_growth: QueryGrowth | None = None
@@ -110,6 +113,8 @@ class DecoderSpec:
     """The row of that table for the first token of a text."""
     embedding_width: int | None = None
     """The width of embeddings that are projected to the layers' and back; None means that of the layers."""
+    embedding_norm: bool = False
+    """Whether embeddings are normalised."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """A factor of everything that a sublayer adds to the stream."""

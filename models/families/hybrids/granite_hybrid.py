@@ -17,6 +17,8 @@ from models.model import ModelSetup
 class GraniteHybridFields(GraniteMoeFields, frozen=True, kw_only=True):
     num_local_experts: int = 8
     """The experts of a layer; 0 means that the expert that all tokens share is an MLP of its own."""
+    num_experts_per_tok: int = 2
+    """The experts of a token, which is 0 in files without experts."""
     shared_intermediate_size: int = 1024
     position_embedding_type: str | None = None
     """The word "rope" where layers with attention see positions."""

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, ModelConfig, Size
-from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM, enter
+from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
 from models.families.mixtures.glm4_moe import DeepSeekExperts
 from models.layers.mamba import MambaSpec
 from models.layers.mlp import MLP
 from models.layers.moe import ExpertSpec, MoeMLP, SharedExpert
-from models.layers.norm import RMSNorm
+from models.layers.norm import RMSNorm, enter
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel

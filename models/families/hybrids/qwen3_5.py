@@ -19,14 +19,14 @@ from models.model import ModelSetup
 class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
     """The fields of layers of both kinds, with the defaults that transformers has for them."""
 
-    saved_heads: ClassVar[Literal["by part", "by key head"]] = "by part"
-
     full_attention_interval: Size = 4
     linear_conv_kernel_dim: Size = 4
     linear_key_head_dim: Size = 128
     linear_value_head_dim: Size = 128
     linear_num_key_heads: Size = 16
     linear_num_value_heads: Size = 32
+    linear_projections: Literal["by part", "by key head", "gates by key head"] = "by part"
+    """How matrices of linear attention lie: GGUF files of Qwen3-Next have them otherwise than its own."""
     linear_value_heads_take_turns: bool = False
     """Whether value heads that share a key head are not neighbours: so GGUF files have them."""
 
@@ -57,7 +57,7 @@ class HybridFields(QwenMoeFields, frozen=True, kw_only=True):
             value_dim=self.linear_value_head_dim,
             taps=self.linear_conv_kernel_dim,
             eps=self.rms_norm_eps,
-            saved=self.saved_heads,
+            saved=self.linear_projections,
             takes_turns=self.linear_value_heads_take_turns,
         )
 
@@ -93,8 +93,7 @@ class HybridMoeFields(HybridFields, frozen=True, kw_only=True):
 
 class Qwen3NextFields(HybridMoeFields, frozen=True, kw_only=True):
     saved: ClassVar[SavedExperts] = SavedExperts()
-    saved_heads = "by key head"
-
+    linear_projections: Literal["by part", "by key head", "gates by key head"] = "by key head"
     intermediate_size: Size = 5632
     num_experts: int = 512
     num_experts_per_tok: Size = 10

@@ -103,6 +103,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
@@ -114,11 +115,12 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             _refuse_window("attention", window)
         if sinks is not None and sinks.shape != (heads,):
             refuse("attention", q=q, sinks=sinks)
-        sunk = sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
-        if not (sunk and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
-            return reference.attention(
-                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
-            )
+        if slopes is not None and slopes.shape != (heads,):
+            refuse("attention", q=q, slopes=slopes)
+        known = _plain(sinks) and _plain(slopes)
+        if not (known and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
+            limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+            return reference.attention(q, kv, context, scale=scale, scales=scales, **limits)
         q = q.contiguous()
         out = empty(q.shape, q.dtype)
         table = context.block_table
@@ -126,7 +128,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
-            address(sinks),
+            *(address(sinks), address(slopes)),
         )
         return out
 
@@ -213,9 +215,9 @@ def _agree(norm: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> boo
     return contiguous and norm.dtype == other.dtype and norm.dtype in (dtype, torch.float32)
 
 
-def _plain(cos_sin: Tensor | None) -> bool:
-    """Whether the kernels can read the cosines and sines, if there are any."""
-    return cos_sin is None or (cos_sin.dtype == torch.float32 and cos_sin.is_contiguous())
+def _plain(given: Tensor | None) -> bool:
+    """Whether the kernels can read what they are given beside heads, if they are: float32 in one piece."""
+    return given is None or (given.dtype == torch.float32 and given.is_contiguous())
 
 
 def _angles(cos_sin: Tensor | None) -> tuple[int | None, int]:

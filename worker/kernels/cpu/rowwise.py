@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.ops import latent_ops, reference
+from models.ops import latent_ops, pooling_ops, reference
 from models.weight_coding import LEVELS
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.library import Library
@@ -217,14 +217,14 @@ def _sums_over_rows(library: Library) -> Operations:
     def mean(rows: Tensor) -> Tensor:
         kind, (count, width) = KINDS.get(rows.dtype), rows.shape
         if kind is None or rows.stride(1) != 1:
-            return reference.mean(rows)
+            return pooling_ops.mean(rows)
         out = empty((1, width), torch.float32)
         add_up(rows.data_ptr(), rows.stride(0), count, width, out.data_ptr(), kind)
         return out
 
     def normalize(rows: Tensor) -> Tensor:
         if rows.dtype != torch.float32 or rows.stride(1) != 1:
-            return reference.normalize(rows)
+            return pooling_ops.normalize(rows)
         out = empty(rows.shape, torch.float32)
         scale(rows.data_ptr(), rows.stride(0), *rows.shape, out.data_ptr())
         return out

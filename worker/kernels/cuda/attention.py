@@ -40,15 +40,15 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         heads = Heads(q.shape[1], kv.shape[2], q.shape[2])
         if not (fits(heads, q) and kv.dtype in (q.dtype, *CACHE_DTYPES.values()) and kv.is_contiguous()):
-            return reference.attention(
-                q, kv, context, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
-            )
+            limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+            return reference.attention(q, kv, context, scale=scale, scales=scales, **limits)
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        scoring = _Scoring(scale * of_keys, window, softcap, sinks=sinks, value_scale=of_values)
+        scoring = _Scoring(scale * of_keys, window, softcap, slopes, sinks, value_scale=of_values)
         return _attend(card, heads, q, kv[0], kv[1], context, scoring)
 
     def encoder_attention(
@@ -65,7 +65,7 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         if not fits(heads, q, k, v):
             return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
         added = None if bias is None else bias.to(q.dtype).contiguous()
-        return _attend(card, heads, q, k, v, context, _Scoring(scale, window, bias=added))
+        return _attend(card, heads, q, k, v, context, _Scoring(scale, window, by_distance=added))
 
     return {"attention": attention, "encoder_attention": encoder_attention}
 
@@ -100,12 +100,14 @@ class _Scoring:
     scale: float
     window: int | None
     softcap: float | None = None
-    bias: Tensor | None = None
+    by_distance: Tensor | None = None
+    """What changes scores by distance: slopes [H] float32, or a bias for each distance [H, 2R + 1]."""
     sinks: Tensor | None = None
     value_scale: float = 1.0
     """What values, and so results, are multiplied with."""
 
     def form(self, heads: Heads, page: int) -> Form:
+        changed = self.by_distance
         return Form(
             heads=heads.keys,
             group=heads.group,
@@ -114,7 +116,8 @@ class _Scoring:
             page=page,
             window=-1 if self.window is None else self.window,
             capped=self.softcap is not None,
-            reach=-1 if self.bias is None else self.bias.shape[1] // 2,
+            reach=-1 if changed is None or changed.dim() == 1 else changed.shape[1] // 2,
+            sloping=changed is not None and changed.dim() == 1,
             sinks=self.sinks is not None,
         )
 
@@ -133,7 +136,7 @@ def _attend(
         launch(
             attend,
             (len(blocks.rows), heads.keys, splits),
-            *(q, k, v, out, *results.tensors, scoring.bias, scoring.sinks, table),
+            *(q, k, v, out, *results.tensors, scoring.by_distance, scoring.sinks, table),
             *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens),
             *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
             *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0), splits),

@@ -37,6 +37,7 @@ class Form(NamedTuple):
     window: int  # -1 for none
     capped: bool
     reach: int  # the largest distance of a bias by distance; -1 for no bias
+    sloping: bool  # whether the scores of a head fall by its slope with each position of distance
     sinks: bool
 
 
@@ -155,6 +156,9 @@ def _add_tile(
     if FORM.reach >= 0:
         distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -FORM.reach), FORM.reach)
         scores += tl.load(bias[:, None] + distance + FORM.reach).to(tl.float32) * 1.4426950408889634
+    if FORM.sloping:
+        distance = (position[None, :] - seen[:, None]).to(tl.float32)
+        scores += bias[:, None] * distance
     if MASKED:
         mask = visible(seen, position, high, FORM.page > 0, FORM.window)
         scores = tl.where(mask, scores, float("-inf"))
@@ -225,6 +229,8 @@ def attend(
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
     table = table_ptr + row.to(tl.int64) * table_stride
     bias = bias_ptr if FORM.reach < 0 else bias_ptr + tl.where(used, query_head, 0) * (2 * FORM.reach + 1)
+    if FORM.sloping:
+        bias = tl.load(bias_ptr + query_head, mask=used, other=0.0) * 1.4426950408889634
     top, total = _start(sinks_ptr, query_head, used, split == 0, BM, FORM.sinks)  # pyright: ignore
     result = tl.zeros([BM, wide], tl.float32)
     for start in range(low, plain, BN):

@@ -157,6 +157,12 @@ CASES = [
         "one after the other",
         {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False},
     ),
+    Case("FalconForCausalLM", "alibi", {"multi_query": False, "parallel_attn": False, "alibi": True}),
+    Case("FalconForCausalLM", "alibi, parallel", {"alibi": True, "bias": True}),
+    Case("BloomForCausalLM"),
+    Case("BloomForCausalLM", "five heads", {"n_head": 5, "hidden_size": 40}, ranks=(5,)),
+    Case("MptForCausalLM"),
+    Case("MptForCausalLM", "six heads", {"n_heads": 6, "d_model": 48, "attn_config": {}}, ranks=(2,)),
     Case("GPTBigCodeForCausalLM"),
     Case("GPTBigCodeForCausalLM", "many key heads", {"multi_query": False}),
     Case("MixtralForCausalLM"),
@@ -345,6 +351,15 @@ def test_nothing_is_left_on_the_host(built: Built) -> None:
     driver = Driver(load_ranks(built.folder, device="meta"), device="meta")
     assert driver.step({0: PROMPT, 1: PROMPT[:2]})[1].is_meta
     assert driver.step({1: PROMPT[2:3], 0: PROMPT})[1].is_meta
+
+
+@pytest.mark.parametrize("scale", [0.25, "inv_sqrt_d_model"])
+def test_logits_of_mpt_are_scaled(scale: object, tmp_path: Path) -> None:
+    """The code of its makers does so, and transformers' does not."""
+    folder = tiny_checkpoint("MptForCausalLM", tmp_path, logit_scale=scale)
+    logits = Driver(load_ranks(folder)).step({0: PROMPT})[0]
+    factor = 32**-0.5 if isinstance(scale, str) else 0.25
+    torch.testing.assert_close(logits, factor * hf_logits(folder, PROMPT), atol=1e-4, rtol=0)
 
 
 def distance(logits: Tensor, expected: Tensor) -> float:

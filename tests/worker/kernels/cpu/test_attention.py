@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import exact
 import pytest
 import torch
 from kernel_levels import use_threads
@@ -76,11 +77,28 @@ def test_sinks_take_their_share(table: Table, dtype: torch.dtype, new: list[int]
         assert_near(table["attention"](q, kv, step, **limits), exact)
 
 
-def test_sinks_of_other_heads_are_refused(table: Table) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), STEPS)
+def test_scores_fall_with_distance(
+    table: Table, dtype: torch.dtype, new: list[int], total: list[int]
+) -> None:
+    """Alibi, with heads of a key head that have slopes of their own; heads of 24 are no whole vectors."""
+    slopes = torch.tensor([0.5, 0.25, 0.07, 0.03, 1.0, 0.0, 0.001, 0.3])
+    for dim, window in ((64, None), (24, None), (64, 50)):
+        step = make_step(new, total, block_size=16)
+        kv, q = make_cache(step, 2, dim, dtype), queries(step, 8, dim, dtype)
+        limits: dict[str, Any] = {"scale": 0.3, "window": window, "slopes": slopes}
+        exact_out = exact.attention(q, kv, step, **limits)
+        assert_near(reference.attention(q.float(), kv.float(), step, **limits), exact_out)
+        assert_near(table["attention"](q, kv, step, **limits), exact_out)
+
+
+@pytest.mark.parametrize("what", ["sinks", "slopes"])
+def test_numbers_of_other_heads_are_refused(table: Table, what: str) -> None:
     step = make_step([1], [9], block_size=16)
     kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)
-    with pytest.raises(ValueError, match="sinks"):
-        table["attention"](q, kv, step, scale=0.1, sinks=torch.zeros(3))
+    with pytest.raises(ValueError, match=what):
+        table["attention"](q, kv, step, scale=0.1, **{what: torch.zeros(3)})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -45,12 +45,21 @@ class Prompt:
 
 
 def make_prompt(
-    table: Table, length: int, dtype: torch.dtype, dim: int, *, sunk: bool = False, **limits: Any
+    table: Table,
+    length: int,
+    dtype: torch.dtype,
+    dim: int,
+    *,
+    sunk: bool = False,
+    sloped: bool = False,
+    **limits: Any,
 ) -> Prompt:
     group, kv_heads = random.choice([(1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (8, 1)])
     whole = make_step([length], [length], random.choice([4, 16, 32]))
     q = 2 * torch.randn(length, group * kv_heads, dim).to(dtype)
-    limits |= {"scale": dim**-0.5, "sinks": torch.randn(group * kv_heads) if sunk else None}
+    heads = group * kv_heads
+    limits |= {"scale": dim**-0.5, "sinks": torch.randn(heads) if sunk else None}
+    limits |= {"slopes": torch.rand(heads) / 8 if sloped else None}
     return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, dtype), limits)
 
 
@@ -67,7 +76,13 @@ def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, di
         (random.randint(257, 300), None, random.choice([0.7, 50.0]), False),
         (random.randint(513, 530), random.randint(200, 300), 5.0, True),
     ):
-        prompt = make_prompt(table_of(level), length, dtype, dim, window=window, softcap=softcap, sunk=sunk)
+        limits: dict[str, Any] = {
+            "window": window,
+            "softcap": softcap,
+            "sunk": sunk,
+            "sloped": length % 2 == 0,
+        }
+        prompt = make_prompt(table_of(level), length, dtype, dim, **limits)
         at_once = prompt.rows([0, length])
         use_threads(level, random.randint(1, 2))
         assert_same_bits(prompt.rows(cut(length, 1)), at_once)
@@ -79,7 +94,7 @@ def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, di
 def test_a_query_has_the_same_bits_in_any_step(level: str, dtype: torch.dtype, window: int | None) -> None:
     """Threads share the chunks of a row that is alone in its step."""
     length = 1500
-    prompt = make_prompt(table_of(level), length, dtype, 32, window=window)
+    prompt = make_prompt(table_of(level), length, dtype, 32, window=window, sloped=window is None)
     at_once = prompt.rows([0, length])
     assert_same_bits(prompt.alone(cut(length, 100)), at_once)
     for threads in (1, 2, 3):

@@ -129,6 +129,7 @@ DECODERS = {
     "Cohere2ForCausalLM": True,
     "GPTNeoXForCausalLM": True,
     "FalconForCausalLM": True,
+    "BloomForCausalLM": True,
     "NemotronForCausalLM": True,
     "PhiForCausalLM": True,
     "Jais2ForCausalLM": False,

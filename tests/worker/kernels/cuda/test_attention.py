@@ -101,6 +101,16 @@ def test_sinks_take_their_share_once(dtype: torch.dtype) -> None:
     assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, sinks=sinks))
 
 
+@pytest.mark.turns
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_fall_with_distance(dtype: torch.dtype) -> None:
+    step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
+    kv = make_cache(step, 2, 32, dtype).to(DEVICE)
+    q, slopes = queries(step, 4, 32, dtype), torch.tensor([0.5, 0.25, 0.004, 0.0]).to(DEVICE)
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=300, slopes=slopes)
+    assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, slopes=slopes))
+
+
 def test_splits_change_nothing_but_digits() -> None:
     step = on_device(make_step([1, 2], [900, 600], 64))
     other = replace(step)

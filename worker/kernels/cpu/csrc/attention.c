@@ -20,6 +20,7 @@ typedef struct {
     const int *kv_lens;         // [rows]
     const int *block_table;     // [rows, table_width]
     const float *sinks;         // [heads], or NULL
+    const float *slopes;        // [heads], or NULL
     long table_width, rows, heads, kv_heads, block_size;
     long window;  // 0: none
     scoring scoring;
@@ -82,6 +83,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         t->query_rows[r] = at(p->q, place * s.dim, s.kind);
         t->out_rows[r] = at_out(p->out, place * s.dim, s.kind);
         if (p->sinks) t->sinks[r] = p->sinks[place % p->heads] * LOG2_E;
+        if (p->slopes) t->slopes[r] = p->slopes[place % p->heads] * LOG2_E;
         t->first[r] = (float)first_seen(p, position + i);
         t->last[r] = (float)(position + i);
     }
@@ -120,6 +122,7 @@ INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u
     find_rows(p, s.kind, u->row, head, start, stop - start, m->rows + hidden, m->rows + keys + hidden);
     for (long i = 0; i < hidden; i++) m->rows[i] = m->rows[hidden], m->rows[keys + i] = m->rows[keys + hidden];
     find_next(p, s.kind, u, head, stop, next, m->rows + 2 * keys);
+    m->distance = (float)(start / CHUNK * CHUNK - (p->kv_lens[u->row] - 1));
     row_chunk(m, s, group_of(p), (span){(start - hidden) % CHUNK, keys, hidden}, parts);
 }
 
@@ -141,6 +144,7 @@ INLINE void attend_row(const paged *p, scoring s, const unit *u, long head, cons
     long place = (p->query_starts[u->row] * p->heads + head * group) * s.dim;
     row_memory *m = row_begin(s, group, at(p->q, place, s.kind));
     void *out = at_out(p->out, place, s.kind);
+    m->slopes = p->slopes ? p->slopes + head * group : NULL;
     if (u->split >= 0) {
         attend_split(p, s, m, u, head, next, out);
         return;
@@ -226,16 +230,17 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 }
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
-// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] NULL.
+// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] and
+// slopes [heads] NULL.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
                       long table_width, long rows, float scale, float softcap, long window, int kind,
-                      const float *sinks) {
+                      const float *sinks, const float *slopes) {
     paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
-               .block_size = block_size, .window = window, .sinks = sinks,
-               .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL}};
+               .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes,
+               .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
         long chunks = ceil_div(kv_lens[row], CHUNK);
@@ -253,5 +258,5 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
 EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
-              a[15].whole, (int)a[16].whole, a[17].pointer);
+              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer);
 }

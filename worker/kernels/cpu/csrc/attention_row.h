@@ -23,6 +23,8 @@ typedef struct {
     float *scores;   // [head][CHUNK], by position in the chunk; then weights, or words of them
     float *decays;   // [head][CHUNK / KEYS]
     float *parts;    // [2][head][part_size]
+    const float *slopes;  // [head], or NULL; the caller fills them in, too, and
+    float distance;       // from the query to the first position of the chunk, at most 0
 } row_memory;
 
 // Keys of a chunk: `count` from the position `first` in it, a multiple of LANES. The first `hidden` are not seen.
@@ -107,6 +109,15 @@ INLINE void weigh_block(float *scores, long keys, scoring s, float *decay, float
     part[1] = part[1] * *decay + vec_sum(total);
 }
 
+INLINE void slope_head(const row_memory *m, span k, long head, float *scores) {
+    static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vec slope = vec_all(m->slopes[head] * LOG2_E), lane = vec_load(lanes, FLOAT32);
+    for (long key = k.first; key < k.first + k.count; key += LANES) {
+        vec distance = vec_add(vec_all(m->distance + (float)key), lane);
+        vec_store(scores + key, vec_slope(vec_load(scores + key, FLOAT32), slope, distance), FLOAT32);
+    }
+}
+
 INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float *part) {
     float *scores = m->scores + head * CHUNK, *decays = m->decays + head * (CHUNK / KEYS);
     long stop = k.first + k.count;
@@ -114,6 +125,7 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
         vec score = vec_mul(vec_load(scores + key, FLOAT32), vec_all(s.scale));
         vec_store(scores + key, s.softcap != 0 ? vec_cap(score, s.softcap) : score, FLOAT32);
     }
+    if (s.sloping) slope_head(m, k, head, scores);
     for (long key = k.first; key < k.first + k.hidden; key++) scores[key] = UNSEEN;
     for (long key = stop; key % LANES; key++) scores[key] = UNSEEN;
     part[0] = LOWEST, part[1] = 0;

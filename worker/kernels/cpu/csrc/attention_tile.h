@@ -44,6 +44,7 @@ typedef struct {
     float softcap;  // 0: scores are not capped
     int biased;     // whether a tile's `bias` is added
     int sinking;    // whether rows have sinks
+    int sloping;    // whether rows have slopes
 } scoring;
 
 // The states of the rows after some keys: the largest score, the sum of weights, and the sum of weighted values.
@@ -60,6 +61,7 @@ typedef struct {
     tile_state states[2], *chunk, *merged;                 // this chunk's; that of the chunks before it, or NULL
     float first[TILE], last[TILE];                         // positions that each row sees, in ascending order
     float sinks[TILE];                                     // the scores of sinks, if rows have them
+    float slopes[TILE];                                    // times log2(e), if rows have them
     const void *query_rows[TILE];                          // past the tile's last row, another one is repeated
     void *out_rows[TILE];
     const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // rows of a block
@@ -209,6 +211,19 @@ INLINE void add_bias(tile *t, long keys, long lane) {
     }
 }
 
+// The score of a key that is `distance`, at most 0, from its query.
+INLINE vec vec_slope(vec score, vec slope, vec distance) { return vec_fma(slope, distance, score); }
+
+// In causal attention, where the last position that a row sees is its own.
+INLINE void slope_scores(tile *t, long start, long keys, long lane) {
+    vec slope = vec_load(t->slopes + lane, FLOAT32), own = vec_load(t->last + lane, FLOAT32);
+    for (long key = 0; key < keys; key++) {
+        float *score = t->scores + key * TILE + lane;
+        vec distance = vec_sub(vec_all((float)(start + key)), own);
+        vec_store(score, vec_slope(vec_load(score, FLOAT32), slope, distance), FLOAT32);
+    }
+}
+
 INLINE void hide_scores(tile *t, long start, long keys, long lane) {
     vec first = vec_load(t->first + lane, FLOAT32), last = vec_load(t->last + lane, FLOAT32), unseen = vec_all(UNSEEN);
     for (long key = 0; key < keys; key++) {
@@ -260,6 +275,7 @@ INLINE void tile_block(tile *t, scoring s, long start, long keys, long rows, int
     for (long lane = 0; lane < lanes; lane += LANES) {
         if (s.softcap != 0) cap_scores(t, keys, lane, s.softcap);
         if (s.biased) add_bias(t, keys, lane);
+        if (s.sloping) slope_scores(t, start, keys, lane);
         if (partly) hide_scores(t, start, all, lane);
         weigh(t, s, all, lane);
     }

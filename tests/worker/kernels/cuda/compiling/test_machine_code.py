@@ -90,6 +90,7 @@ def models_in(folder: Path, capability: int) -> list[Model]:
         written(folder, "Gemma2ForCausalLM", **{**DECODER, **WIDE}),  # caps, and a window in one layer
         written(folder, "Gemma4ForCausalLM", **GEMMA4),  # heads of 512, and queries without keys
         written(folder, "GptOssForCausalLM", **{**DECODER, **NARROW}),  # sinks, a window in one, experts
+        written(folder, "BloomForCausalLM", hidden_size=1024, n_layer=1, n_head=16),  # alibi
         written(folder, "YoutuForCausalLM", **{**LAYER, **LATENT}),
         written(folder, "Qwen3_5ForCausalLM", **DELTA),
         written(folder, "GraniteMoeHybridForCausalLM", **SCAN),  # states of 256, as Falcon-H1 has some
