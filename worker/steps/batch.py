@@ -116,7 +116,7 @@ class StepPlanner:
         self, forms: Forms, form: Form, step: StepInput, columns: Columns, packet: Packet
     ) -> Batch:
         """Send a step as a form, and behind it what sampling needs if the recording ends with the logits."""
-        send_form(forms, form, step.seqs, self.slots, packet)
+        send_form(forms, form, step.seqs, columns.states, self.slots, packet)
         if form.whole:
             sampled = _sampled_by(forms, step.seqs)
         else:

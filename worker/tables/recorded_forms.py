@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from models.state_rows import STATE_COLUMNS, StateRow
 from worker.protocol import SeqStep
 from worker.tables.positions import Columns, StepTokens
 from worker.tables.random_bits import stream
@@ -116,16 +117,21 @@ class Forms(Protocol):
         ...
 
 
-def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
-    """The form in which a step without new sequences can be sent, if it computes one token of each.
+def state_words(rows: Sequence[StateRow], length: int, nobody: int) -> np.ndarray:
+    """The table of `state_columns`, row by row; rows behind `rows` have the states of nobody's slot."""
+    table = np.zeros((STATE_COLUMNS, length), np.int32)
+    table[:2] = nobody
+    table[:2, : len(rows)] = np.array([row[:2] for row in rows]).T
+    for at, row in enumerate(rows):
+        for index, kept in enumerate(row.kept):
+            table[2 + 2 * index : 4 + 2 * index, at] = kept
+    return table.ravel()
 
-    A form does not tell of remembered states: those of slots alone are read and written.
-    """
-    for seq in seqs:
-        if seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups:
-            return None
-        if seq.source >= 0 or seq.kept:
-            return None
+
+def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
+    """The form in which a step without new sequences can be sent, if it computes one token of each."""
+    if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
+        return None
     whole = can_choose(forms, seqs, slots)
     form = forms.find(len(seqs), whole=whole)
     return form if form is not None and forms.states.knows(seqs) else None
@@ -142,8 +148,18 @@ def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
     return not asks.any() and not any(seq.bound for seq in sampling)
 
 
-def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, packet: Packet) -> None:
-    """Begin a packet with a form: slots, and for each the next entry of its block tables, -1 for none."""
+def send_form(
+    forms: Forms,
+    form: Form,
+    seqs: Sequence[SeqStep],
+    states: Sequence[StateRow],
+    slots: Slots,
+    packet: Packet,
+) -> None:
+    """Begin a packet with a form: slots, and for each the next entry of its block tables, -1 for none.
+
+    If layers have states, their places follow.
+    """
     held = [seq.slot for seq in seqs]
     places = [slots.blocks[seq.slot] if seq.blocks else -1 for seq in seqs]
     entries = [slots.entries(seq) for seq in seqs]
@@ -151,5 +167,9 @@ def send_form(forms: Forms, form: Form, seqs: Sequence[SeqStep], slots: Slots, p
     for seq in seqs:
         slots.blocks[seq.slot] += len(seq.blocks) // slots.groups
     fields = (held, slots.dummy), (places, -1), *((blocks, 0) for blocks in groups)
-    packet.begin_form(forms.buffer, [Column(values, fill, form.rows) for values, fill in fields])
+    columns = [Column(values, fill, form.rows) for values, fill in fields]
+    if states:
+        words = state_words(states, form.rows, slots.dummy)
+        columns.append(Column(words, 0, len(words)))
+    packet.begin_form(forms.buffer, columns)
     forms.states.advance(held)

@@ -12,12 +12,13 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
-from models.state_rows import STATE_COLUMNS, StateRow, state_columns
+from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, Room, plan_room, plan_step
 from worker.kernels.cuda.capabilities import Card, Tiles
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
 from worker.steps.compute import UnreadStep, Unrecordable
 from worker.tables.positions import Columns, StepTokens
+from worker.tables.recorded_forms import state_words
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of
 
@@ -102,15 +103,16 @@ class MixedStep:
         planned = self._plan_step(columns)
         if planned is None:
             return None
+        dummy = self._slots.dummy
         filled: list[tuple[Sequence[int] | np.ndarray, int]] = [
-            (columns.slots, self._slots.dummy),
+            (columns.slots, dummy),
             (columns.query_starts, count),
             (columns.ends, 0),
             (np.repeat(np.arange(rows), columns.counts), -1),
             ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
-            ([columns.slots[row] for row in sampling], self._slots.dummy),
+            ([columns.slots[row] for row in sampling], dummy),
             *([] if self._slots.paged else [(token_types or [], 0)]),
-            *([] if self._states is None else [(self._state_table(columns.states), 0)]),
+            *([] if self._states is None else [(state_words(columns.states, self.rows, dummy), 0)]),
             *((blocks, -1) for blocks in planned),
         ]
         packet.begin_form(
@@ -130,12 +132,6 @@ class MixedStep:
         }
         starts, ends = self._starts, self._ends
         return unread_step(self._tensors, starts, ends, self._slots.block_size, plan, self._states)
-
-    def _state_table(self, rows: Sequence[StateRow]) -> np.ndarray:
-        """The places of states, and anything for rows without tokens."""
-        table = np.zeros((STATE_COLUMNS, self.rows), np.int32)
-        table[:, : len(rows)] = state_columns(rows)
-        return table.ravel()
 
     def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
         """The rows and the tokens of the blocks of each launch; None if keys should be split more."""

@@ -38,7 +38,7 @@ from worker.steps.batch import Batch
 from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
 from worker.tables.positions import Columns, LayOut
 from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotStates, StagedForm
-from worker.tables.staging import Packet
+from worker.tables.staging import Packet, columns_of
 
 logger = logging.getLogger(__name__)
 
@@ -265,11 +265,11 @@ class Graphs:
         context, draws = self._context_of(steps, lens), samples.draws()
         self.buffer.fill_(-1)
         self.buffer[:count].fill_(slots.dummy)
+        if context.states is not None:
+            context.states.table.zero_()[:2].fill_(slots.dummy)
 
         def work() -> tuple[Tensor, Tensor]:
             lay_out_single_tokens(self.buffer, states, slots, steps, lens)
-            if context.states is not None:  # those of slots are read, and written again
-                context.states.table[:2] = self.buffer[:count]
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden
@@ -285,9 +285,9 @@ class Graphs:
         """The context of a step of single tokens, whose plan of attention is the same for any lengths."""
         slots, count = self._compute.slots, len(lens)
         plan = self._layout.plan_for([1] * count, [slots.max_len] * count, lens.device)
-        places = (STATE_COLUMNS, count) if slots.has_states else None
-        table = None if places is None else torch.zeros(places, dtype=torch.int32, device=lens.device)
-        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, table)
+        lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count]
+        places = columns_of(self.buffer, lengths)[-1].view(-1, count) if slots.has_states else None
+        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""
