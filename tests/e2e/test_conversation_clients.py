@@ -14,18 +14,6 @@ QUESTION = "What is the capital of France?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
-def test_chat_streamed_equals_whole(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
-    whole = client.chat.completions.create(**asked)
-    assert "Paris" in whole.choices[0].message.content and whole.id.startswith("chatcmpl-")
-    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert parts[0].choices[0].delta.role == "assistant"
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == whole.choices[0].message.content
-    assert parts[-1].choices == [] and parts[-1].usage == whole.usage
-    assert parts[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
-
-
 def test_responses_streamed_equal_whole_ones_and_chat(client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)
     whole = client.responses.create(model="demo", input=QUESTION, temperature=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from later import Later
-from pooled import packed
+from pooled import Params, packed
 from torch import Tensor
 
 from models import ops
@@ -35,14 +34,6 @@ THEIR_NAMES: dict[Mode, str] = {
     "MEAN_SQRT_LEN": "mean_sqrt_len_tokens",
     "WEIGHTED_MEAN": "weightedmean",
 }
-
-
-@dataclass(frozen=True)
-class Params:
-    task: str = "embed"
-    use_activation: bool | None = None
-    dimensions: int | None = None
-    skip: int = 0
 
 
 def setup(

@@ -21,24 +21,27 @@ async def refusal_of(client: httpx.AsyncClient, path: str, body: bytes) -> Any:
     return error
 
 
-async def test_broken_json(client: httpx.AsyncClient) -> None:
-    assert await refusal_of(client, TEXT, b'{"a":') == {
-        "message": "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.5', "
-        "'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}",
-        "type": "Bad Request",
-        "param": "body.5",
-        "code": 400,
-    }
-
-
-async def test_a_wrong_type(client: httpx.AsyncClient) -> None:
-    assert await refusal_of(client, TEXT, b'{"prompt": "a", "max_tokens": "x"}') == {
-        "message": "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens', "
-        "'msg': 'Input should be a valid integer, unable to parse string as an integer', 'input': 'x'}",
-        "type": "Bad Request",
-        "param": "body.max_tokens",
-        "code": 400,
-    }
+@pytest.mark.parametrize(
+    ("body", "param", "details"),
+    [
+        (
+            b'{"a":',
+            "body.5",
+            "'type': 'json_invalid', 'loc': 'body.5', 'msg': 'JSON decode error', "
+            "'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}",
+        ),
+        (
+            b'{"prompt": "a", "max_tokens": "x"}',
+            "body.max_tokens",
+            "'type': 'int_parsing', 'loc': 'body.max_tokens', 'msg': 'Input should be a valid integer, "
+            "unable to parse string as an integer', 'input': 'x'",
+        ),
+    ],
+)
+async def test_a_whole_error(client: httpx.AsyncClient, body: bytes, param: str, details: str) -> None:
+    message = f"1 validation error:\n  {{{details}}}"
+    expected = {"message": message, "type": "Bad Request", "param": param, "code": 400}
+    assert await refusal_of(client, TEXT, body) == expected
 
 
 @pytest.mark.parametrize(

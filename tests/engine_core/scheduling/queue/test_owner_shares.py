@@ -116,17 +116,23 @@ def test_tokens_are_divided_as_the_weights_are(kind: str, slots: int) -> None:
     assert 0.95 < computed["large"] / (3 * computed["small"]) < 1.05
 
 
+def sequences_computed(clock: Clock, steps: int = 300) -> Counter[str]:
+    """How many rows of the next steps each owner has."""
+    computed: Counter[str] = Counter()
+    for _ in range(steps):
+        clock.step()
+        assert clock.planned is not None
+        computed.update(seq.request.owner for seq in clock.planned.seqs)
+    return computed
+
+
 def test_an_owner_that_was_away_does_not_get_what_it_missed() -> None:
     clock = Clock(slots=4)
     clock.add_all(long(id, "here", max_tokens=50) for id in range(1000, 1100))
     clock.add(short(1, "away"))
     clock.steps(300)
     clock.add_all(long(id, "away", max_tokens=50) for id in range(2000, 2100))
-    computed: Counter[str] = Counter()
-    for _ in range(300):
-        clock.step()
-        assert clock.planned is not None
-        computed.update(seq.request.owner for seq in clock.planned.seqs)
+    computed = sequences_computed(clock)
     assert 0.9 < computed["away"] / computed["here"] < 1.1
 
 
@@ -137,11 +143,7 @@ def test_what_an_owner_used_while_it_was_alone_is_not_held_against_it() -> None:
     for id in range(2000, 2100):
         clock.add(long(id, "second", max_tokens=50))
         clock.add(long(id + 1000, "first", max_tokens=50))
-    computed: Counter[str] = Counter()
-    for _ in range(300):
-        clock.step()
-        assert clock.planned is not None
-        computed.update(seq.request.owner for seq in clock.planned.seqs)
+    computed = sequences_computed(clock)
     assert 0.9 < computed["first"] / computed["second"] < 1.1
 
 

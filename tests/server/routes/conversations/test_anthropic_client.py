@@ -72,15 +72,6 @@ async def anthropic_client(app: ASGIApp) -> AsyncIterator[anthropic.AsyncAnthrop
         yield client
 
 
-async def test_create(anthropic_client: anthropic.AsyncAnthropic) -> None:
-    answer = await anthropic_client.messages.create(**BODY)
-    thinking, text, first, _ = answer.content
-    assert thinking.type == "thinking" and thinking.signature
-    assert text.type == "text" and text.text == "I look."
-    assert first.type == "tool_use" and first.input == {"city": "Pa<ris"}
-    assert answer.stop_reason == "tool_use"
-
-
 async def test_stream(anthropic_client: anthropic.AsyncAnthropic) -> None:
     async with anthropic_client.messages.stream(**BODY) as stream:
         events = [event async for event in stream]
@@ -95,6 +86,11 @@ async def test_stream(anthropic_client: anthropic.AsyncAnthropic) -> None:
 
 async def test_an_answer_goes_back(anthropic_client: anthropic.AsyncAnthropic) -> None:
     answer = await anthropic_client.messages.create(**BODY)
+    thinking, text, first, _ = answer.content
+    assert thinking.type == "thinking" and thinking.signature
+    assert text.type == "text" and text.text == "I look."
+    assert first.type == "tool_use" and first.input == {"city": "Pa<ris"}
+    assert answer.stop_reason == "tool_use"
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": "sun"}
         for block in answer.content

@@ -87,15 +87,11 @@ async def openai_client(app: ASGIApp) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_create(openai_client: openai.AsyncOpenAI) -> None:
+async def test_an_answer_goes_back_as_input(openai_client: openai.AsyncOpenAI) -> None:
     answer = await openai_client.responses.create(model="tiny", input="hi", tools=[TOOL])
     assert answer.output_text == "I look."
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call", "function_call"]
     assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens > 0
-
-
-async def test_an_answer_goes_back_as_input(openai_client: openai.AsyncOpenAI) -> None:
-    answer = await openai_client.responses.create(model="tiny", input="hi", tools=[TOOL])
     said: list[Any] = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in answer.output)]
     said += [
         {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
