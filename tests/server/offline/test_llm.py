@@ -257,12 +257,9 @@ def test_the_tokenizer_of_transformers(llm: LLM):
     assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == text
 
 
-def test_replicas_are_for_other_classes():
+def test_options_are_checked():
     with pytest.raises(ValueError, match=r"one replica; for several, AsyncLLM\(data_parallel_size"):
         LLM("demo", data_parallel_size=2)
-
-
-def test_options_are_checked():
     with pytest.raises(ValueError, match="max_model_length; did you mean max_model_len"):
         LLM("demo", max_model_length=10)
 

@@ -10,7 +10,7 @@ import pytest
 
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import from_python, parse
+from server.options.server_options import parse
 from server.options.vllm_flags import VLLM_FLAGS
 
 MIGRATING = Path(__file__).parents[3] / "docs/migrating.md"
@@ -109,15 +109,6 @@ def test_no_flag_that_is_refused_too_is_offered(flag: str) -> None:
 )
 def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
     assert read(short) == read(long) != read("")
-
-
-def test_harmless_flags_are_so_from_a_file_and_from_python(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "model: m\nenable-auto-tool-choice: true\nswap-space: 4\nlimit-mm-per-prompt: {image: 0}\n"
-    )
-    assert parse(["--config", str(file)], {}) == read("")
-    assert from_python({"model": "m", "swap_space": 4, "attention_backend": "FLASHINFER"}, {}) == read("")
 
 
 def test_flags_without_effect_are_documented() -> None:

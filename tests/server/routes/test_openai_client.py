@@ -54,18 +54,6 @@ async def test_chat_stream(openai_client: AsyncOpenAI, include_usage: bool) -> N
     assert chunks[-1].usage.model_extra is not None and "total_ms" in chunks[-1].usage.model_extra["timing"]
 
 
-async def test_tools_reach_the_prompt(frontend: FakeFrontend, openai_client: AsyncOpenAI) -> None:
-    await openai_client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "hi"}],
-        tools=[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
-        parallel_tool_calls=False,
-        store=True,
-        metadata={"a": "b"},
-    )
-    assert "[look]" in bytes(frontend.asked[-1][0]).decode()
-
-
 async def test_an_answer_goes_back_as_a_message(frontend: FakeFrontend, openai_client: AsyncOpenAI) -> None:
     answer = await openai_client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "a"}]
@@ -82,11 +70,6 @@ async def test_completions(openai_client: AsyncOpenAI) -> None:
     assert [choice.text for choice in answer.choices] == ["aHello, world.", "bHello, world."]
     stream = await openai_client.completions.create(model="tiny", prompt="a", stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello, world."
-
-
-async def test_fields_beyond_openai(frontend: FakeFrontend, openai_client: AsyncOpenAI) -> None:
-    await openai_client.completions.create(model="tiny", prompt="a", extra_body={"top_k": 3, "min_p": 0.1})
-    assert frontend.asked[-1][1].top_k == 3
 
 
 async def test_models(openai_client: AsyncOpenAI) -> None:
