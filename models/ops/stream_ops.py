@@ -43,9 +43,8 @@ def sum_rows(x: Tensor, sections: int) -> Tensor:
 
 def _coefficients(routed: Tensor, weight: Tensor) -> Tensor:
     """The tangents of routed [T, n], times weight [C, n] -> [T, C], with one order of sums."""
-    tangents = torch.tanh(_wide(routed))
-    products = [tangents[:, i, None] * weight[:, i] for i in range(weight.shape[1])]
-    return sum(products[1:], products[0])
+    first, *others = (torch.tanh(_wide(routed)).unsqueeze(1) * weight).unbind(-1)
+    return sum(others, first)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -12,25 +12,20 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size, family_fields
-from models.families.decoders.decoder import HeadFirstForCausalLM
 from models.families.decoders.gemma_layers import (
     FULL,
     SLIDING,
     LayerPlan,
-    RowGate,
-    SharingAttention,
+    SharingDecoder,
     SharingFields,
-    TokenRows,
-    layers_together,
-    refuse_both_directions,
+    SharingForCausalLM,
+    SharingLayer,
 )
 from models.layers.attention import Attention
-from models.layers.embedding import Embedding
 from models.layers.linear import Linear, frozen
-from models.layers.mlp import GATE_AND_UP, GatedMLP, SparseMLP
 from models.layers.norm import RMSNorm
-from models.layers.rotary import Rope, Rotary, read_rope
-from models.layers.stages import Layers, if_held
+from models.layers.rotary import Rope, read_rope
+from models.layers.stages import if_held
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 from models.quantization.matrices import read_plain_matrix
@@ -44,7 +39,6 @@ class Gemma3nFields(SharingFields, frozen=True, kw_only=True):
     """The inner features of all MLPs, or of each."""
     final_logit_softcapping: float | None = 30.0
     num_kv_shared_layers: int = 15
-    hidden_size_per_layer_input: Size = 256  # pyright: ignore[reportIncompatibleVariableOverride]
     altup_num_inputs: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     altup_active_idx: Annotated[int, msgspec.Meta(ge=0)] = 0
     altup_correct_scale: bool = True
@@ -170,7 +164,7 @@ class Laurel(nn.Module):
         return ops.add(x, self.post_laurel_norm(self.linear_right(self.linear_left(x))))
 
 
-class Gemma3nLayer(nn.Module):
+class Gemma3nLayer(SharingLayer):
     def __init__(
         self,
         config: ModelConfig,
@@ -179,26 +173,10 @@ class Gemma3nLayer(nn.Module):
         parallel: Parallel,
         owner: Attention | None,
     ) -> None:
-        super().__init__()
-        size, activation = config.hidden_size, fields.hidden_activation
+        super().__init__(config, fields, plan, parallel, owner)
+        self.altup, self.laurel = AltUp(config.hidden_size, fields), Laurel(config.hidden_size, fields)
 
-        def norm() -> RMSNorm:
-            return RMSNorm(size, fields.rms_norm_eps)
-
-        self.rope = plan.rope
-        self.altup, self.laurel = AltUp(size, fields), Laurel(size, fields)
-        self.input_layernorm = norm()
-        self.self_attn = SharingAttention(config, fields, plan, parallel, owner)
-        self.post_attention_layernorm = norm()
-        self.pre_feedforward_layernorm = norm()
-        if plan.sparsity:
-            self.mlp = SparseMLP(size, plan.inner, parallel, activation=activation, sparsity=plan.sparsity)
-        else:
-            self.mlp = GatedMLP(size, plan.inner, parallel, activation=activation, sources=GATE_AND_UP)
-        self.post_feedforward_layernorm = norm()
-        self.row_gate = RowGate(size, fields.hidden_size_per_layer_input, fields)
-
-    def forward(self, streams: Tensor, rotations: Mapping[Rope, Tensor], rows: Tensor) -> Tensor:
+    def forward(self, streams: Tensor, rotations: Mapping[Rope, Tensor], rows: Tensor | None) -> Tensor:
         """streams [T, count * size] -> the same; rows [T, width] are the tokens' vectors for this layer."""
         predicted = self.altup.predict(streams)
         stream = self.altup.computed(predicted)
@@ -208,59 +186,34 @@ class Gemma3nLayer(nn.Module):
         x = self.mlp(self.pre_feedforward_layernorm(stream))
         stream = ops.add(stream, self.post_feedforward_layernorm(x))
         streams = self.altup.correct(predicted, stream)
-        added = self.row_gate(self.altup.output(streams), rows)
-        streams.unflatten(1, (self.altup.count, -1))[:, 1:] += added.unsqueeze(1)
+        if self.row_gate is not None and rows is not None:
+            added = self.row_gate(self.altup.output(streams), rows)
+            streams.unflatten(1, (self.altup.count, -1))[:, 1:] += added.unsqueeze(1)
         return streams
 
 
-class Gemma3nDecoder(nn.Module):
-    """The trunk: token ids -> hidden states. A stage does its part of that."""
+class Gemma3nDecoder(SharingDecoder):
+    """The trunk, which makes streams of embeddings and one of all streams at the end."""
 
     def __init__(self, setup: ModelSetup, fields: Gemma3nFields) -> None:
-        super().__init__()
-        config, parallel = setup.config, setup.parallel
-        plans, size, self.count = fields.plans(setup), config.hidden_size, fields.altup_num_inputs
-        together, width = layers_together(plans), fields.hidden_size_per_layer_input
-        self.is_last = parallel.last
-        self.embed_tokens = Embedding(config.vocab_size, size, parallel, scale=size**0.5)
-        self.rows = TokenRows(config, fields, width, parallel, together)
-        self.stream_size = self.rows.stream_size(self.count)
-        self.altup_projections = if_held(parallel.first, Streams(size, self.count - 1))
-        owners: dict[int | None, Attention] = {}
+        size, count = setup.config.hidden_size, fields.altup_num_inputs
+        super().__init__(setup, fields, fields.plans(setup), Gemma3nLayer, count)
+        self.count = count
+        self.altup_projections = if_held(setup.parallel.first, Streams(size, count - 1))
+        self.altup_unembed_projections = if_held(setup.parallel.last, Streams(size, count - 1))
 
-        def make(number: int) -> nn.Module:
-            plan = plans[number]
-            layer = Gemma3nLayer(config, fields, plan, parallel, owners.get(plan.owner))
-            owners[number] = layer.self_attn.attention
-            return layer
+    def enter(self, embedded: Tensor) -> Tensor:
+        return torch.cat(self.altup_projections(embedded, [embedded] * (self.count - 1)), dim=1)
 
-        self.layers = Layers(len(plans), parallel, make, together)
-        self.altup_unembed_projections = if_held(parallel.last, Streams(size, self.count - 1))
-        self.norm = if_held(parallel.last, RMSNorm(size, fields.rms_norm_eps))
-        self.rotaries = nn.ModuleList(Rotary(rope) for rope in dict.fromkeys(plan.rope for plan in plans))
-
-    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
-        if stream is None:
-            embedded = self.embed_tokens(ids)
-            streams = torch.cat(self.altup_projections(embedded, [embedded] * (self.count - 1)), dim=1)
-        else:
-            streams, embedded, ids = self.rows.take_over(stream)
-        for layer, own in zip(self.layers, self.rows(ids, embedded), strict=True):
-            streams = layer(streams, rotations, own)
-        if not self.is_last:
-            return self.rows.hand_on(streams, embedded, ids)
-        first, *others = streams.chunk(self.count, dim=1)
+    def leave(self, x: Tensor) -> Tensor:
+        first, *others = x.chunk(self.count, dim=1)
         total = first
         for other in self.altup_unembed_projections(first, others)[1:]:
             total = ops.add(total, other)
-        return self.norm(ops.scale(total, 1 / self.count))
+        return ops.scale(total, 1 / self.count)
 
 
-class Gemma3nForCausalLM(HeadFirstForCausalLM):
+class Gemma3nForCausalLM(SharingForCausalLM):
     def __init__(self, setup: ModelSetup) -> None:
         fields = family_fields(setup.config, Gemma3nFields)
-        refuse_both_directions(setup.config)
-        trunk, softcap = Gemma3nDecoder(setup, fields), fields.final_logit_softcapping
-        super().__init__(setup, trunk, trunk.embed_tokens, logit_softcap=softcap)
-        self.stream_size = trunk.stream_size
+        super().__init__(setup, Gemma3nDecoder(setup, fields), fields)

@@ -12,27 +12,21 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights
 from models.config import ConfigError, ModelConfig, Size, family_fields
-from models.families.decoders.decoder import HeadFirstForCausalLM
 from models.families.decoders.gemma_layers import (
     FULL,
     SLIDING,
     LayerPlan,
-    RowGate,
-    SharingAttention,
+    SharingDecoder,
     SharingFields,
-    TokenRows,
-    layers_together,
-    refuse_both_directions,
+    SharingForCausalLM,
+    SharingLayer,
 )
 from models.layers.attention import Attention
-from models.layers.embedding import Embedding
 from models.layers.experts import SavedExperts
 from models.layers.linear import frozen
-from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.moe import ExpertSpec, MoeMLP
 from models.layers.norm import RMSNorm
-from models.layers.rotary import Rope, Rotary, read_rope
-from models.layers.stages import Layers, if_held
+from models.layers.rotary import Rope, read_rope
 from models.model import ModelSetup
 from models.ops.expert_ops import Routing
 from models.parallel.parallel import Parallel
@@ -160,7 +154,7 @@ class Gemma4Mixture(MoeMLP):
         return self.norm_after(self.experts(self.norm_before(x), *chosen))
 
 
-class Gemma4Layer(nn.Module):
+class Gemma4Layer(SharingLayer):
     def __init__(
         self,
         config: ModelConfig,
@@ -169,28 +163,12 @@ class Gemma4Layer(nn.Module):
         parallel: Parallel,
         owner: Attention | None,
     ) -> None:
-        super().__init__()
-
-        def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, fields.rms_norm_eps)
-
-        self.rope = plan.rope
-        self.input_layernorm = norm()
-        self.self_attn = SharingAttention(config, fields, plan, parallel, owner)
-        self.post_attention_layernorm = norm()
-        self.pre_feedforward_layernorm = norm()
-        self.mlp = GatedMLP(
-            *(config.hidden_size, plan.inner, parallel),
-            activation=fields.hidden_activation,
-            sources=GATE_AND_UP,
-        )
+        super().__init__(config, fields, plan, parallel, owner)
+        size, eps = config.hidden_size, fields.rms_norm_eps
         self.mixture = None
         if (experts := fields.experts(0)) is not None:
-            self.post_feedforward_layernorm_1 = norm()
-            self.mixture = Gemma4Mixture(config.hidden_size, experts, fields.rms_norm_eps, parallel)
-        self.post_feedforward_layernorm = norm()
-        width = fields.hidden_size_per_layer_input
-        self.row_gate = RowGate(config.hidden_size, width, fields) if width else None
+            self.post_feedforward_layernorm_1 = RMSNorm(size, eps)
+            self.mixture = Gemma4Mixture(size, experts, eps, parallel)
         self.layer_scalar = LayerScalar()
 
     def forward(self, stream: Tensor, rotations: Mapping[Rope, Tensor], rows: Tensor | None) -> Tensor:
@@ -206,54 +184,12 @@ class Gemma4Layer(nn.Module):
         return self.layer_scalar(stream)
 
 
-class Gemma4Decoder(nn.Module):
-    """The trunk: token ids -> hidden states. A stage does its part of that."""
-
-    def __init__(self, setup: ModelSetup, fields: Gemma4Fields) -> None:
-        super().__init__()
-        config, parallel = setup.config, setup.parallel
-        plans, width = fields.plans(setup), fields.hidden_size_per_layer_input
-        size, together = config.hidden_size, layers_together(plans)
-        self.is_last = parallel.last
-        self.embed_tokens = Embedding(config.vocab_size, size, parallel, scale=size**0.5)
-        self.rows = TokenRows(config, fields, width, parallel, together) if width else None
-        self.stream_size = self.rows.stream_size() if self.rows is not None else size
-        owners: dict[int | None, Attention] = {}
-
-        def make(number: int) -> nn.Module:
-            plan = plans[number]
-            layer = Gemma4Layer(config, fields, plan, parallel, owners.get(plan.owner))
-            owners[number] = layer.self_attn.attention
-            return layer
-
-        self.layers = Layers(len(plans), parallel, make, together)
-        self.norm = if_held(parallel.last, RMSNorm(size, fields.rms_norm_eps))
-        self.rotaries = nn.ModuleList(Rotary(rope) for rope in dict.fromkeys(plan.rope for plan in plans))
-
-    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
-        x: Tensor = self.embed_tokens(ids) if stream is None else stream
-        embedded = x
-        if self.rows is not None and stream is not None:
-            x, embedded, ids = self.rows.take_over(stream)
-        rows = [None] * len(self.layers) if self.rows is None else self.rows(ids, embedded)
-        for layer, own in zip(self.layers, rows, strict=True):
-            x = layer(x, rotations, own)
-        if self.rows is not None and not self.is_last:
-            return self.rows.hand_on(x, embedded, ids)
-        return self.norm(x)
-
-
-class Gemma4ForCausalLM(HeadFirstForCausalLM):
+class Gemma4ForCausalLM(SharingForCausalLM):
     fields: ClassVar[type[Gemma4Fields]] = Gemma4Fields
 
     def __init__(self, setup: ModelSetup) -> None:
         fields = family_fields(setup.config, self.fields)
-        refuse_both_directions(setup.config)
-        trunk = Gemma4Decoder(setup, fields)
-        softcap = fields.final_logit_softcapping
-        super().__init__(setup, trunk, trunk.embed_tokens, logit_softcap=softcap)
-        self.stream_size = trunk.stream_size
+        super().__init__(setup, SharingDecoder(setup, fields, fields.plans(setup), Gemma4Layer), fields)
 
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):

@@ -12,13 +12,16 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size
 from models.conversion.conversion_choice import looks_ahead
+from models.families.decoders.decoder import HeadFirstForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields
 from models.layers.attention import Attention
 from models.layers.embedding import Embedding
 from models.layers.linear import Linear, RowLinear
-from models.layers.mlp import activation_kind
+from models.layers.mlp import GATE_AND_UP, GatedMLP, SparseMLP, activation_kind
 from models.layers.norm import PlainRMSNorm, RMSNorm
-from models.layers.rotary import Rope
+from models.layers.rotary import Rope, Rotary
+from models.layers.stages import Layers, if_held
+from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
@@ -79,11 +82,6 @@ def layers_together(plans: Sequence[LayerPlan]) -> int:
     """The number of last layers that one stage must hold: those that read a cache, and its owners."""
     owners = [plan.owner for plan in plans if plan.owner is not None]
     return len(plans) - min(owners) if owners else 1
-
-
-def refuse_both_directions(config: ModelConfig) -> None:
-    if looks_ahead(config) or config.raw.get("use_bidirectional_attention") == "all":
-        raise ConfigError(f"{config.architecture} is not served with attention in both directions")
 
 
 class SharingAttention(nn.Module):
@@ -173,10 +171,6 @@ class TokenRows(_Spread):
         both = ops.scale(ops.add(normed, self.embed_tokens_per_layer(ids)), 2**-0.5)
         return both.split(self.width, dim=-1)
 
-    def stream_size(self, streams: int = 1) -> int:
-        """The numbers of a token that a stage hands on, of which so many streams are one part."""
-        return (streams + 1) * self.size + _DIGITS
-
     def hand_on(self, stream: Tensor, embedded: Tensor, ids: Tensor) -> Tensor:
         """Join what the next stage takes."""
         digits = torch.stack([ids >> 16, (ids >> 8) & 255, ids & 255], dim=1)
@@ -204,3 +198,92 @@ class RowGate(_Spread):
         """x [T, size], rows [T, width] -> [T, size]."""
         gated = ops.gate(rows, self.per_layer_input_gate(x), self.kind)
         return self.post_per_layer_input_norm(self.per_layer_projection(gated))
+
+
+class SharingLayer(nn.Module):
+    """The parts of a layer that both families have; each computes with them and its own."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        fields: SharingFields,
+        plan: LayerPlan,
+        parallel: Parallel,
+        owner: Attention | None,
+    ) -> None:
+        super().__init__()
+        size, eps, kind = config.hidden_size, fields.rms_norm_eps, fields.hidden_activation
+        self.rope = plan.rope
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = SharingAttention(config, fields, plan, parallel, owner)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps)
+        if plan.sparsity:
+            self.mlp = SparseMLP(size, plan.inner, parallel, activation=kind, sparsity=plan.sparsity)
+        else:
+            self.mlp = GatedMLP(size, plan.inner, parallel, activation=kind, sources=GATE_AND_UP)
+        self.post_feedforward_layernorm = RMSNorm(size, eps)
+        width = fields.hidden_size_per_layer_input
+        self.row_gate = RowGate(size, width, fields) if width else None
+
+
+class SharingDecoder(nn.Module):
+    """The trunk: token ids -> hidden states. A stage does its part of that."""
+
+    def __init__(
+        self,
+        setup: ModelSetup,
+        fields: SharingFields,
+        plans: Sequence[LayerPlan],
+        layer_class: type[SharingLayer],
+        streams: int = 1,
+    ) -> None:
+        """`streams`: the vectors of `hidden_size` numbers that a token is between layers."""
+        super().__init__()
+        config, parallel, size = setup.config, setup.parallel, setup.config.hidden_size
+        width, together = fields.hidden_size_per_layer_input, layers_together(plans)
+        self.is_last = parallel.last
+        self.embed_tokens = Embedding(config.vocab_size, size, parallel, scale=size**0.5)
+        self.rows = TokenRows(config, fields, width, parallel, together) if width else None
+        self.stream_size = streams * size + (size + _DIGITS if width else 0)
+        owners: dict[int | None, Attention] = {}
+
+        def make(number: int) -> nn.Module:
+            plan = plans[number]
+            layer = layer_class(config, fields, plan, parallel, owners.get(plan.owner))
+            owners[number] = layer.self_attn.attention
+            return layer
+
+        self.layers = Layers(len(plans), parallel, make, together)
+        self.norm = if_held(parallel.last, RMSNorm(size, fields.rms_norm_eps))
+        self.rotaries = nn.ModuleList(Rotary(rope) for rope in dict.fromkeys(plan.rope for plan in plans))
+
+    def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
+        embedded: Tensor = self.embed_tokens(ids) if stream is None else stream
+        x = self.enter(embedded) if stream is None else stream
+        if self.rows is not None and stream is not None:
+            x, embedded, ids = self.rows.take_over(stream)
+        rows = [None] * len(self.layers) if self.rows is None else self.rows(ids, embedded)
+        for layer, own in zip(self.layers, rows, strict=True):
+            x = layer(x, rotations, own)
+        if self.is_last:
+            return self.norm(self.leave(x))
+        return x if self.rows is None else self.rows.hand_on(x, embedded, ids)
+
+    def enter(self, embedded: Tensor) -> Tensor:
+        """What the first layer takes, of embeddings [T, hidden_size]."""
+        return embedded
+
+    def leave(self, x: Tensor) -> Tensor:
+        """What the last norm takes [T, hidden_size], of what the last layer gives."""
+        return x
+
+
+class SharingForCausalLM(HeadFirstForCausalLM):
+    def __init__(self, setup: ModelSetup, trunk: SharingDecoder, fields: SharingFields) -> None:
+        config, softcap = setup.config, fields.final_logit_softcapping
+        if looks_ahead(config) or config.raw.get("use_bidirectional_attention") == "all":
+            raise ConfigError(f"{config.architecture} is not served with attention in both directions")
+        super().__init__(setup, trunk, trunk.embed_tokens, logit_softcap=softcap)
+        self.stream_size = trunk.stream_size
