@@ -31,6 +31,7 @@ from torch import Tensor
 
 BROKEN = [
     case("a NaN", with_number(GATE, float("nan")), WEIGHTS, GATE, "1 of 1536 numbers"),
+    case("no JSON", lambda folder: (folder / "config.json").write_text("{not json"), "config.json"),
     case("half of a file", cut(lambda size: size // 2), WEIGHTS, "lies up to byte"),
     case("a pipe", replaced(os.mkfifo), WEIGHTS, "is a pipe"),
     case("layers that are not there", config(num_hidden_layers=10**9), "config.json", "'num_hidden_layers'"),
@@ -42,21 +43,6 @@ BROKEN = [
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.mark.turns
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda each: each.name)
-def test_it_is_refused_with_one_line(broken: Case, llama: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(llama, tmp_path / "model")
-    broken.breaks(folder)
-    line = refusal(str(folder), "--kv-cache-memory-bytes", "16M")
-    assert len(line) <= 200
-    assert [text for text in broken.told if text not in line] == [], line
-
-
-def test_a_configuration_that_is_no_json(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{not json")
-    assert "config.json" in refusal(str(tmp_path))
 
 
 # Quantized ones.
@@ -85,30 +71,36 @@ def in_text_config(folder: Path) -> None:
     change_config(folder, quantization_config=None, text_config={"quantization_config": {"bits": 3}})
 
 
-QUANTIZED: dict[str, tuple[Break, tuple[str, ...]]] = {
-    "another group": (
-        configured(group_size=16),
-        ("config.json (gptq, 4 bits, groups of 16)", "take both"),
-    ),
-    "no zero points": (
+QUANTIZED = [
+    case("another group", configured(group_size=16), "config.json (gptq, 4 bits, groups of 16)", "take both"),
+    case(
+        "no zero points",
         packed_tensor("qzeros", lambda x: None),
-        (f"{DOWN}.qzeros is missing", "take both from one"),
+        *(f"{DOWN}.qzeros is missing", "take both from one"),
     ),
-    "swapped": (
+    case(
+        "swapped",
         packed_tensor("qweight", lambda x: x.t().contiguous()),
-        (f"{DOWN}.qweight", "has the shape"),
+        *(f"{DOWN}.qweight", "has the shape"),
     ),
-    "three bits": (configured(bits=3), ("config.json: quantization_config", "'bits' is 3", "use another")),
-    "NaN": (
+    case("three bits", configured(bits=3), "config.json: quantization_config", "'bits' is 3", "use another"),
+    case(
+        "NaN",
         packed_tensor("scales", lambda x: x * torch.nan),
-        ("model.safetensors", f"{DOWN}.scales", "NaN", "download it again, or use another"),
+        *("model.safetensors", f"{DOWN}.scales", "NaN", "download it again, or use another"),
     ),
-    "a pattern that explodes": (
+    case(
+        "a pattern that explodes",
         configured(dynamic={"(a+)+$": {}}),
-        ("config.json: quantization_config", "'dynamic'", "'(a+)+$' is not used", "name the modules in full"),
+        *(
+            "config.json: quantization_config",
+            "'dynamic'",
+            "'(a+)+$' is not used",
+            "name the modules in full",
+        ),
     ),
-    "in text_config": (in_text_config, ("quantization_config", "'bits' is 3", "use another")),
-}
+    case("in text_config", in_text_config, "quantization_config", "'bits' is 3", "use another"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +109,16 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair"), RECIPE, **shape).packed
 
 
-@pytest.mark.turns
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_a_quantized_one_is_refused_with_one_line(name: str, packed: Path, tmp_path: Path) -> None:
-    breaks, told = QUANTIZED[name]
-    folder = shutil.copytree(packed, tmp_path / "model")
-    breaks(folder)
+CASES = [*(("llama", each) for each in BROKEN), *(("packed", each) for each in QUANTIZED)]
+
+
+@pytest.mark.turns(7)
+@pytest.mark.parametrize(("source", "broken"), CASES, ids=lambda each: getattr(each, "name", each))
+def test_it_is_refused_with_one_line(
+    source: str, broken: Case, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(request.getfixturevalue(source), tmp_path / "model")
+    broken.breaks(folder)
     line = refusal(str(folder), "--kv-cache-memory-bytes", "16M")
-    assert [text for text in told if text not in line] == [], line
+    assert len(line) <= 200
+    assert [text for text in broken.told if text not in line] == [], line
