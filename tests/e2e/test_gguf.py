@@ -107,22 +107,12 @@ def test_a_folder_of_several_and_a_program(pair: Pair, tmp_path: Path) -> None:
     assert len(answer.outputs[0].token_ids) == 4
 
 
-@pytest.mark.turns
-@pytest.mark.parametrize(
-    ("break_it", "told"),
-    [
-        (lambda data: data[: len(data) // 2], ("model-00001-of-00002.gguf", "cut off", "download it again")),
-        (
-            lambda data: data[:8] + b"\xff" * 7 + b"\0" + data[16:],
-            ("the header says", "tensors", "too short"),
-        ),
-    ],
-    ids=["half of a file", "a hostile count"],
-)
-def test_broken_files_are_refused_with_one_line(break_it: Any, told: Any, pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_half_of_a_file_is_refused_with_one_line(pair: Pair, tmp_path: Path) -> None:
     for part in pair.file.parent.glob("*.gguf"):
         shutil.copy(part, tmp_path / part.name)
     file = tmp_path / pair.file.name
-    file.write_bytes(break_it(file.read_bytes()))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     line = refusal(str(file), *SMALL)
+    told = ("model-00001-of-00002.gguf", "cut off", "download it again")
     assert [word for word in told if word not in line] == [], line

@@ -75,6 +75,7 @@ def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("method", ["gptq", "awq", "pack-quantized"])
 def test_gemma_4(method: str, tmp_path: Path) -> None:
     """Queries, keys and values are one matrix in some layers, and queries alone in others."""
@@ -132,6 +133,7 @@ OF_8_BITS = [
 SMALL = {"hidden_size": 64, "intermediate_size": 112}
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("made", SCHEMES)
 @pytest.mark.parametrize("recipe", OF_8_BITS, ids=str)
 def test_they_are_as_exact_as_from_the_plain_checkpoint(made: str, recipe: Recipe, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def test_they_are_as_exact_as_from_the_plain_checkpoint(made: str, recipe: Recip
     compare(pair.packed, pair.plain, made)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("made", SCHEMES)
 @pytest.mark.parametrize("name", ["DeepSeek's blocks", "rows"])
 def test_so_are_those_of_fp8(made: str, name: str, tmp_path: Path) -> None:
