@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from typing import Any, cast
+from unittest.mock import patch
 
 import httpx
 from fake_frontend import FakeFrontend
@@ -15,7 +16,9 @@ from engine_core.config import EngineConfig
 from server.access.keyring import Access
 from server.app import create_app
 from server.frontend.frontend import Frontend
+from server.http import endpoint
 from server.options.server_config import ServerConfig
+from server.reading.body_table import BY_PATH
 from server.reading.prompts import ReadingOptions
 
 
@@ -64,6 +67,18 @@ def same_for_all(response: httpx.Response) -> object:
     """The parts of an answer that two answers to one request share."""
     text = re.sub(r'(["_-][0-9a-f]{24,32}")|("(created|created_at|completed_at)":\d+)', "", response.text)
     return response.status_code, response.headers["content-type"], response.headers.get("warning"), text
+
+
+async def assert_the_same_if_long(
+    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
+) -> None:
+    """The answer to a body stays the same if the helper reads it, as it does long ones."""
+    short = await client.post(path, json=body)
+    assert frontend.read_elsewhere == []
+    with patch.object(endpoint, "is_long", lambda raw: True):
+        long = await client.post(path, json=body)
+    assert frontend.read_elsewhere == [BY_PATH[path].name]
+    assert same_for_all(long) == same_for_all(short)
 
 
 async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:

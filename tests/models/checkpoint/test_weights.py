@@ -27,11 +27,6 @@ HOST_GENERATOR = torch.Generator()
 PROMPT = [7, 30, 299, 4, 18, 18, 120]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
-
-
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     """A copy of the checkpoint without its weights, to which a test adds others."""

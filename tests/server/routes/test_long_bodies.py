@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import make_app, make_client, same_for_all
+from fake_api import assert_the_same_if_long, make_app, make_client
 from fake_frontend import FakeFrontend, FakeHelper
 
 from engine_core.protocol import CacheMiss
@@ -15,7 +15,6 @@ from server.api.fields import LONG
 from server.http import endpoint
 from server.http.endpoint import BODY_MEMORY
 from server.model_facts import Limits
-from server.reading.body_table import BY_PATH
 
 TALK = [
     {"role": "system", "content": "be"},
@@ -86,18 +85,9 @@ def served(frontend: FakeFrontend) -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_the_answer_is_that_to_a_short_body(
-    client: httpx.AsyncClient,
-    frontend: FakeFrontend,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
+    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
 ) -> None:
-    short = await client.post(path, json=body)
-    assert frontend.read_elsewhere == []
-    monkeypatch.setattr(endpoint, "is_long", lambda raw: True)
-    long = await client.post(path, json=body)
-    assert frontend.read_elsewhere == [BY_PATH[path].name]
-    assert same_for_all(long) == same_for_all(short)
+    await assert_the_same_if_long(client, frontend, path, body)
 
 
 async def test_a_template_of_a_request_is_for_the_helper(frontend: FakeFrontend) -> None:

@@ -6,11 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import same_for_all
+from fake_api import assert_the_same_if_long
 from fake_frontend import FakeFrontend
-
-from server.http import endpoint
-from server.reading.body_table import BY_PATH
 
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
@@ -39,15 +36,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_the_answer_is_that_to_a_short_body(
-    client: httpx.AsyncClient,
-    frontend: FakeFrontend,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
+    client: httpx.AsyncClient, frontend: FakeFrontend, path: str, body: dict[str, Any]
 ) -> None:
-    short = await client.post(path, json=body)
-    assert frontend.read_elsewhere == []
-    monkeypatch.setattr(endpoint, "is_long", lambda raw: True)
-    long = await client.post(path, json=body)
-    assert frontend.read_elsewhere == [BY_PATH[path].name]
-    assert same_for_all(long) == same_for_all(short)
+    await assert_the_same_if_long(client, frontend, path, body)
