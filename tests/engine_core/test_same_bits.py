@@ -121,7 +121,7 @@ def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
     )
 
 
-# Engines that end: `python tests/bench/lost_engines.py` makes as many runs as one likes.
+# Engines that end: `python tests/bench/same_bits.py --ends` makes as many runs as one likes.
 
 
 async def test_results_are_the_same_bits_wherever_engines_end(tmp_path: Path) -> None:
