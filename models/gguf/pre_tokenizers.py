@@ -77,6 +77,7 @@ CUTTINGS: Mapping[str, Cutting] = dict(
             Cutting((r"\p{N}", _GPT_2)),
         ),
         ("deepseek-coder", Cutting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))),
+        ("bloom", Cutting((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",))),
         (
             "falcon",
             Cutting((r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]")),

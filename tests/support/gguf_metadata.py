@@ -146,6 +146,11 @@ def model_fields(folder: Path, *, joined: bool = False) -> Fields:
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
             fields[f"{arch}.{key}"] = Typed(F32, value) if isinstance(value, float) else value
+    if arch in ("bloom", "mpt"):
+        fields[f"{arch}.feed_forward_length"] = 4 * config.get("hidden_size", config.get("d_model"))
+    if not fields.get(f"{arch}.expert_count"):
+        for name in ("used_count", "group_count", "group_used_count"):
+            fields.pop(f"{arch}.expert_{name}", None)
     if arch == "mpt":
         fields["mpt.attention.clamp_kqv"] = config["attn_config"]["clip_qkv"]
         fields["mpt.attention.max_alibi_bias"] = 8.0

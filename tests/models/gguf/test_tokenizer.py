@@ -248,6 +248,7 @@ def test_unigrams(tmp_path: Path) -> None:
         ("tekken", "aBcDE 12", ["a", "Bc", "DE", " ", "1", "2"]),
         ("gpt-4o", "heLLo'S 1234", ["he", "LLo'S", " ", "123", "4"]),
         ("default", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
+        ("bloom", "it's (me) 3.14", ["it's", " (", "me", ")", " 3", ".", "14"]),
         ("glm4", "I'LL pay 1234", ["I", "'LL", " pay", " ", "123", "4"]),
         ("deepseek-v3", "don't!!\n1234 日本は[x", ["don", "'t", "!!\n", "123", "4", " ", "日本は", "[x"]),
     ],
