@@ -91,7 +91,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": {"layer_types": _mixed("conv", "full_attention")},
     "Lfm2MoeForCausalLM": {"layer_types": _mixed("conv", "full_attention")},
     "MiniMaxM3VLForCausalLM": {"layer_types": _mixed("full_attention", "minimax_m3_sparse")},
-    "Mamba2ForCausalLM": {"n_groups": 2},
+    "Mamba2ForCausalLM": {"n_groups": 1},  # older transformers knows no other norm
     "ReformerModelWithLMHead": {"axial_pos_embds": False},
     "XLNetLMHeadModel": {"d_head": 8},
     "XmodForCausalLM": {"default_language": "en_XX"},

@@ -107,7 +107,7 @@ HYBRIDS: dict[str, dict[str, object]] = {
         **_ALONE,
         "num_heads": 8,
         "head_dim": 8,
-        "n_groups": 4,
+        "n_groups": 1,  # of more, older transformers computes one norm
     },
     "MambaForCausalLM": {**_ALONE, "time_step_rank": 6},
     "FalconMambaForCausalLM": {**_ALONE, "time_step_rank": 6},

@@ -1,4 +1,4 @@
-"""Fields of a tiny Gemma 3n: layers compute its second stream, and some tokens have no own vectors."""
+"""Fields of a tiny Gemma 3n: layers compute its second stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GEMMA_3N: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"] * 2,
         "num_kv_shared_layers": 1,
         "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 280,
+        "vocab_size_per_layer_input": 336,
         "altup_num_inputs": 3,
         "altup_active_idx": 1,
         "laurel_rank": 8,

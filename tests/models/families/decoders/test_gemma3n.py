@@ -40,6 +40,22 @@ def test_older_files_name_rotations_otherwise(tmp_path: Path) -> None:
     assert_logits(rewritten(folder, **OLD_ROPES), expected, PROMPT)
 
 
+def test_tokens_without_vectors_have_those_of_the_first(tmp_path: Path) -> None:
+    """Older transformers knows no such tokens, so that the whole table is compared."""
+    folder = tiny_checkpoint("Gemma3nForCausalLM", tmp_path)
+    path, name, prompt = (
+        folder / "model.safetensors",
+        "model.embed_tokens_per_layer.weight",
+        [5, 300, 290, 20],
+    )
+    tensors = load_file(path)
+    tensors[name][280:] = tensors[name][0]
+    save_file(tensors, path, {"format": "pt"})
+    expected = hf_logits(folder, prompt)
+    save_file(tensors | {name: tensors[name][:280].clone()}, path)
+    assert_logits(rewritten(folder, vocab_size_per_layer_input=280), expected, prompt)
+
+
 def test_its_text_is_served_from_a_checkpoint_with_pictures_and_sound(tmp_path: Path) -> None:
     """transformers needs a package for its pictures, so that the composite is made of the text here."""
     folder = tiny_checkpoint("Gemma3nForCausalLM", tmp_path)
