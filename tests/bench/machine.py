@@ -87,7 +87,7 @@ if __name__ == "__main__":
     figures = {
         **about,
         "read_gb_s": read_rate(),
-        "bf16_tflop_s": max(register_rate("bf16"), *by_torch),
+        "bf16_tflop_s": max([register_rate("bf16"), *by_torch]),
         "fp32_tflop_s": max(register_rate("fp32"), matrix_rate(torch.float32)),
     }
     print(json.dumps(figures))
