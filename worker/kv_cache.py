@@ -16,7 +16,6 @@ import torch
 
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
-from models.layers.latent_attention import TokenIndexer
 from models.parallel.experts import count_chosen
 from worker.config import Place, WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
@@ -152,11 +151,6 @@ def bytes_beside_cache(
     groups: int = 1,
 ) -> int:
     """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
-    if device.target.type != "cpu" and any(isinstance(layer, TokenIndexer) for layer in layers):
-        raise ValueError(
-            "models with an indexer, which chooses the tokens that attention reads (DeepSeek-V3.2, GLM-5), "
-            "run on CPUs only so far"
-        )
     model, place = config.model, config.place
     generates, pools = "generate" in tasks, any(task != "generate" for task in tasks)
     ranks, replicas = place.tensor_size, place.expert_replicas

@@ -15,8 +15,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from models.layers.delta import ChannelDelta
-from models.layers.mamba import ChannelScan
 from models.layers.state import StateLayer
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.limits import WorkerLimits
@@ -32,8 +30,6 @@ _REMEMBERED_PART = 4
 """Remembered states take at most a quarter of what those of slots leave."""
 _MOST_REMEMBERED = 4096
 """More are of no use by default: tiny models would have millions."""
-_BY_CHANNEL = (ChannelDelta, ChannelScan)
-"""Layers for which CUDA has no kernels."""
 _NO_LIMIT = 1 << 30
 """The number of places that a rank without such layers has room for."""
 
@@ -71,11 +67,6 @@ def make_states(
     """
     remembered = slots = _NO_LIMIT
     if layers:
-        if device.target.type != "cpu" and any(isinstance(layer, _BY_CHANNEL) for layer in layers):
-            raise ValueError(
-                "the first Mamba, Jamba and Kimi Linear run on CPUs only so far: states whose "
-                "channels forget each by itself have no kernels for CUDA"
-            )
         whole, nbytes = budget(), place_bytes(layers)
         slots = slots_for(limits, asked.max_num_seqs, nbytes, whole)
         remembered = places_for(asked.state_snapshots, nbytes, without_states(whole, (slots + 1) * nbytes))

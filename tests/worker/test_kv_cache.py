@@ -137,13 +137,6 @@ def test_an_indexer_caches_keys_in_the_same_blocks() -> None:
     assert [part.shape for part in layout.bind(8, Cpu(1))] == [(8, 16, 128), (8, 16, 576)]
 
 
-def test_an_indexer_is_refused_where_there_are_no_kernels_for_it() -> None:
-    device = Cpu(1)
-    device.target = torch.device("meta")
-    with pytest.raises(ValueError, match="run on CPUs only so far"):
-        bytes_beside_cache(worker_config(), LIMITS, device, [TokenIndexer(7168, INDEXER)], torch.bfloat16, [])
-
-
 def test_a_step_has_room_for_the_logits_of_all_rows_three_times() -> None:
     few, many = (
         step_bytes(MODEL, replace(LIMITS, max_num_seqs=count), torch.float32, pools=False, place=Place())

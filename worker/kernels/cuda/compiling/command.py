@@ -27,6 +27,7 @@ from worker.kernels.cuda.compiling.model_variants import (
 )
 from worker.kernels.cuda.launch import Call
 from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.cuda.unsupported import Unsupported
 
 
 def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dtype | None:
@@ -62,14 +63,19 @@ def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Ca
 
 
 def main(options: str) -> int:
-    """Compile for `facet kernels compile`, which checks options. Returns 1 if a variant fits no card."""
+    """Compile for `facet kernels compile`, which checks options. Returns 1 if a variant fits no card, or
+    there are no kernels for a layer."""
     given = Namespace(**json.loads(options))
     given.folder = Path(given.folder)
     config = read_config(given.folder)
     too_large = False
     for capability in given.capabilities:
         started = time.monotonic()
-        calls = all_calls(config, given, capability)
+        try:
+            calls = all_calls(config, given, capability)
+        except Unsupported as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         made = compile_ahead(calls, capability, threads=usable_cores())
         for number, variant in enumerate(made, start=1):
             fault = faults(variant, capability)

@@ -49,6 +49,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
     lay_out_sampling,
     lay_out_single_tokens,
 )
+from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.tables.recorded_forms import SlotStates
 from worker.tables.slots import Slots
@@ -143,7 +144,9 @@ def model_calls(
                 parallel=parallel,
                 conversion=conversion,
             )
-            _take_steps(load_model(options), options, block_size, cache_dtype or dtype)
+            model = load_model(options)
+            refuse_unsupported(model.modules())
+            _take_steps(model, options, block_size, cache_dtype or dtype)
         finally:
             ops.use({} if kernels is None else kernels)
     return one_of_each(calls)
@@ -214,6 +217,7 @@ def compiling(
     A variant that fails to compile, or whose call is not made here, is compiled when it is first started.
     `turn`: the number of this process on its machine, and how many there are. Each begins with another part
     of the list and goes through all of it, and finds in Triton's cache what others have compiled meanwhile.
+    Raises `Unsupported` at once if the model has layers without kernels.
     """
     number, count = turn
     threads = max(1, min(_MOST_THREADS, (usable_cores() - 1) // count))
@@ -225,6 +229,8 @@ def compiling(
             calls = make_calls()
             first = len(calls) * number // count
             made = [pool.submit(call.prepare) for call in [*calls[first:], *calls[:first]]]
+        except Unsupported:
+            raise
         except Exception as error:
             logger.warning("kernels are not compiled ahead, but when first started: %s", error)
         yield
