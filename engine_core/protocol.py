@@ -12,7 +12,9 @@ import msgspec
 
 from engine_core.engine_stats import ExpertStats, Rates, StepBuckets
 from engine_core.reason_codes import MissReason
-from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
+from models.media.item import Kind
+from worker.buffers import Buffer, schema_of_buffer
+from worker.protocol import Grid, Pooling, Runs, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -89,6 +91,25 @@ class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The path of the tokenizer.json from which the server itself reads; empty if there is none."""
 
 
+class Media(msgspec.Struct, frozen=True, gc=False):
+    """A media item in a prompt."""
+
+    hash: bytes
+    """A digest of its file and of all that decides what becomes of it. Equal ones are encoded once."""
+    kind: Kind
+    at: int
+    """The position of the first token that stands for it."""
+    length: int
+    """The number of these tokens, some of which may be text, such as the ends of rows."""
+    runs: Runs
+    """The positions, counted from `at`, in whose place its embeddings are put, in order."""
+    shape: tuple[int, int, int]
+    """The height and the width in pixels, and 3."""
+    grid: Grid
+    pixels: Buffer
+    """The RGB values row by row, one byte each."""
+
+
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     """A number that the server has chosen, unique among its live requests."""
@@ -131,6 +152,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     alone: bool = False
     """Whether no other request may run beside it until it has ALONE_TOKENS more tokens, because engines have
     ended while they computed it."""
+    media: tuple[Media, ...] = ()
+    """The media of the prompt, in the order of their positions, which do not overlap."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -374,7 +397,8 @@ Answer = Hello | Outputs | Stats | Progress | Ready | Leaving | Dead
 
 def _digest() -> str:
     messages = [Request, Answer, Greeting, Welcome]
-    schema = msgspec.json.encode(msgspec.json.schema_components(messages)[1], order="sorted")
+    parts = msgspec.json.schema_components(messages, schema_hook=schema_of_buffer)[1]
+    schema = msgspec.json.encode(parts, order="sorted")
     return hashlib.sha256(schema).hexdigest()[:16]
 
 

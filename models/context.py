@@ -23,6 +23,17 @@ class StateRows:
 
 
 @dataclass(slots=True)
+class MediaRows:
+    """The embeddings of media that stand in the place of tokens of a step."""
+
+    places: Tensor  # [M] int64: the tokens of the step
+    rows: Tensor  # [M, H]: put in the place of what was embedded, after its scaling
+    deeper: tuple[
+        Tensor, ...
+    ] = ()  # for each of the first layers, rows [M, H] that are added to what it gives
+
+
+@dataclass(slots=True)
 class ForwardContext:
     """A step computes T new tokens that belong to B sequences, packed one after the other without padding."""
 
@@ -40,6 +51,11 @@ class ForwardContext:
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
     replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts
     chosen: Tensor | None = None  # [T, most] int32: what `ops.choose_tokens` last chose; None: all is read
+    media: MediaRows | None = None  # None: the step has no token in whose place an embedding is put
+    axes: Tensor | None = (
+        None  # [3, T] int64: places in time, rows and columns, where they differ from positions
+    )
+    last: Tensor | None = None  # [T] int32: the last position that a token may see; None: its own
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

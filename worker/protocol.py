@@ -14,6 +14,9 @@ from typing import Literal
 
 import msgspec
 
+from models.media.item import Kind
+from worker.buffers import Buffer
+
 Task = Literal["embed", "token_embed", "classify", "token_classify"]
 """The kinds of pooling: a vector or a row of scores, for a whole sequence or for each of its tokens."""
 
@@ -74,7 +77,41 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     """Late interaction: the query against which this document is scored. The result is one number."""
 
 
-class NewSeq(msgspec.Struct, frozen=True, gc=False):
+Runs = tuple[tuple[int, int], ...]
+"""Runs of positions: the first of each, and their number."""
+
+Grid = tuple[int, int, int]
+"""The frames of a media item, and the rows and columns of patches in each."""
+
+
+class MediaPlace(msgspec.Struct, frozen=True, gc=False):
+    """The place of a media item in a sequence."""
+
+    number: int
+    """The number of the item, under which `Encode` brings it. Equal items have one number."""
+    kind: Kind
+    at: int
+    """The position of the first token that stands for it."""
+    length: int
+    """The number of these tokens, some of which may be text, such as the ends of rows."""
+    runs: Runs
+    """The positions, counted from `at`, in whose place the item's embeddings are put, in order."""
+    grid: Grid
+
+
+class Encode(msgspec.Struct, frozen=True, gc=False):
+    """A media item that is encoded before a step: its embeddings are kept until `forget` names it."""
+
+    number: int
+    kind: Kind
+    shape: tuple[int, int, int]
+    """The height and the width in pixels, and 3."""
+    grid: Grid
+    embeddings: int
+    pixels: Buffer
+
+
+class NewSeq(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A sequence gets a slot. After a preemption it gets one again, with the tokens it had produced."""
 
     slot: int
@@ -82,6 +119,8 @@ class NewSeq(msgspec.Struct, frozen=True, gc=False):
     prompt_len: int
     """tokens[prompt_len:] were sampled before a preemption; penalties and min_tokens count them as output."""
     params: Sampling | Pooling
+    media: tuple[MediaPlace, ...] = ()
+    """In the order of their positions, which do not overlap."""
 
 
 class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -118,6 +157,10 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     """The tokens that each replica computes in this step, if they share experts. One may have no rows."""
     first_halves: list[int] = []
     """The tokens of each replica's first half, if all compute it in halves. A row may be cut there."""
+    encode: list[Encode] = []
+    """The media items that are encoded before the rows are computed."""
+    forget: list[int] = []
+    """The items whose embeddings are dropped before that."""
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
@@ -228,6 +271,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The tokens and the seconds of steps that were run at warm-up."""
     kernel_compilations: int = 0
     """How many kernels the worker compiled at its start."""
+    most_embeddings: int = 0
+    """The embeddings of media that the worker holds at a time, and so the most that one item may have; 0: the
+    model is served for text only."""
+    whole_media: bool = False
+    """Whether all tokens of an item must be computed in one step, because they see each other."""
 
     @property
     def cached_tokens(self) -> int:

@@ -24,7 +24,18 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.client.replica import DECODE_TOKENS, Replica
-from engine_core.protocol import ALONE_TOKENS, Add, Admitted, Failed, Grammar, Pooled, Ready, Thinking, Tokens
+from engine_core.protocol import (
+    ALONE_TOKENS,
+    Add,
+    Admitted,
+    Failed,
+    Grammar,
+    Media,
+    Pooled,
+    Ready,
+    Thinking,
+    Tokens,
+)
 from worker.protocol import Sampling, WorkerFacts
 
 _LEAST = 1e-3
@@ -49,6 +60,7 @@ class AddOptions(TypedDict, total=False):
     diagnoses: bool
     grammar: Grammar
     thinking: Thinking
+    media: tuple[Media, ...]
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
