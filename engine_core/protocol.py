@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 
 from engine_core.engine_stats import ExpertStats, Rates, StepBuckets
+from engine_core.prompt_media import Media
 from engine_core.reason_codes import MissReason
-from models.media.item import Kind
-from worker.buffers import Buffer, schema_of_buffer
-from worker.protocol import Grid, Pooling, Runs, Sampling, TokenLogprobs, Vectors, WorkerFacts
+from worker.buffers import schema_of_buffer
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -89,25 +89,6 @@ class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The tokens that end an answer."""
     tokenizer: str
     """The path of the tokenizer.json from which the server itself reads; empty if there is none."""
-
-
-class Media(msgspec.Struct, frozen=True, gc=False):
-    """A media item in a prompt."""
-
-    hash: bytes
-    """A digest of its file and of all that decides what becomes of it. Equal ones are encoded once."""
-    kind: Kind
-    at: int
-    """The position of the first token that stands for it."""
-    length: int
-    """The number of these tokens, some of which may be text, such as the ends of rows."""
-    runs: Runs
-    """The positions, counted from `at`, in whose place its embeddings are put, in order."""
-    shape: tuple[int, int, int]
-    """The height and the width in pixels, and 3."""
-    grid: Grid
-    pixels: Buffer
-    """The RGB values row by row, one byte each."""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.client.replica import DECODE_TOKENS, Replica
+from engine_core.prompt_media import Media
 from engine_core.protocol import (
     ALONE_TOKENS,
     Add,
