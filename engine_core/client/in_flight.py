@@ -31,7 +31,6 @@ from engine_core.protocol import (
     Admitted,
     Failed,
     Grammar,
-    Media,
     Pooled,
     Ready,
     Thinking,
