@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -27,10 +27,13 @@ class Rope:
     """Radians by which a pair of dimensions turns from one position to the next, for each rotated pair."""
     scale: float = 1.0
     """A factor of cosines and sines."""
+    axes: tuple[int, ...] = field(default=(), hash=False)
+    """The axis that turns each pair: 0 for time, 1 for rows, 2 for columns; empty if there is one only."""
 
 
 class Rotary(nn.Module):
     frequencies: Tensor  # [pairs] float32
+    axes: Tensor  # [pairs] int64
 
     def __init__(self, rope: Rope) -> None:
         super().__init__()
@@ -39,10 +42,12 @@ class Rotary(nn.Module):
     def pull(self, weights: Weights) -> None:
         """Nothing is read from the checkpoint, but here the device becomes known."""
         self.frequencies = torch.tensor(self.rope.frequencies, dtype=torch.float32, device=weights.device)
+        self.axes = torch.tensor(self.rope.axes, dtype=torch.int64, device=weights.device)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Angles of positions [T] -> [T, 2 * pairs] float32: the cosines, then the sines."""
-        return ops.angles(positions, self.frequencies, self.rope.scale)
+        """Angles of positions [T], or [axes, T], -> [T, 2 * pairs] float32: the cosines, then the sines."""
+        axes = self.axes if positions.dim() > 1 else None
+        return ops.angles(positions, self.frequencies, self.rope.scale, axes)
 
 
 def read_rope(
@@ -69,7 +74,7 @@ def read_rope(
         given = msgspec.structs.asdict(fields).items()
         numbers = ", ".join(f"{name} {value}" for name, value in given if isinstance(value, float))
         raise ValueError(f"the rope parameters in config.json give no rotation: {numbers}")
-    return rope
+    return replace(rope, axes=fields.axes(dim // 2))
 
 
 def read_sharpening(raw: Mapping[str, object]) -> float:
@@ -92,9 +97,26 @@ class DefaultRope(msgspec.Struct, frozen=True, kw_only=True):
     partial_rotary_factor: float = 1.0
     max_position_embeddings: int
     original_max_position_embeddings: int
+    mrope_section: tuple[int, int, int] | None = None
+    """The number of pairs that turn with time, rows and columns, where tokens of pictures have three axes."""
+    mrope_interleaved: bool = False
 
     def rope(self, dim: int, max_len: int) -> Rope:
         return plain_rope(self.rope_theta, dim)
+
+    def axes(self, pairs: int) -> tuple[int, ...]:
+        """The axis of each pair: in runs, or by turns as long as rows and columns have some left."""
+        counts = self.mrope_section
+        if counts is None:
+            return ()
+        if self.mrope_interleaved:
+            return tuple(pair % 3 if pair < 3 * counts[pair % 3] else 0 for pair in range(pairs))
+        if min(counts) < 0 or sum(counts) != pairs:
+            raise ValueError(
+                f"'mrope_section' in config.json is {list(counts)}, but must have the {pairs} pairs of "
+                "dimensions that are rotated"
+            )
+        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
 
 
 class LinearRope(DefaultRope, frozen=True, kw_only=True):
@@ -236,6 +258,7 @@ _KINDS: dict[str, type[DefaultRope]] = {
     "proportional": ProportionalRope,
     "longrope": LongRope,
     "su": LongRope,  # its name in the first Phi-3 checkpoints
+    "mrope": DefaultRope,  # the name of one with sections in the first Qwen2-VL checkpoints
 }
 
 

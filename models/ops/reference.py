@@ -41,9 +41,13 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(ids, weight)
 
 
-def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """The angles for `rotate`: [T] int64, [pairs] -> [T, 2 * pairs] float32, the cosines, then the sines."""
-    turned = positions.float().unsqueeze(-1) * frequencies  # [T, pairs]
+def angles(positions: Tensor, frequencies: Tensor, scale: float, axes: Tensor | None = None) -> Tensor:
+    """The angles for `rotate`: [T] int64, [pairs] -> [T, 2 * pairs] float32, the cosines, then the sines.
+
+    Tokens may have a position on each of A axes, [A, T]; `axes` [pairs] int64 says which one turns a pair.
+    """
+    turning = positions.unsqueeze(-1) if axes is None else positions[axes].t()
+    turned = turning.float() * frequencies  # [T, pairs]
     return torch.cat([turned.cos(), turned.sin()], dim=-1) * scale
 
 

@@ -38,7 +38,10 @@ class TowerSetup:
 
 
 class Tower(Protocol):
-    """A module that `models.checkpoint.weights.load` fills. Every rank of the first stage has it whole."""
+    """A module that `models.checkpoint.weights.load` fills. Every rank of the first stage has it whole.
+
+    Where tokens have positions on three axes (`models.media.positions`), its class has `three_axes = True`.
+    """
 
     levels: int
     """The number of layers of the text behind which further rows are added; 0 for most towers."""

@@ -157,6 +157,7 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("scale_by_position", (x, 3 * torch.arange(len(x)), 0.1, 4)),
         _Case("embed", (torch.tensor([4, 0, 3]), x)),
         _Case("angles", (step.positions, values(33).float(), 0.5)),
+        _Case("angles", (torch.arange(30).view(3, 10), values(33).float(), 0.5, torch.arange(33) % 3)),
         _Case("activation", (x, "gelu_tanh")),
         _Case("gated", (values(5, 70), "relu")),
         _Case("gated", (values(5, 70) * 5, "clamped")),

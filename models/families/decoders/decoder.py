@@ -17,6 +17,7 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.composites import HEADS, TRUNKS
 from models.config import ModelConfig, family_fields
+from models.context import context
 from models.conversion.conversion_choice import looks_ahead
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
 from models.layers.attention import Attention, CachedAttention, EncoderAttention
@@ -181,7 +182,9 @@ class Decoder(nn.Module):
         self.rotaries = nn.ModuleList(Rotary(rope) for rope in ropes)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        rotations = {rotary.rope: rotary(positions) for rotary in self.rotaries}
+        axes = context().axes
+        turning = positions if axes is None else axes
+        rotations = {rotary.rope: rotary(turning) for rotary in self.rotaries}
         rows, delta = self._embed(ids, positions) if stream is None else stream, None
         for layer in self.layers:
             delta, rows = layer(delta, rows, rotations)

@@ -1,4 +1,4 @@
-"""Layers one by one: the piece that each rank holds, and rope frequencies compared with Hugging Face's."""
+"""Layers one by one: the piece that each rank holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from drive import ThreadGroup
 from paged import make_step
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.checkpoint.weights import Weights, load, open_weights
 from models.context import use_context
@@ -22,7 +20,6 @@ from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import activation_kind
 from models.layers.norm import RMSNorm, SpreadRMSNorm
-from models.layers.rotary import Rotary, plain_rope, read_rope
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span, most_ranks_of
 
@@ -277,102 +274,6 @@ class Fixed(Recorder):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return self.total
-
-
-ROPES = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
-    "yarn, all fields": {
-        "factor": 4.0,
-        "original_max_position_embeddings": 128,
-        "beta_fast": 16.0,
-        "beta_slow": 2.0,
-        "mscale": 0.7,
-        "mscale_all_dim": 0.9,
-        "truncate": False,
-    },
-    "yarn, scaled": {"factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 0.8},
-    "longrope": {
-        "short_factor": [1.0 + 0.1 * i for i in range(16)],
-        "long_factor": [2.0 + 0.5 * i for i in range(16)],
-        "original_max_position_embeddings": 128,
-    },
-}
-
-
-class TestRope:
-    @pytest.mark.parametrize("length", [100, 400, 4000])
-    @pytest.mark.parametrize("name", ROPES)
-    def test_as_hugging_face(self, name: str, length: int) -> None:
-        kind = name.partition(",")[0]
-        config = LlamaConfig(
-            hidden_size=128,
-            num_attention_heads=4,
-            max_position_embeddings=512,
-            rope_parameters={"rope_type": kind, "rope_theta": 5000.0, **ROPES[name]},
-        )
-        expected, scale = ROPE_INIT_FUNCTIONS[kind](config, CPU, seq_len=length)
-        rope = read_rope(config.to_dict(), 32, max_len=length)
-        torch.testing.assert_close(torch.tensor(rope.frequencies), expected, atol=0, rtol=1e-6)
-        assert rope.scale == pytest.approx(scale)
-
-    def test_old_spelling(self) -> None:
-        new = {"max_position_embeddings": 512, "rope_parameters": {"rope_theta": 5e3, "rope_type": "linear"}}
-        new["rope_parameters"] |= {"factor": 2.0, "partial_rotary_factor": 0.5}
-        old = {
-            "max_position_embeddings": 512,
-            "rope_theta": 5e3,
-            "rope_scaling": {"type": "linear", "factor": 2.0},
-            "partial_rotary_factor": 0.5,
-        }
-        assert read_rope(old, 16, 512) == read_rope(new, 16, 512)
-        assert len(read_rope(old, 16, 512).frequencies) == 4
-
-    def test_nothing_said_means_plain(self) -> None:
-        assert read_rope({"rope_scaling": None}, 16, 512) == plain_rope(10000.0, 16)
-        assert read_rope({}, 16, 512, default_theta=7.0) == plain_rope(7.0, 16)
-
-    def test_layer_types_have_their_own(self) -> None:
-        raw = {"rope_parameters": {"full": {"rope_theta": 7.0}, "sliding": {"rope_theta": 8.0}}}
-        assert read_rope(raw, 16, 512, layer_type="full") == plain_rope(7.0, 16)
-        assert read_rope(raw, 16, 512, layer_type="sliding") == plain_rope(8.0, 16)
-
-    def test_where_phi_3_says_the_old_length(self) -> None:
-        inside = {"rope_type": "longrope", **ROPES["longrope"]}
-        outside = {"original_max_position_embeddings": 300, "max_position_embeddings": 512}
-        at_300 = inside | {"original_max_position_embeddings": 300}
-        assert read_rope(outside | {"rope_scaling": inside}, 32, 200) == read_rope(
-            {"max_position_embeddings": 512, "rope_scaling": at_300}, 32, 200
-        )
-
-    @pytest.mark.parametrize(
-        ("parameters", "message"),
-        [
-            ({"rope_type": "spiral"}, "names the rope type 'spiral'; there are default, linear"),
-            ({"rope_type": "linear"}, "type 'linear' in config.json: .*missing required field `factor`"),
-            ({"rope_type": "linear", "factor": "2"}, r"Expected `float`, got `str` - at `\$.factor`"),
-            ({"type": "su", "short_factor": [1], "long_factor": [1]}, "needs 8 factors, not 1"),
-            ([1], "must be an object, not"),
-        ],
-    )
-    def test_errors(self, parameters: object, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            read_rope({"rope_scaling": parameters}, 16, 512)
-
-    def test_a_steps_angles(self) -> None:
-        rope = read_rope({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 8, 512)
-        rotary = filled(Rotary(rope), open_weights(Path(), "dummy", device=CPU, dtype=torch.bfloat16))
-        cos, sin = rotary(torch.tensor([0, 5, 1000])).chunk(2, dim=-1)
-        angles = torch.tensor([[0.0], [5.0], [1000.0]]) * torch.tensor(rope.frequencies)
-        torch.testing.assert_close(cos, angles.cos() * rope.scale)
-        torch.testing.assert_close(sin, angles.sin() * rope.scale)
 
 
 class TestNames:

@@ -60,13 +60,15 @@ def _embeddings(library: Library) -> Operations:
         look_up(ids.data_ptr(), weight.data_ptr(), out.data_ptr(), len(ids), known, width * weight.itemsize)
         return out
 
-    def angles(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-        known = frequencies.dtype == torch.float32 and frequencies.dim() == 1
-        if not (known and _are_numbers(positions) and frequencies.is_contiguous()):
-            return reference.angles(positions, frequencies, scale)
-        tokens, pairs = len(positions), len(frequencies)
+    def angles(positions: Tensor, frequencies: Tensor, scale: float, axes: Tensor | None = None) -> Tensor:
+        known = frequencies.dtype == torch.float32 and frequencies.dim() == 1 and frequencies.is_contiguous()
+        place = positions if axes is None else positions[0]
+        if not (known and _are_numbers(place) and positions.is_contiguous()):
+            return reference.angles(positions, frequencies, scale, axes)
+        tokens, pairs = len(place), len(frequencies)
         out = empty((tokens, 2 * pairs), torch.float32)
-        turn(positions.data_ptr(), frequencies.data_ptr(), out.data_ptr(), tokens, pairs, scale)
+        given = positions.data_ptr(), frequencies.data_ptr(), address(axes)
+        turn(*given, out.data_ptr(), tokens, pairs, scale)
         return out
 
     return {"embed": embed, "angles": angles}

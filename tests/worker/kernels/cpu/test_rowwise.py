@@ -211,6 +211,12 @@ def test_a_position_has_the_same_bits_in_every_batch(table: Table) -> None:
         assert torch.equal(table["angles"](positions[at : at + 1], frequencies, 1.0)[0], whole[at])
 
 
+def test_equal_axes_give_the_bits_of_positions(table: Table) -> None:
+    positions, frequencies, axes = torch.randperm(3000), torch.rand(32), torch.arange(32) % 3
+    found = table["angles"](positions.expand(3, -1).contiguous(), frequencies, 1.5, axes)
+    assert torch.equal(found, table["angles"](positions, frequencies, 1.5))
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_quantized_embeddings_are_widened(table: Table, name: str, dtype: torch.dtype) -> None:

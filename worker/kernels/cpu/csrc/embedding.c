@@ -35,8 +35,9 @@ EXPORT void embed_words(const word *a) {
 typedef struct {
     const int64_t *positions;
     const float *frequencies;
+    const int64_t *axes;  // [pairs], or NULL for positions [tokens]
     float *out;
-    long pairs;
+    long tokens, pairs;
     float scale;
 } rotations;
 
@@ -45,7 +46,8 @@ static void find_angles(const void *task, long first, long last) {
     for (long token = first; token < last; token++) {
         float *cosines = r->out + 2 * token * r->pairs, *sines = cosines + r->pairs;
         for (long i = 0; i < r->pairs; i++) {
-            float angle = (float)r->positions[token] * r->frequencies[i];
+            long place = r->axes ? r->axes[i] * r->tokens + token : token;
+            float angle = (float)r->positions[place] * r->frequencies[i];
             cosines[i] = cosf(angle) * r->scale;
             sines[i] = sinf(angle) * r->scale;
         }
@@ -54,13 +56,13 @@ static void find_angles(const void *task, long first, long last) {
 
 enum { ANGLES = 1024 };  // angles that are worth handing to another thread
 
-// out [tokens, 2 * pairs]: cosines, then sines.
-EXPORT void angles(const int64_t *positions, const float *frequencies, void *out, long tokens, long pairs,
-                   float scale) {
-    rotations r = {positions, frequencies, out, pairs, scale};
+// out [tokens, 2 * pairs]: cosines, then sines. With axes, positions [their number, tokens].
+EXPORT void angles(const int64_t *positions, const float *frequencies, const int64_t *axes, void *out,
+                   long tokens, long pairs, float scale) {
+    rotations r = {positions, frequencies, axes, out, tokens, pairs, scale};
     spread(tokens, grain_of(ANGLES, pairs), find_angles, &r);
 }
 
 EXPORT void angles_words(const word *a) {
-    angles(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].real);
+    angles(a[0].pointer, a[1].pointer, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole, a[6].real);
 }
