@@ -25,11 +25,13 @@ _ALWAYS = {
     "do_pad": False,
     "do_pan_and_scan": False,
 }
-"""Switches of which only one position is served."""
+"""Switches of which only one position is served: this one, or that of the class's own."""
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 _Share = Annotated[float, msgspec.Meta(ge=-1, le=2)]
+Longest = dict[Literal["longest_edge"], Side]
+"""The longest side of a picture, in the form of settings."""
 _Deviation = Annotated[float, msgspec.Meta(gt=0, le=2)]
 
 
@@ -79,8 +81,8 @@ def read_settings(
             f"{SETTINGS}: pictures are prepared by {chosen[:80]}, but {files.architecture} is served with "
             f"{' or '.join(defaults)} only"
         )
-    for name, value in _ALWAYS.items():
-        if given.get(name, value) != value:
+    for name, usual in _ALWAYS.items():
+        if given.get(name, value := defaults[chosen].get(name, usual)) != value:
             shown = reprlib.repr(given[name])
             raise ConfigError(f"{SETTINGS}: the field '{name}' is {shown}, and only {value} is served")
     return _convert({**defaults[chosen], **given}, kind, SETTINGS)

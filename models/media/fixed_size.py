@@ -58,23 +58,23 @@ class FixedSize:
             )
         self.has_class_token = tower.model_type == "clip_vision_model"
         side, patch = _TOWERS[tower.model_type]
-        self._side, self._patch = tower.image_size or side, tower.patch_size or patch
-        self.patches = (self._side // self._patch) ** 2
+        self.side, self.patch = tower.image_size or side, tower.patch_size or patch
+        self.patches = (self.side // self.patch) ** 2
         self.settings = settings = read_settings(files, FixedSettings, defaults)
         size = settings.size
         self._first = size if isinstance(size, dict) else {"shortest_edge": size}
-        square = {"height": self._side, "width": self._side}
+        square = {"height": self.side, "width": self.side}
         final = settings.crop_size if settings.do_center_crop else self._first
-        if final not in (square, self._side) or set(self._first) not in ({"shortest_edge"}, set(square)):
+        if final not in (square, self.side) or set(self._first) not in ({"shortest_edge"}, set(square)):
             raise ConfigError(
-                f"{SETTINGS}: pictures do not become {self._side} x {self._side}, the size of the tower's"
+                f"{SETTINGS}: pictures do not become {self.side} x {self.side}, the size of the tower's"
             )
 
     def prepare(self, picture: Picture, embeddings: int) -> Prepared:
         picture = picture.resize(self._resized(*picture.size), self.settings.resample)
         if self.settings.do_center_crop:
-            picture = center_cropped(picture, self._side)
-        return to_item(picture, self._patch, embeddings)
+            picture = center_cropped(picture, self.side)
+        return to_item(picture, self.patch, embeddings)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         if (short := self._first.get("shortest_edge")) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -26,11 +27,12 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
 
     kind: Kind
     pixels: memoryview
-    """The RGB values row by row, one byte each."""
+    """The RGB values row by row, one byte each. Tiles of a picture that was cut stand below each other."""
     shape: tuple[int, int, int]
-    """The height, the width, and 3."""
+    """The height of all tiles together, the width, and 3."""
     grid: tuple[int, int, int]
-    """The number of frames, and of rows and columns of patches, before any of them are merged."""
+    """The number of frames, and of rows and columns of patches, before any of them are merged. Of a picture
+    that was cut into tiles: the rows of tiles, and the rows and columns of patches of all tiles together."""
     embeddings: int
     """The number of hidden states that the item has in the prompt."""
 
@@ -44,6 +46,35 @@ class Layout(msgspec.Struct, frozen=True):
     before: str = ""
     """Text in front of the tokens, and `after` behind them: it is tokenized together with the text there."""
     after: str = ""
+    texts: tuple[tuple[int, str], ...] = ()
+    """Texts whose tokens `spelled` puts in front of `tokens[index]`, as (index, text) in order. Each is
+    tokenized by itself, with names of special tokens in it."""
+
+    def spelled(self, encode: Callable[[str], list[int]]) -> Layout:
+        """The layout without `texts`, whose tokens `encode` gives."""
+        tokens: list[int] = []
+        runs: list[tuple[int, int]] = []
+        done, left = 0, list(self.embeddings)
+        for index, text in (*self.texts, (len(self.tokens), "")):
+            while left and left[0][0] < index:
+                first, length = left.pop(0)
+                runs.append((len(tokens) + first - done, length))
+            tokens += self.tokens[done:index]
+            tokens += encode(text) if text else []
+            done = index
+        return Layout(tokens, runs, self.before, self.after)
+
+
+def interleaved(token: int, parts: Iterable[int | str]) -> Layout:
+    """The layout of texts and of numbers of embeddings, at whose positions `token` stands."""
+    tokens, runs, texts = 0, list[tuple[int, int]](), list[tuple[int, str]]()
+    for part in parts:
+        if isinstance(part, str):
+            texts.append((tokens, part))
+        else:
+            runs.append((tokens, part))
+            tokens += part
+    return Layout([token] * tokens, runs, texts=tuple(texts))
 
 
 class Processor(Protocol):

@@ -8,9 +8,24 @@ import msgspec
 
 from models.media.files import MediaFiles, read_facts
 from models.media.fixed_size import CLIP, SIGLIP, FixedSize
-from models.media.item import Layout, Picture, Prepared
+from models.media.item import Layout, Picture, Prepared, Processor
+from models.media.pixtral import PixtralProcessor
 
 _DEFAULTS = {"CLIPImageProcessor": CLIP, "SiglipImageProcessor": SIGLIP, "LlavaImageProcessor": CLIP}
+
+
+def llava_processor(files: MediaFiles) -> Processor:
+    """The processor of a LLaVA, whose class also serves Pixtral."""
+    tower = read_facts(files, _Towers).vision_config
+    return PixtralProcessor(files) if tower.model_type == "pixtral" else LlavaProcessor(files)
+
+
+class _Tower(msgspec.Struct, frozen=True):
+    model_type: str = ""
+
+
+class _Towers(msgspec.Struct, frozen=True):
+    vision_config: _Tower
 
 
 class _Facts(msgspec.Struct, frozen=True):

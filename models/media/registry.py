@@ -1,6 +1,7 @@
 """The registry of media processors: which class prepares the pictures of which architecture.
 
-Values are "module:Class" strings, as in `models.registry`. An architecture that is not listed has text only.
+Values are "module:Class" strings, as in `models.registry`; "module:function" chooses by the files. An
+architecture that is not listed has text only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from models.plain_files import read_json
 PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
-    "LlavaForConditionalGeneration": "llava:LlavaProcessor",
+    "Idefics3ForConditionalGeneration": "idefics3:Idefics3Processor",
+    "InternVLForConditionalGeneration": "internvl:InternVLProcessor",
+    "LlavaForConditionalGeneration": "llava:llava_processor",
+    "LlavaNextForConditionalGeneration": "llava_next:LlavaNextProcessor",
+    "LlavaOnevisionForConditionalGeneration": "llava_next:LlavaNextProcessor",
+    "Mistral3ForConditionalGeneration": "pixtral:PixtralProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen3_5ForConditionalGeneration": "qwen_vl:QwenVLProcessor",
@@ -24,6 +30,7 @@ PROCESSORS = {
     "Qwen3VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "SiglipModel": "contrastive:ContrastiveProcessor",
+    "SmolVLMForConditionalGeneration": "idefics3:Idefics3Processor",
 }
 
 

@@ -57,6 +57,10 @@ def test_old_files_say_little(tmp_path: Path) -> None:
     make_processor(media_files(QWEN.architecture, QWEN_CONFIG, areas))
 
 
+NEXT, ONE = "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"
+CUT = {"size": 224, "crop_size": 224, "image_grid_pinpoints": [[224, 448]]}
+SIGLIP = tower("siglip", image_size=384, patch_size=16)
+OBLONG = tower("intern", image_size=[28, 56])
 LLAVA, CROP = "LlavaForConditionalGeneration", {"height": 200, "width": 224}
 
 
@@ -87,6 +91,13 @@ LLAVA, CROP = "LlavaForConditionalGeneration", {"height": 200, "width": 224}
             "no picture has 2000000 to 1003520 pixels",
         ),
         (QWEN.architecture, QWEN_CONFIG, {"patch_size": "14"}, "Expected `int`, got `str`"),
+        (NEXT, CLIP, {**CUT, "image_grid_pinpoints": [[224, 300]]}, "not whole tiles of 224 pixels"),
+        (NEXT, {**CLIP, "vision_feature_select_strategy": "full"}, CUT, "'full' does not fit the tower"),
+        (ONE, {**SIGLIP, "vision_aspect_ratio": "pad"}, {}, "'pad' is not of the form anyres_max_9"),
+        ("SmolVLMForConditionalGeneration", SIGLIP, {}, "tiles of 364 x 364 are not what the tower takes"),
+        ("Mistral3ForConditionalGeneration", CLIP, {"do_pad": False}, "'do_pad' is False, and only True"),
+        ("InternVLForConditionalGeneration", SIGLIP, {"size": {"height": 3}}, "are not squares"),
+        ("InternVLForConditionalGeneration", OBLONG, {}, r"must be of squares, but one is \[28, 56\]"),
     ],
 )
 def test_what_is_not_served_is_refused(

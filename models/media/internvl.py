@@ -1,0 +1,84 @@
+"""InternVL: a picture is stretched to the nearest shape of square tiles, and itself is the last of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.fixed_size import CLIP
+from models.media.item import Layout, Picture, Prepared, interleaved
+from models.media.tiles import cut, stacked
+from models.plain_files import ConfigError
+
+_DEFAULTS = {"GotOcr2ImageProcessor": {**CLIP, "size": {"height": 384, "width": 384}}}
+_Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class InternVLSettings(PictureSettings, frozen=True, kw_only=True):
+    size: dict[str, Side]
+    min_patches: _Count = 1
+    """The least number of tiles, without the whole picture; and the greatest."""
+    max_patches: _Count = 12
+
+
+class _Tower(msgspec.Struct, frozen=True):
+    image_size: Side | list[Side] = 448
+    patch_size: Side | list[Side] = 14
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    vision_config: _Tower
+    image_token_id: int = 151_667
+    downsample_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+
+
+class InternVLProcessor:
+    placeholder = written = "<IMG_CONTEXT>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        self.settings = settings = read_settings(files, InternVLSettings, _DEFAULTS)
+        facts = read_facts(files, _Facts)
+        tower, self._token = facts.vision_config, facts.image_token_id
+        self._side, patch = square(tower.image_size), square(tower.patch_size)
+        if settings.size != {"height": self._side, "width": self._side}:
+            raise ConfigError(f"{SETTINGS}: tiles of {settings.size} are not squares of the tower's size")
+        self._patches = self._side // patch
+        self._embeddings = int(self._patches * facts.downsample_ratio) ** 2
+        shapes = [(columns, rows) for columns in range(1, 65) for rows in range(1, 65)]
+        allowed = range(settings.min_patches, settings.max_patches + 1)
+        few = [shape for shape in shapes if shape[0] * shape[1] in allowed]
+        self._shapes = sorted(few, key=lambda shape: shape[0] * shape[1]) or [(1, 1)]
+
+    def prepare(self, picture: Picture) -> Prepared:
+        side, resample = self._side, self.settings.resample
+        columns, rows = self._shape(*picture.size)
+        enlarged = picture.resize((columns * side, rows * side), resample)
+        tiles = cut(enlarged, side, rows, columns)
+        if len(tiles) > 1:
+            tiles.append(picture.resize((side, side), resample))
+        grid = (rows, rows * self._patches, columns * self._patches)
+        return stacked(tiles, grid, len(tiles) * self._embeddings)
+
+    def layout(self, prepared: Prepared) -> Layout:
+        return interleaved(self._token, ["<img>", prepared.embeddings, "</img>"])
+
+    def _shape(self, width: int, height: int) -> tuple[int, int]:
+        """The columns and rows of tiles whose ratio is nearest; among equal ones the most tiles of which the
+        picture would fill more than half."""
+        best, least = (1, 1), float("inf")
+        for shape in self._shapes:
+            distance = abs(width / height - shape[0] / shape[1])
+            fills = width * height > 0.5 * self._side**2 * shape[0] * shape[1]
+            if distance < least or (distance == least and fills):
+                best, least = shape, distance
+        return best
+
+
+def square(size: int | list[int]) -> int:
+    """The side of a square, which config.json may give as height and width."""
+    sides = {size} if isinstance(size, int) else {*size}
+    if len(sides) != 1:
+        raise ConfigError(f"config.json: image_size and patch_size must be of squares, but one is {size}")
+    return sides.pop()

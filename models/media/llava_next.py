@@ -1,0 +1,127 @@
+"""LLaVA-NeXT and OneVision: the whole picture, then tiles of it, without their padding.
+
+Rows of the tiles end with a token, for which the tower gives an embedding too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.fixed_size import CLIP, FixedSize
+from models.media.item import Layout, Picture, Prepared
+from models.media.resize import check_ratio
+from models.media.tiles import cut, stacked
+from models.plain_files import ConfigError
+
+_NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+_ONE = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
+_ONE_SIZE = {"size": {"height": 384, "width": 384}, "do_center_crop": False}
+_DEFAULTS = {
+    "LlavaNextForConditionalGeneration": {
+        "LlavaNextImageProcessor": {**CLIP, "do_pad": True, "image_grid_pinpoints": _NEXT}
+    },
+    "LlavaOnevisionForConditionalGeneration": {
+        "LlavaOnevisionImageProcessor": {**CLIP, **_ONE_SIZE, "do_pad": True, "image_grid_pinpoints": _ONE}
+    },
+}
+_FACTS = {
+    "LlavaNextForConditionalGeneration": (32_000, "default", ""),
+    "LlavaOnevisionForConditionalGeneration": (151_646, "full", "anyres_max_9"),
+}
+"""What config.json leaves out: the token, the strategy, and the greatest number of tiles."""
+
+
+class TiledSettings(PictureSettings, frozen=True, kw_only=True):
+    image_grid_pinpoints: list[tuple[Side, Side]]
+    """The heights and widths into which pictures are fitted."""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    image_token_index: int | None = None
+    vision_feature_select_strategy: str | None = None
+    vision_aspect_ratio: str | None = None
+
+
+class LlavaNextProcessor:
+    placeholder = written = "<image>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        defaults = _DEFAULTS[files.architecture]
+        self._size = size = FixedSize(files, defaults)
+        self.settings = read_settings(files, TiledSettings, defaults)
+        if any(length % size.side for canvas in self.settings.image_grid_pinpoints for length in canvas):
+            raise ConfigError(f"{SETTINGS}: image_grid_pinpoints are not whole tiles of {size.side} pixels")
+        facts, usual = read_facts(files, _Facts), _FACTS[files.architecture]
+        self._token = usual[0] if facts.image_token_index is None else facts.image_token_index
+        strategy = facts.vision_feature_select_strategy or usual[1]
+        if (strategy == "default") != size.has_class_token:
+            raise ConfigError(
+                f"config.json: vision_feature_select_strategy {strategy!r} does not fit the tower"
+            )
+        ratio = usual[2] and (facts.vision_aspect_ratio or usual[2])
+        self._most = most_tiles(ratio)
+
+    def prepare(self, picture: Picture) -> Prepared:
+        check_ratio(*picture.size)
+        side, resample = self._size.side, self.settings.resample
+        canvas = self._canvas(*picture.size)
+        tiles = [picture.resize((side, side), resample)]
+        rows, columns = canvas[0] // side, canvas[1] // side
+        tiles += cut(picture.resize(_fitted(picture.size, canvas), resample), side, rows, columns)
+        across = side // self._size.patch
+        kept = _unpadded(picture.size, rows * across, columns * across)
+        height, width = shrunk(*kept, across, self._most)
+        return stacked(tiles, (rows, *kept), self._size.patches + height * (width + 1))
+
+    def layout(self, prepared: Prepared) -> Layout:
+        return Layout([self._token] * prepared.embeddings, [(0, prepared.embeddings)])
+
+    def _canvas(self, width: int, height: int) -> tuple[int, int]:
+        """The height and width that keep most of a picture's pixels, and of such that waste least."""
+
+        def value(canvas: tuple[int, int]) -> tuple[int, int]:
+            scale = min(canvas[1] / width, canvas[0] / height)
+            useful = min(int(width * scale) * int(height * scale), width * height)
+            return useful, useful - canvas[0] * canvas[1]
+
+        return max(self.settings.image_grid_pinpoints, key=value)
+
+
+def most_tiles(ratio: str) -> int:
+    """The greatest number of tiles whose patches a picture may have; 0 for no limit."""
+    if not ratio:
+        return 0
+    if not (told := re.fullmatch(r"anyres_max_([1-9]\d*)", ratio)):
+        raise ConfigError(f"config.json: vision_aspect_ratio {ratio[:80]!r} is not of the form anyres_max_9")
+    return int(told[1])
+
+
+def shrunk(rows: int, columns: int, across: int, most: int) -> tuple[int, int]:
+    """The rows and columns of patches to which a picture's are interpolated, where they are more than `most`
+    tiles of `across` patches to the side have."""
+    ratio = math.sqrt(rows * columns / (most * across**2)) if most else 0
+    return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
+
+
+def _fitted(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
+    """The width and height of a picture that fills a canvas (height, width) in one direction."""
+    width, height = size
+    across, down = canvas[1] / width, canvas[0] / height
+    if across < down:
+        return canvas[1], min(math.ceil(height * across), canvas[0])
+    return min(math.ceil(width * down), canvas[1]), canvas[0]
+
+
+def _unpadded(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
+    """The rows and columns of patches that are not padding only, in whole pairs at both sides.
+
+    Rounding is that of transformers, which decides for whole rows.
+    """
+    width, height = size
+    if width / height > columns / rows:
+        return rows - (rows - int(round(height * (columns / width), 7))) // 2 * 2, columns
+    return rows, columns - (columns - int(round(width * (rows / height), 7))) // 2 * 2
