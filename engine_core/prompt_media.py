@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 import msgspec
 
 from models.media.item import Kind
@@ -26,3 +29,27 @@ class Media(msgspec.Struct, frozen=True, gc=False):
     grid: Grid
     pixels: Buffer
     """The RGB values row by row, one byte each."""
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.at + self.length
+
+    @property
+    def embeddings(self) -> int:
+        return sum([count for _, count in self.runs])
+
+
+def overlapping(media: Sequence[Media], start: int, stop: int) -> Sequence[Media]:
+    """Find the media, of those in order, that have a token at positions [start, stop)."""
+    if not media:
+        return ()
+    first = bisect_right(media, start, key=_end)
+    behind = first
+    while behind < len(media) and media[behind].at < stop:
+        behind += 1
+    return media[first:behind]
+
+
+def _end(media: Media) -> int:
+    return media.end

@@ -58,6 +58,8 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, dec_hook=self._buffer)
 
     def decode(self, head: Bytes, frames: Sequence[Bytes] = ()) -> T:
+        if not frames:
+            return self._decoder.decode(head)
         self._frames, self._used = frames, set()
         try:
             message = self._decoder.decode(head)

@@ -152,7 +152,8 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     seqs: list[SeqStep]
     fresh: bool = False
     """Whether it was planned when a failed step and all after it had landed. After a failure no other step is
-    computed: its rows may be those of sequences that the failed step was to bring."""
+    computed: its rows may be those of sequences that the failed step was to bring. First the embeddings of
+    all media are dropped, because nobody knows which of them the failed step has left."""
     replica_tokens: list[int] = []
     """The tokens that each replica computes in this step, if they share experts. One may have no rows."""
     first_halves: list[int] = []

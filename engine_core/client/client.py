@@ -22,6 +22,7 @@ from engine_core.client.in_flight import AddOptions, InFlight, Stream
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Address, Replicas
+from engine_core.prompt_media import Media
 from engine_core.reason_codes import Reason
 from engine_core.wire.transport import ServerEnd, Unreachable
 from worker.child import BROKE, CANNOT_START, describe_exit
@@ -126,20 +127,23 @@ class EngineClient:
 
     def submit_many(
         self,
-        requests: Iterable[tuple[list[int], Pooling]],
+        requests: Iterable[tuple[list[int], Pooling, *tuple[Media, ...]]],
         *,
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[protocol.Pooled]]:
-        """Send many requests for vectors, in few frames. Each stream has one answer.
+        """Send many requests for vectors, in few messages: tokens, parameters, and the media of each.
 
+        Each stream has one answer.
         The option `wait` is for the first: others wait for it, too, and not for other clients alone.
         """
         sent, wait = self._now(), options.pop("wait", 0.0)
-        adds = [
-            protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
-            for tokens, params in requests
-        ]
+        adds: list[protocol.Add] = []
+        for tokens, params, *media in requests:
+            options["media"] = tuple(media)
+            adds.append(
+                protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=sent, **options)
+            )
         if wait:
             adds[0] = replace(adds[0], wait=wait)
         streams = [Stream[protocol.Pooled](add.id, self._loop, pools=True) for add in adds]

@@ -14,8 +14,10 @@ from engine_core.client.replica_table import ReplicaTable
 from engine_core.reason_codes import Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
-_TOKENS_IN_FRAME = 1 << 17
-"""The most tokens of several requests in one frame. An engine computes one while the next is written."""
+_TOKENS_IN_MESSAGE = 1 << 17
+"""The most tokens of several requests in one message. An engine computes one while the next is written."""
+_MEDIA_IN_MESSAGE = 64 << 20
+"""The most bytes of media of several requests in one message."""
 
 _STANDING_SECONDS = 1.0
 """Seconds for an engine to say how far a request has come. One that computes a long step says it later."""
@@ -72,8 +74,8 @@ class Dispatcher:
             one.assign(replica, tokens)
             batch.append(one)
         for number, batch in batches.items():
-            for frame in _frames(batch):
-                self._send_frame(number, frame, without)
+            for message in _messages(batch):
+                self._send_message(number, message, without)
 
     def dispatch_held(self) -> None:
         """Try again what no replica could take: another one works, or one is given up."""
@@ -191,7 +193,7 @@ class Dispatcher:
         with suppress(Unreachable):
             self._send(number, request)
 
-    def _send_frame(self, number: int, requests: Sequence[InFlight], without: frozenset[int]) -> None:
+    def _send_message(self, number: int, requests: Sequence[InFlight], without: frozenset[int]) -> None:
         adds = [one.add for one in requests]
         try:
             if self.spelling is not None and any(add.grammar is not None for add in adds):
@@ -265,13 +267,17 @@ def _is_declined(output: protocol.Tokens | protocol.Pooled | protocol.Failed) ->
     return isinstance(output, protocol.Failed) and output.code == 503 and output.error != protocol.DEADLINE
 
 
-def _frames(requests: Sequence[InFlight]) -> Iterator[Sequence[InFlight]]:
-    """The requests of each frame. A single one may be larger than the limit for several."""
+def _messages(requests: Sequence[InFlight]) -> Iterator[Sequence[InFlight]]:
+    """The requests of each message. A single one may be larger than the limits for several."""
     start = tokens = 0
+    media: dict[bytes, int] = {}
     for index, one in enumerate(requests):
         length = len(one.add.tokens)
-        if tokens and tokens + length > _TOKENS_IN_FRAME:
+        own = {each.hash: len(each.pixels) for each in one.add.media}
+        large = bool(own) and sum((media | own).values()) > _MEDIA_IN_MESSAGE
+        if tokens and (large or tokens + length > _TOKENS_IN_MESSAGE):
             yield requests[start:index]
-            start, tokens = index, 0
+            start, tokens, media = index, 0, {}
         tokens += length
+        media |= own
     yield requests[start:]

@@ -320,7 +320,8 @@ def _digest(add: Add) -> bytes:
         params = replace(params, seed=0, prompt_logprobs=None)
     else:
         params = replace(params, late_query="", late_document="")
-    return hashlib.blake2b(msgspec.msgpack.encode((_prompt(add), params)), digest_size=16).digest()
+    media = [(each.at, each.hash) for each in add.media]
+    return hashlib.blake2b(msgspec.msgpack.encode((_prompt(add), params, media)), digest_size=16).digest()
 
 
 def _prompt(add: Add) -> list[int]:

@@ -25,6 +25,7 @@ from engine_core.client.replica import (
     difference,
 )
 from engine_core.config import Replicas
+from engine_core.prompt_media import overlapping
 from engine_core.protocol import Add, Progress, Ready, Stats
 from worker.protocol import Pooling
 
@@ -49,20 +50,18 @@ class Router:
         self._turns = count(1)
         self._last_turn: dict[int, int] = {}
 
-    def choose(
-        self, tokens: list[int], loads: Mapping[int, int], *, salt: str = "", remember: bool = True
-    ) -> tuple[int, int]:
+    def choose(self, add: Add, loads: Mapping[int, int], *, remember: bool = True) -> tuple[int, int]:
         """Choose a replica; returns it, and how many tokens this request adds to its load.
 
         `loads` holds the replicas that can be chosen, with the tokens that each has in flight. Without
         `remember` no cache keeps the prompt.
         """
-        blocks = list(_hashes(tokens, salt)) if remember and len(loads) > 1 else []
+        blocks = list(_hashes(add)) if remember and len(loads) > 1 else []
         held = self._held(blocks, loads)
         chosen = min(loads, key=lambda one: (loads[one] - BLOCK * held[one], self._last_turn.get(one, 0)))
         self._last_turn[chosen] = next(self._turns)
         self._remember(blocks, chosen)
-        return chosen, len(tokens) - BLOCK * held[chosen]
+        return chosen, len(add.tokens) - BLOCK * held[chosen]
 
     def forget(self, replicas: Iterable[int]) -> None:
         """Forget all that these replicas held, because their caches are empty."""
@@ -93,11 +92,14 @@ class Router:
             self._holders.popitem(last=False)
 
 
-def _hashes(tokens: list[int], salt: str) -> Iterator[int]:
-    """The hash of each whole block together with all before it."""
-    chain = hash(salt)
+def _hashes(add: Add) -> Iterator[int]:
+    """The hash of each whole block of a prompt, its media included, together with all before it."""
+    chain, tokens = hash(add.salt), add.tokens
     for end in range(BLOCK, min(len(tokens), BLOCK * LONGEST) + 1, BLOCK):
-        chain = hash((chain, tuple(tokens[end - BLOCK : end])))
+        start = end - BLOCK
+        chain = hash((chain, tuple(tokens[start:end])))
+        for media in overlapping(add.media, start, end):
+            chain = hash((chain, media.hash, media.at - start))
         yield chain
 
 
@@ -254,6 +256,6 @@ class ReplicaTable:
         if not loads:
             return None
         remember = self.ready is not None and self.ready.enable_prefix_caching
-        number, tokens = self._router.choose(add.tokens, loads, salt=add.salt, remember=remember)
+        number, tokens = self._router.choose(add, loads, remember=remember)
         self.late_queries.note(add, number)
         return self.replicas[number], tokens

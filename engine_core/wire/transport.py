@@ -3,7 +3,8 @@
 Each API server binds a ROUTER, through which requests go out to an engine by its name, and a PULL, into which
 answers come; each engine connects a DEALER and a PUSH to every server. The sockets lie in a folder that only
 this user may enter; for engines on other machines the same two sockets listen on TCP as well, to those who
-hold the cluster's keys. A frame that cannot be read is counted, logged and dropped: it never ends a loop.
+hold the cluster's keys. A message is one frame, and further ones if it holds media. One that cannot be read
+is counted, logged and dropped: it never ends a loop.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ import zmq
 from engine_core.config import Address
 from engine_core.protocol import PROTOCOL, Answer, Greeting, Hello, Request, Welcome
 from engine_core.wire.sockets import CONNECTED, DISCONNECTED, ClusterKeys, socket_events, stop_monitor
+from worker.buffers import Bytes, Decoder, Encoder
 
 MAX_REQUEST_BYTES = 64 << 20
-"""A longer frame makes the receiver drop the connection, so the sender refuses it first."""
+"""The most bytes of a request without its media."""
+MAX_MEDIA_BYTES = 512 << 20
+"""The most bytes of a request's media together. A longer frame makes the receiver drop the connection, so the
+sender refuses it first."""
 
 _FRAMES = 10_000  # in flight in one direction, before sending fails
 _RECONNECT_MS = 20
@@ -30,16 +35,13 @@ _LINGER_MS = 300
 _HEARTBEAT_MS, _TIMEOUT_MS = 2_000, 8_000  # over a network, where a machine that vanishes closes nothing
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(Answer)
-_greetings = msgspec.msgpack.Decoder(Greeting)
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
 class RequestTooLarge(ValueError):
-    """The frame of a request would be longer than MAX_REQUEST_BYTES."""
+    """A request would be longer than MAX_REQUEST_BYTES, or its media than MAX_MEDIA_BYTES."""
 
 
 class Unreachable(Exception):
@@ -49,10 +51,12 @@ class Unreachable(Exception):
 class Inbox(Generic[T]):
     """The receiving side of a socket, which decodes messages and never waits."""
 
-    def __init__(self, sock: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[T]) -> None:
+    def __init__(self, sock: zmq.Socket[bytes], decoder: Decoder[T], *, head: int = 0) -> None:
+        """`head` is the place of a message's own frame: a ROUTER puts the name of the sender before it."""
         self.sock = sock
         self.bad = 0
         self._decoder = decoder
+        self._head = head
 
     def read(self) -> Iterator[T]:
         for _, message in self.read_with_frames():
@@ -65,12 +69,13 @@ class Inbox(Generic[T]):
                 frames = self.sock.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            frame = frames[-1].buffer
+            parts = [frame.buffer for frame in frames]
             try:
-                message = self._decoder.decode(frame)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                message = self._decoder.decode(parts[self._head], parts[self._head + 1 :])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError) as error:
                 self.bad += 1
-                _log.warning("dropped unreadable frame %d, of %d bytes: %s", self.bad, len(frame), error)
+                sizes = [len(part) for part in parts]
+                _log.warning("dropped unreadable message %d, of %s bytes: %s", self.bad, sizes, error)
             else:
                 yield frames[0], message
 
@@ -82,8 +87,8 @@ class EngineEnd:
         self._engine = engine
         dealer = _socket(context, zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, _engine_name(engine))
-        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self.requests = Inbox(dealer, _requests)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MEDIA_BYTES)
+        self.requests = Inbox(dealer, Decoder[Request](Request))
         self.push = _socket(context, zmq.PUSH)
         for sock in (dealer, self.push):
             secure(sock, address, listens=False)
@@ -149,8 +154,9 @@ class ServerEnd:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         pull = _socket(self._context, zmq.PULL)
-        self.greetings = Inbox(router, _greetings)
-        self.answers = Inbox(pull, _answers)
+        self.greetings = Inbox(router, Decoder[Greeting](Greeting), head=1)
+        self.answers = Inbox(pull, Decoder[Answer](Answer))
+        self._encoder = Encoder()
         self.monitor = pull.get_monitor_socket(DISCONNECTED)
         self._engines: dict[int, deque[int]] = {}
         """Connection -> the engine at its other end, then the engines of later connections of this number."""
@@ -173,19 +179,29 @@ class ServerEnd:
                 raise OSError(error.errno, f"cannot listen on {endpoint}: {error.strerror}") from error
 
     def send(self, engine: int, request: Request) -> None:
-        frame = _encoder.encode(request)
-        if len(frame) > MAX_REQUEST_BYTES:
+        """Send a request. Raises RequestTooLarge, or Unreachable if the engine does not take it now."""
+        frames = self._encoder.encode(request)
+        if len(frames[0]) > MAX_REQUEST_BYTES:
             raise RequestTooLarge(
-                f"the request takes {len(frame)} bytes; at most {MAX_REQUEST_BYTES} are allowed"
+                f"the request takes {len(frames[0])} bytes; at most {MAX_REQUEST_BYTES} are allowed"
             )
-        self._send(_engine_name(engine), frame)
+        if (
+            len(frames) > 1
+            and (size := sum(memoryview(each).nbytes for each in frames[1:])) > MAX_MEDIA_BYTES
+        ):
+            raise RequestTooLarge(
+                f"the media of the request take {size} bytes when they are decoded; at most "
+                f"{MAX_MEDIA_BYTES} are allowed"
+            )
+        self._send(_engine_name(engine), *frames)
 
     def welcome(self, name: bytes, welcome: Welcome) -> None:
         self._send(name, _encoder.encode(welcome))
 
-    def _send(self, name: bytes, frame: bytes) -> None:
+    def _send(self, name: bytes, *frames: Bytes) -> None:
+        """Send a message to an engine. Only small frames are copied (`zmq.COPY_THRESHOLD`)."""
         try:
-            self.greetings.sock.send_multipart([name, frame], zmq.NOBLOCK)
+            self.greetings.sock.send_multipart([name, *frames], zmq.NOBLOCK, copy=len(frames) == 1)
         except zmq.ZMQError as error:
             raise Unreachable(f"the engine cannot be reached: {error.strerror}") from error
 

@@ -138,7 +138,7 @@ async def test_an_engine_of_another_version_is_refused(
 async def test_many_requests_travel_in_few_frames(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     client, script = pair
     await submit(client, script)  # requests can be sent to the engine
-    monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_FRAME", 10)
+    monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_MESSAGE", 10)
     params = Pooling(task="embed")
     prompts = [[1] * 4, [2] * 6, [3] * 30, [4]]
     streams = client.submit_many([(prompt, params) for prompt in prompts], priority=2, salt="s")
@@ -169,7 +169,7 @@ async def test_a_frame_that_is_too_large_fails_its_own_requests(
     client, script = pair
     await submit(client, script)
     monkeypatch.setattr("engine_core.wire.transport.MAX_REQUEST_BYTES", 1000)
-    monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_FRAME", 10)
+    monkeypatch.setattr("engine_core.client.dispatcher._TOKENS_IN_MESSAGE", 10)
     params = Pooling(task="embed")
     large, small = client.submit_many([([1] * 2000, params), ([1], params)])
     async with asyncio.timeout(60):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
+from fake_media import picture
 from msgspec.structs import replace
 from scripted_engine import NO_WORK, PARAMS, Connect, Replicated, Script, Two, all_of, next_of
 
@@ -60,6 +61,30 @@ async def test_texts_to_pool_are_spread_in_one_frame_each(two: Two) -> None:
     assert [len(frame.adds) for frame in frames if isinstance(frame, AddMany)] == [5, 5]
     ids = {add.id for frame in frames if isinstance(frame, AddMany) for add in frame.adds}
     assert ids == {stream.id for stream in streams}
+
+
+async def test_pictures_are_sent_once_in_a_message_and_again_to_another_engine(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, first, second, both = two
+    monkeypatch.setattr("engine_core.client.dispatcher._MEDIA_IN_MESSAGE", 15)
+    one, two_ = (picture(hash, 0, 2, pixels=hash * 3) for hash in (b"one", b"two"))
+    params = Pooling(task="embed")
+    texts = [([1, 2, 3], params, one), ([1, 2, 4], params, one), ([1, 2, 5], params, two_), ([6], params)]
+    streams = client.submit_many(texts, replica=0)
+    frames = await first.received(2)
+    adds = [frame.adds for frame in frames if isinstance(frame, AddMany)]
+    assert [[len(add.media) for add in each] for each in adds] == [[1, 1], [1, 0]]
+    assert adds[0][0].media[0].pixels.data is adds[0][1].media[0].pixels.data
+    client.abort([stream.id for stream in streams])
+    client.submit([0] * 9, PARAMS, replica=0)
+    moved = client.submit([1, 2, 3], PARAMS, media=(one,))
+    for script in (second, first):
+        sent = (await script.received(1 if script is second else 3))[-1]
+        assert isinstance(sent, Add) and sent.id == moved.id
+        assert bytes(sent.media[0].pixels.data) == b"oneoneone"
+        if script is second:
+            both.end(second)
 
 
 async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
