@@ -179,12 +179,18 @@ class Attention(CachedAttention):
 class EncoderAttention(nn.Module):
     """Attention of encoders, in which a token sees its whole text, which is one step: there is no cache."""
 
-    def __init__(self, *, head_dim: int, scale: float, window: int | None = None) -> None:
-        """`window` is the number of positions that a token sees on each side; None means all."""
+    def __init__(
+        self, *, head_dim: int, scale: float, window: int | None = None, causal: bool = False
+    ) -> None:
+        """`window` is the number of positions that a token sees on each side; None means all.
+
+        If it is `causal`, a token sees none of those after it.
+        """
         super().__init__()
         self.head_dim = head_dim
         self.scale = scale
         self.window = window
+        self.causal = causal
 
     def forward(
         self,
@@ -204,7 +210,9 @@ class EncoderAttention(nn.Module):
             q, k = ops.rms_norm(q, prep.q_norm, prep.eps), ops.rms_norm(k, prep.k_norm, prep.eps)
         if prep.cos_sin is not None:
             q, k = ops.rotate(q, prep.cos_sin), ops.rotate(k, prep.cos_sin)
-        heads = ops.encoder_attention(q, k, v, context(), scale=self.scale, window=self.window, bias=bias)
+        heads = ops.encoder_attention(
+            *(q, k, v, context()), scale=self.scale, window=self.window, bias=bias, causal=self.causal
+        )
         return heads.flatten(1)
 
 

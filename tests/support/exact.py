@@ -49,6 +49,7 @@ def encoder_attention(
     scale: float,
     window: int | None = None,
     bias: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Queries [T, H, D] and keys and values [T, G, D] of texts; bias [H, 2 * reach + 1] -> [T, H, D]."""
     pieces: list[Tensor] = []
@@ -57,6 +58,8 @@ def encoder_attention(
         held = torch.arange(len(queries), device=q.device)
         distance = held[None, :] - held[:, None]
         seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance.abs() <= window
+        if causal:
+            seen &= distance <= 0
         added = None
         if bias is not None:
             reach = bias.shape[1] // 2
@@ -121,6 +124,8 @@ def activation(x: Tensor, kind: str) -> Tensor:
             return wide * (1 + (wide / math.sqrt(2)).erf()) / 2
         case "gelu_tanh":
             return wide * (1 + (math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)).tanh()) / 2
+        case "quick_gelu":
+            return wide * (1.702 * wide).sigmoid()
         case "relu_squared":
             return wide.clamp(min=0) ** 2
         case _:

@@ -158,14 +158,13 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
         _Case("embed", (torch.tensor([4, 0, 3]), x)),
         _Case("angles", (step.positions, values(33).float(), 0.5)),
         _Case("angles", (torch.arange(30).view(3, 10), values(33).float(), 0.5, torch.arange(33) % 3)),
-        _Case("activation", (x, "gelu_tanh")),
+        *[_Case("activation", (x, kind)) for kind in ("gelu_tanh", "quick_gelu")],
         _Case("gated", (values(5, 70), "relu")),
         _Case("gated", (values(5, 70) * 5, "clamped")),
         *_head_cases((q, k, v, kv, step), cos_sin, (values(dim), values(dim), values(dim))),
         *_attention_cases((q, kv, step), values(q.shape[1]).float()),
         *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
-        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         _Case("mean", (x,)),
         _Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
         _Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
@@ -196,10 +195,13 @@ def _head_cases(
 ) -> list[_Case]:
     """Heads with a place in the cache that are rotated, with norms and without, and heads that have none."""
     q_norm, k_norm, v_norm = norms
+    q, k, v, _, step = given
     return [
         _Case("rotary_and_cache", (*given, HeadPrep(cos_sin))),
         _Case("rotary_and_cache", (*given, HeadPrep(cos_sin, q_norm, k_norm, 1e-5, v_norm))),
-        _Case("rotate", (given[0], cos_sin, q_norm, 1e-5)),
+        _Case("rotate", (q, cos_sin, q_norm, 1e-5)),
+        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
+        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2, "causal": True}),
     ]
 
 

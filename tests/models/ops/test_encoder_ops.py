@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -43,14 +44,18 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 def test_encoder_attention_is_the_formula(
     qkv: tuple[Tensor, Tensor, Tensor], window: int | None, biased: bool
 ) -> None:
-    bias = torch.randn(HEADS, 2 * REACH + 1) if biased else None
-    out = ops.encoder_attention(*qkv, make_context(LENGTHS), scale=0.4, window=window, bias=bias)
+    limits: dict[str, Any] = {
+        "window": window,
+        "bias": torch.randn(HEADS, 2 * REACH + 1) if biased else None,
+        "causal": window in (None, 3),
+    }
+    out = ops.encoder_attention(*qkv, make_context(LENGTHS), scale=0.4, **limits)
     texts = zip(*(x.double().split(LENGTHS) for x in qkv), strict=True)
-    expected = torch.cat([formula(q, k, v, window, bias) for q, k, v in texts])
+    expected = torch.cat([formula(*text, **limits) for text in texts])
     torch.testing.assert_close(out, expected.float())
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
+def formula(q: Tensor, k: Tensor, v: Tensor, window: int | None, bias: Tensor | None, causal: bool) -> Tensor:
     """Attention within one text [L, heads, DIM], with every distance looked at by itself."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * 0.4
@@ -58,7 +63,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, window: int | None, bias: Tensor | 
     for query in range(length):
         for key in range(length):
             away = key - query
-            if window is not None and abs(away) > window:
+            if (window is not None and abs(away) > window) or (causal and away > 0):
                 scores[:, query, key] = float("-inf")
             elif bias is not None:
                 scores[:, query, key] += bias[:, REACH + max(-REACH, min(REACH, away))]

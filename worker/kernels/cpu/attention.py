@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops import reference
+from models.ops import encoder_ops, reference
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
@@ -147,6 +147,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
         scale: float,
         window: int | None = None,
         bias: Tensor | None = None,
+        causal: bool = False,
     ) -> Tensor:
         (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
         if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or not 0 < kv_heads <= heads:
@@ -159,7 +160,8 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
             _refuse_window("encoder_attention", window)
         most = _TILE if bias is None else 1  # query heads that share a key head
         if not _fit(q, k, v) or heads > most * kv_heads:
-            return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
+            limits: dict[str, Any] = {"window": window, "bias": bias, "causal": causal}
+            return encoder_ops.encoder_attention(q, k, v, context, scale=scale, **limits)
         out = empty(q.shape, q.dtype)
         added = None if bias is None else bias.float().contiguous()
         run(
@@ -167,7 +169,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
             *(out.data_ptr(), context.query_starts.data_ptr(), context.query_starts.shape[0] - 1),
             *(heads, kv_heads, dim),
             *(scale, -1 if window is None else window, address(added)),
-            *(0 if added is None else added.shape[1] // 2, KINDS[q.dtype]),
+            *(0 if added is None else added.shape[1] // 2, causal, KINDS[q.dtype]),
         )
         return out
 

@@ -20,7 +20,7 @@ from worker.kernels.cpu.packing import CODES, Packed
 from worker.kernels.cpu.quantization import Quantized
 from worker.kernels.cpu.tensors import FLOAT32, KINDS, address, empty, refuse
 
-FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 6}
+FUNCTIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 6, "quick_gelu": 7}
 """The activations that kernels compute: `function` in `csrc/functions.h`."""
 GATES = FUNCTIONS | {"clamped": 5}
 """The activations of gates."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.layers.attention import Attention, CachedAttention
-from models.ops import reference
+from models.ops import encoder_ops, reference
 from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import Form, attend, join
 from worker.kernels.cuda.attention_plan import MOST_SPLITS, Heads, Launch, empty_results, launches_of
@@ -60,12 +60,17 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         scale: float,
         window: int | None = None,
         bias: Tensor | None = None,
+        causal: bool = False,
     ) -> Tensor:
         heads = Heads(q.shape[1], k.shape[1], q.shape[2])
         if not fits(heads, q, k, v):
-            return reference.encoder_attention(q, k, v, context, scale=scale, window=window, bias=bias)
+            limits: dict[str, Any] = {"window": window, "bias": bias, "causal": causal}
+            return encoder_ops.encoder_attention(q, k, v, context, scale=scale, **limits)
         added = None if bias is None else bias.to(q.dtype).contiguous()
-        return _attend(card, heads, q, k, v, context, _Scoring(scale, window, by_distance=added))
+        if causal and window is not None:
+            window += 1  # causal windows have a token's own position in them
+        scoring = _Scoring(scale, window, by_distance=added, causal=causal)
+        return _attend(card, heads, q, k, v, context, scoring)
 
     return {"attention": attention, "encoder_attention": encoder_attention}
 
@@ -105,6 +110,8 @@ class _Scoring:
     sinks: Tensor | None = None
     value_scale: float = 1.0
     """What values, and so results, are multiplied with."""
+    causal: bool = False
+    """Whether a token of a text without a cache sees no later ones; with a cache, none ever does."""
 
     def form(self, heads: Heads, page: int) -> Form:
         changed = self.by_distance
@@ -119,6 +126,7 @@ class _Scoring:
             reach=-1 if changed is None or changed.dim() == 1 else changed.shape[1] // 2,
             sloping=changed is not None and changed.dim() == 1,
             sinks=self.sinks is not None,
+            causal=self.causal or page > 0,
         )
 
 

@@ -39,6 +39,7 @@ class Form(NamedTuple):
     reach: int  # the largest distance of a bias by distance; -1 for no bias
     sloping: bool  # whether the scores of a head fall by its slope with each position of distance
     sinks: bool
+    causal: bool  # whether a token sees no later ones
 
 
 @triton.jit
@@ -160,7 +161,7 @@ def _add_tile(
         distance = (position[None, :] - seen[:, None]).to(tl.float32)
         scores += bias[:, None] * distance
     if MASKED:
-        mask = visible(seen, position, high, FORM.page > 0, FORM.window)
+        mask = visible(seen, position, high, FORM.causal, FORM.window)
         scores = tl.where(mask, scores, float("-inf"))
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
@@ -224,7 +225,7 @@ def attend(
     q_at = q_ptr + (at * q_stride + query_head * FORM.dim)[:, None] + dims[None, :]
     q = tl.load(q_at, mask=used[:, None] & (dims < FORM.dim)[None, :], other=0.0)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, new, before, length, split, splits, BM // group, BN, SPLIT, FORM.page > 0, FORM.window
+        first, new, before, length, split, splits, BM // group, BN, SPLIT, FORM.causal, FORM.window
     )
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
     table = table_ptr + row.to(tl.int64) * table_stride

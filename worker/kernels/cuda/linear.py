@@ -27,7 +27,7 @@ from worker.kernels.cuda.products.quantized import look_up, multiply_plain, mult
 
 logger = logging.getLogger(__name__)
 
-FUNCTIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 5}
+FUNCTIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 5, "quick_gelu": 7}
 """The activations, by the number that a variant of the kernel is compiled with."""
 _BLOCK = 1024
 
@@ -45,6 +45,8 @@ def applied(x, FUNCTION: constexpr):
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif FUNCTION == 6:
         y = 1.0 / (1.0 + tl.exp(-x))
+    elif FUNCTION == 7:
+        y = x / (1.0 + tl.exp(-1.702 * x))
     else:
         y = tl.where(x > 0, x, 0.0)
         if FUNCTION == 5:

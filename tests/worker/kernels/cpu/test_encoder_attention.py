@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged import assert_near, fused, make_step
 
-from models.ops import reference
+from models.ops import encoder_ops
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,8 +22,10 @@ def test_equals_the_reference(
 ) -> None:
     step, qkv = make_step(LENGTHS, LENGTHS, 1), fused(sum(LENGTHS), heads, kv_heads, dim, dtype)
     q, k, v = (x.double() for x in qkv)
-    exact = reference.encoder_attention(q, k, v, step, scale=0.2, window=window)
-    assert_near(table["encoder_attention"](*qkv, step, scale=0.2, window=window), exact)
+    for causal in (False, True):
+        limits = {"window": window, "causal": causal}
+        exact = encoder_ops.encoder_attention(q, k, v, step, scale=0.2, **limits)
+        assert_near(table["encoder_attention"](*qkv, step, scale=0.2, **limits), exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,7 +35,7 @@ def test_biases_by_distance(table: Table, dtype: torch.dtype, window: int | None
     step, qkv = make_step(LENGTHS, LENGTHS, 1), fused(sum(LENGTHS), 4, 4, 32, dtype)
     bias = torch.randn(4, 2 * reach + 1).to(dtype)
     q, k, v = (x.double() for x in qkv)
-    exact = reference.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias.double())
+    exact = encoder_ops.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias.double())
     assert_near(table["encoder_attention"](*qkv, step, scale=0.2, window=window, bias=bias), exact)
 
 
@@ -66,5 +68,5 @@ def test_the_reference_computes_what_the_kernels_cannot(
     """float16, and biases if heads share keys."""
     step, qkv = make_step(LENGTHS, LENGTHS, 1), fused(sum(LENGTHS), heads, kv_heads, 32, dtype)
     bias = torch.randn(heads, 2 * REACH + 1)
-    expected = reference.encoder_attention(*qkv, step, scale=0.2, bias=bias)
+    expected = encoder_ops.encoder_attention(*qkv, step, scale=0.2, bias=bias)
     assert torch.equal(table["encoder_attention"](*qkv, step, scale=0.2, bias=bias), expected)

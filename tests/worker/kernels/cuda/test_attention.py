@@ -163,9 +163,10 @@ def test_encoders_see_both_sides(
     wide[:-3, :-1] = torch.randn(sum(lengths), heads + 2 * kv_heads, dim)
     q, k, v, _ = wide.to(DEVICE)[:-3].split([heads, kv_heads, kv_heads, 1], dim=1)
     bias = None if reach is None else torch.randn(heads, 2 * reach + 1).to(DEVICE)
-    out = OPERATIONS["encoder_attention"](q, k, v, step, scale=0.2, window=window, bias=bias)
-    expected = exact.encoder_attention(q, k, v, step, scale=0.2, window=window, bias=bias)
-    assert_near(out, expected)
+    for causal in (False, True):
+        limits = {"window": window, "bias": bias, "causal": causal}
+        out = OPERATIONS["encoder_attention"](q, k, v, step, scale=0.2, **limits)
+        assert_near(out, exact.encoder_attention(q, k, v, step, scale=0.2, **limits))
 
 
 def test_what_the_kernels_do_not_know_is_left_to_the_reference() -> None:

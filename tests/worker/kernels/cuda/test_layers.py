@@ -114,7 +114,7 @@ def test_heads_are_prepared_and_cached(
 
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy warns of infinity, by which a gate is closed
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"])
 def test_activations(dtype: torch.dtype, kind: str) -> None:
     rows = [3 * values(3, 1290, dtype=dtype), values(1, 1290, dtype=dtype) * 40]
     x = torch.cat([*rows, torch.full_like(rows[1], torch.nan)])[:4]

@@ -46,6 +46,9 @@ static void activate_rows(const void *task, long first, long last) {
             case RELU_SQUARED:
                 activate_with(t, row, RELU_SQUARED);
                 break;
+            case QUICK_GELU:
+                activate_with(t, row, QUICK_GELU);
+                break;
             case CLAMPED:
                 activate_with(t, row, CLAMPED);
                 break;

@@ -15,6 +15,7 @@ typedef struct {
     const int *query_starts;  // [rows + 1]
     long rows, heads, kv_heads;
     long window;        // positions that are seen on each side; -1: all
+    int causal;         // whether no later positions are seen
     const float *bias;  // [heads, 2 * reach + 1], by the distance from query to key; NULL: there is none
     long reach;
     scoring scoring;
@@ -41,7 +42,7 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
         t->query_rows[r] = at(p->q, token * p->q_stride + query * s.dim, s.kind);
         t->out_rows[r] = at_out(p->out, (token * p->heads + query) * s.dim, s.kind);
         t->first[r] = position > window ? (float)(position - window) : 0;
-        t->last[r] = (float)least(position + window, length - 1);
+        t->last[r] = (float)(p->causal ? position : least(position + window, length - 1));
     }
     tile_begin(t, s);
     long begin = (long)t->first[0] / KEYS * KEYS, end = (long)t->last[rows - 1] + 1;
@@ -71,8 +72,8 @@ static void do_bfloat16(const void *task, long first, long last) { do_units(task
 // dim is a multiple of 8 up to MAX_DIM. Up to TILE heads share a key head; with a bias, none share one.
 EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long k_stride, const void *v, long v_stride,
                               void *out, const int *query_starts, long rows, long heads, long kv_heads, long dim,
-                              float scale, long window, const float *bias, long reach, int kind) {
-    packed p = {q, k, v, q_stride, k_stride, v_stride, out, query_starts, rows, heads, kv_heads, window, bias, reach,
+                              float scale, long window, const float *bias, long reach, int causal, int kind) {
+    packed p = {q, k, v, q_stride, k_stride, v_stride, out, query_starts, rows, heads, kv_heads, window, causal, bias, reach,
                 {kind, dim, scale * LOG2_E, 0, bias != NULL, 0, 0}, NULL};
     long step = TILE / (heads / kv_heads), most = rows + query_starts[rows] / step, n = 0;
     unit *units = malloc(2 * most * sizeof(unit));
@@ -93,5 +94,5 @@ EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long 
 EXPORT void encoder_attention_words(const word *a) {
     encoder_attention(a[0].pointer, a[1].whole, a[2].pointer, a[3].whole, a[4].pointer, a[5].whole, a[6].pointer,
                       a[7].pointer, a[8].whole, a[9].whole, a[10].whole, a[11].whole, a[12].real, a[13].whole,
-                      a[14].pointer, a[15].whole, (int)a[16].whole);
+                      a[14].pointer, a[15].whole, (int)a[16].whole, (int)a[17].whole);
 }

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-typedef enum { NONE, SILU, GELU, GELU_TANH, RELU, CLAMPED, RELU_SQUARED } function;  // CLAMPED: of gates only
+typedef enum { NONE, SILU, GELU, GELU_TANH, RELU, CLAMPED, RELU_SQUARED, QUICK_GELU } function;  // CLAMPED: of gates only
 
 INLINE vec vec_sigmoid(vec x) {
     return vec_div(vec_all(1.0f), vec_add(vec_all(1.0f), vec_exp(vec_sub(vec_zero(), x))));
@@ -62,6 +62,8 @@ INLINE vec vec_function(vec x, function f, kind k) {
             vec positive = vec_max(vec_zero(), x);
             return vec_mul(positive, positive);
         }
+        case QUICK_GELU:
+            return vec_mul(x, vec_sigmoid(vec_mul(x, vec_all(1.702f))));
         default:
             return x;
     }

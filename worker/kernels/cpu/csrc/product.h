@@ -57,5 +57,6 @@ INLINE void finish_gated_rows(const product *p, const float *sums, long start, l
 static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
     switch (p->function) {
         FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) FINISH(CLAMPED) FINISH(RELU_SQUARED)
+        FINISH(QUICK_GELU)
     }
 }

@@ -1,0 +1,190 @@
+"""The parts of which towers are made: patches, learned tensors, and layers whose norms come first.
+
+Pictures are computed packed, as texts are: `segments` makes the context in which tokens of one see no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.context import ForwardContext
+from models.layers.attention import EncoderAttention
+from models.layers.linear import Linear, frozen
+from models.layers.norm import Norm, enter
+from models.media.files import PictureSettings
+from models.ops.attention_inputs import HeadPrep
+from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
+from models.vision.tower import TowerInput
+
+WHOLE = Parallel(most_ranks=1)
+"""The position of a rank in a tower, which every rank has whole."""
+
+
+def segments(lengths: Sequence[int], device: torch.device) -> ForwardContext:
+    """The context of items of so many rows, packed one after the other, in which each row sees its item."""
+    host = list(lengths)
+    counts = torch.tensor(host, dtype=torch.int32)
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+    positions = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(counts)
+    none = torch.empty(0, dtype=torch.int32, device=device)
+    return ForwardContext(
+        positions=positions.to(device),
+        query_starts=starts.to(device),
+        kv_lens=counts.to(device),
+        block_table=none.view(0, 0),
+        slot_mapping=none.long(),
+        block_size=1,
+        query_lens_host=host,
+        kv_lens_host=host,
+    )
+
+
+class PatchEmbedding(nn.Module):
+    """Pixels -> a row [size] for each patch. The checkpoint has the matrix in the shape of a convolution."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    levels: Tensor  # [3, 256]: the normalised number of each value of each channel
+
+    def __init__(
+        self, size: int, side: int, pictures: PictureSettings, *, bias: bool, depth: int = 1, merge: int = 1
+    ) -> None:
+        """`depth`: the frames of a patch, if the convolution has them. `merge`: as in `ops.patches`."""
+        super().__init__()
+        self.size, self.side, self.depth, self.merge = size, side, depth, merge
+        self.in_time = (depth,) if depth > 1 else ()
+        self.has_bias = bias
+        self.pictures = pictures
+
+    def pull(self, weights: Weights) -> None:
+        shape = (self.size, 3, *self.in_time, self.side, self.side)
+        self.weight = frozen(ops.pack(weights.take("weight", shape).flatten(1), plain=True))
+        self.bias = frozen(weights.take("bias", [self.size])) if self.has_bias else None
+        self.levels = _levels(self.pictures).to(weights.device, weights.dtype)
+
+    def forward(self, items: Sequence[TowerInput]) -> Tensor:
+        """The patches of all items [P, size]."""
+        frames = [item.pixels if item.pixels.dim() == 4 else item.pixels.unsqueeze(0) for item in items]
+        if len({each.shape for each in frames}) == 1 and self.depth == 1:
+            frames = [torch.cat(frames)]
+        cut = [
+            ops.patches(each, self.levels, self.side, depth=self.depth, merge=self.merge) for each in frames
+        ]
+        return ops.linear(cut[0] if len(cut) == 1 else torch.cat(cut), self.weight, self.bias)
+
+
+def _levels(pictures: PictureSettings) -> Tensor:
+    """What every value becomes in each channel [3, 256] float32, rounded where transformers rounds."""
+    scaled = (torch.arange(256, dtype=torch.float64) * pictures.rescale_factor).float()
+    mean, deviation = (torch.tensor(each).unsqueeze(1) for each in (pictures.image_mean, pictures.image_std))
+    return (scaled - mean) / deviation
+
+
+class Learned(nn.Module):
+    """A tensor that is used as it is: a class token, a table of positions, factors of a layer."""
+
+    weight: nn.Parameter
+
+    def __init__(self, *shape: int, name: str = "") -> None:
+        """`name` is that of the tensor within the module's scope; without one, the scope names the tensor."""
+        super().__init__()
+        self.shape, self.name = shape, name
+
+    def pull(self, weights: Weights) -> None:
+        self.weight = frozen(weights.take(self.name, self.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerNames:
+    """The names of a layer's parts in the checkpoint."""
+
+    qkv: tuple[str, ...]
+    """The names of queries, keys and values: three, or one if they are one matrix."""
+    out: str
+    norms: tuple[str, str]
+    """The names of the norms ahead of attention and ahead of the MLP."""
+    mlp: str = "mlp"
+    scales: tuple[str, ...] = ()
+    """The names of factors [size] with which the results of attention and of the MLP are multiplied."""
+
+
+class TowerLayer(nn.Module):
+    """Attention and an MLP, each behind a norm, whose results are added to the stream."""
+
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        mlp: nn.Module,
+        norms: tuple[Norm, Norm],
+        names: TowerNames,
+        *,
+        head_dim: int | None = None,
+        bias: bool = True,
+        causal: bool = False,
+    ) -> None:
+        """`head_dim`: the width of a head, if it is not that of an equal part of `size`.
+
+        `bias`: whether queries, keys and values have biases. `causal`: whether rows see no later ones.
+        """
+        super().__init__()
+        dim = head_dim or size // heads
+        part = Span.whole(heads * dim)
+        self.names = names
+        self.qkv = Linear(size, [part] * 3, bias=bias, sources=names.qkv if len(names.qkv) > 1 else ())
+        self.attention = EncoderAttention(head_dim=dim, scale=dim**-0.5, causal=causal)
+        self.out = Linear(part, size, bias=True)
+        self.mlp = mlp
+        self.norms = nn.ModuleList(norms)
+        self.scales = nn.ModuleList(Learned(size) for _ in names.scales)
+
+    def pull(self, weights: Weights) -> None:
+        names = self.names
+        load(self.qkv, weights / (names.qkv[0] if len(names.qkv) == 1 else "qkv"))
+        load(self.out, weights / names.out)
+        load(self.mlp, weights / names.mlp)
+        for part, name in zip((*self.norms, *self.scales), (*names.norms, *names.scales), strict=True):
+            load(part, weights / name)
+
+    def forward(
+        self, delta: Tensor | None, stream: Tensor, cos_sin: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Take the stream [T, size] and what is still to be added to it, and return both."""
+        normed, stream = enter(self.norms[0], delta, stream)
+        q, k, v = self.qkv(normed).split(self.qkv.widths, dim=-1)
+        delta = self._scaled(0, self.out(self.attention(q, k, v, HeadPrep(cos_sin))))
+        normed, stream = enter(self.norms[1], delta, stream)
+        return self._scaled(1, self.mlp(normed)), stream
+
+    def _scaled(self, place: int, x: Tensor) -> Tensor:
+        if not self.scales:
+            return x
+        return x * cast("Learned", self.scales[place]).weight
+
+
+class TowerLayers(nn.ModuleList):
+    """Layers one after the other. The checkpoint may have `others` behind them, which are not used."""
+
+    def __init__(self, count: int, build: Callable[[], TowerLayer], others: int = 0) -> None:
+        super().__init__(build() for _ in range(count))
+        self.others = others
+
+    def pull(self, weights: Weights) -> None:
+        for number, layer in enumerate(self):
+            load(layer, weights / str(number))
+        weights.ignore(*(str(len(self) + number) for number in range(self.others)))
+
+    def forward(self, stream: Tensor, cos_sin: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """The stream [T, size] behind the last layer, and what is still to be added to it, ahead of it."""
+        delta = None
+        for layer in self:
+            delta, stream = layer(delta, stream, cos_sin)
+        return delta, stream

@@ -1,0 +1,32 @@
+"""Tiny towers: configs, the settings of their pictures, and items as workers hand them to towers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from media_files import noise
+from torch import Tensor
+
+from models.media.files import PictureSettings
+from models.vision.tower import TowerInput
+
+CLIP_PICTURES = PictureSettings(
+    resample=3,
+    image_mean=(0.48145466, 0.4578275, 0.40821073),
+    image_std=(0.26862954, 0.26130258, 0.27577711),
+)
+LAYERS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+VISION = {**LAYERS, "image_size": 56, "patch_size": 14}
+
+
+def item(width: int, height: int, seed: int = 0, embeddings: int = 1) -> TowerInput:
+    """A picture whose pixels are noise, and other noise for every seed."""
+    pixels = torch.from_numpy(np.roll(np.asarray(noise(width, height)), seed, axis=(0, 1)).copy())
+    return TowerInput("image", pixels, (1, height // 14, width // 14), embeddings)
+
+
+def normalised(one: TowerInput, pictures: PictureSettings) -> Tensor:
+    """The pixels as transformers' processors on Pillow give them to a model: [1, 3, height, width]."""
+    scaled = (one.pixels.numpy().astype(np.float64) * pictures.rescale_factor).astype(np.float32)
+    mean, deviation = np.float32(pictures.image_mean), np.float32(pictures.image_std)
+    return torch.from_numpy((scaled - mean) / deviation).permute(2, 0, 1)[None]
