@@ -1,0 +1,50 @@
+"""The order in which patches lie, and what each one's place among them means."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+Grid = tuple[int, int, int]
+"""The frames, and the rows and columns in each, of patches or of squares of them."""
+
+
+def square_by_square(grid: Grid, merge: int) -> Tensor:
+    """The row and the column of each patch [2, P] int64, in the order of `ops.patches` with `merge`."""
+    frames, rows, columns = grid
+    places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    squares = places.view(2, rows // merge, merge, columns // merge, merge).transpose(2, 3)
+    return squares.reshape(2, -1).repeat(1, frames)
+
+
+def window_by_window(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
+    """The numbers of the cells of a grid [frames * rows * columns], window by window, and the windows' sizes.
+
+    Windows have `side` rows and columns of one frame, and fewer at its edges.
+    """
+    frames, rows, columns = grid
+    in_row = -(-columns // side)
+    window = (torch.arange(rows) // side * in_row).unsqueeze(1) + torch.arange(columns) // side
+    order, sizes = window.flatten().argsort(stable=True), window.flatten().bincount()
+    first = torch.arange(frames).unsqueeze(1) * (rows * columns)
+    return (first + order).flatten(), sizes.tolist() * frames
+
+
+def between_cells(places: Tensor, grid: Grid, side: int) -> tuple[Tensor, Tensor]:
+    """Lay a grid, corner on corner, over a table of `side` x `side` entries.
+
+    `places` [2, P]: rows and columns of patches. -> the four entries around each [4, P], and their shares.
+    """
+    around: list[list[tuple[Tensor, Tensor]]] = []
+    for place, count in zip(places, grid[1:], strict=True):
+        at = place.float() * (side - 1) / max(count - 1, 1)
+        low = at.floor().long()
+        share = at - low
+        around.append([(low, 1 - share), ((low + 1).clamp(max=side - 1), share)])
+    pairs = [
+        (row * side + column, of_row * of_column) for (row, of_row), (column, of_column) in product(*around)
+    ]
+    entries, shares = zip(*pairs, strict=True)
+    return torch.stack(entries), torch.stack(shares)
