@@ -21,8 +21,40 @@ class Composite:
     """The scopes of weights that text does not need."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Fields that published files leave out of their text_config, because transformers has these values."""
+    tower: str = ""
+    """The class of its tower, "module:Class" in `models.vision`; empty: text alone is served."""
 
 
+_TEXTS: Mapping[str, Mapping[str, object]] = {
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32_768,
+    },
+}
+"""Fields of texts that composites leave out, by the text's model_type, for the same reason."""
 _VISION_TOWER = (
     "vision_tower",
     "multi_modal_projector",
@@ -55,6 +87,11 @@ COMPOSITES: Mapping[str, Composite] = {
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
         beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
     ),
+    "LlavaForConditionalGeneration": Composite(
+        texts={"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+        beside=_VISION_TOWER,
+        tower="llava:LlavaTower",
+    ),
     "Mistral3ForConditionalGeneration": Composite(
         texts={
             "mistral": "MistralForCausalLM",
@@ -86,4 +123,8 @@ def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
     names = whole.get("architectures")
     name = cast("object", names[0]) if isinstance(names, list) and names else None
     known = COMPOSITES.get(name) if isinstance(name, str) else None
-    return {**(known.defaults if known else {}), **cast("Mapping[str, object]", text)}
+    if known is None:
+        return cast("Mapping[str, object]", text)
+    kind = cast("object", text.get("model_type"))
+    usual = _TEXTS.get(kind, {}) if isinstance(kind, str) else {}
+    return {**usual, **known.defaults, **cast("Mapping[str, object]", text)}

@@ -58,6 +58,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All ids that end a text, also those of generation_config.json; the primary one comes first."""
     raw: dict[str, object]
     """config.json, after --hf-overrides; for composite checkpoints, its text part."""
+    whole: dict[str, object] = {}
+    """config.json, after --hf-overrides, if `raw` is a part of it."""
     quantization: SavedQuantization | None = None
     """The description of how the weights were quantized; None if they were not."""
     problems: dict[str, str] = {}
@@ -119,6 +121,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
         raw=raw,
+        whole={} if text is None else whole,
         quantization=find_quantization(folder, whole),
         problems=fields.problems,
         warnings=tuple(fields.warnings),

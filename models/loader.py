@@ -22,6 +22,7 @@ from models.checkpoint.weights import Reading, Weights, load, no_report
 from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
+from models.families.decoders.decoder import TrunkForCausalLM
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
@@ -31,6 +32,7 @@ from models.parallel.rank_shares import most_ranks_of
 from models.pooling.config import PoolingConfig
 from models.quantization.config import read_quantization
 from models.registry import resolve
+from models.vision.model import find_tower, with_tower_of
 from models.weight_coding import Quantization
 from models.weight_pieces import WeightsError
 
@@ -51,6 +53,8 @@ class LoadOptions:
     """The seed of dummy weights."""
     model_impl: str = "auto"
     trust_remote_code: bool = False
+    language_model_only: bool = False
+    """Whether the tower of a composite checkpoint is left out."""
     parallel: Parallel = field(default_factory=Parallel)
     max_len: int | None = None
     """The length of the longest sequence that will be served; None means the config's."""
@@ -72,6 +76,7 @@ class LoadOptions:
             folder=self.folder,
             max_len=self.max_len or self.config.max_len,
             parallel=replace(self.parallel, most_ranks=most_ranks),
+            dtype=self.dtype,
             trust_remote_code=self.trust_remote_code,
             load_format=self.load_format,
             pooling=self.pooling,
@@ -110,7 +115,7 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
         upload=upload,
     )
     weights = Weights(reading)
-    unused = _ignore_unused(weights, setup.config, quantization)
+    unused = _ignore_unused(weights, model, setup.config, quantization)
     if setup.parallel.rank == setup.parallel.stage == 0:  # of several ranks, one says so
         for line in unused:
             logger.info("%s", line)
@@ -123,10 +128,12 @@ def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedMode
     return model
 
 
-def _ignore_unused(weights: Weights, config: ModelConfig, quantization: Quantization | None) -> list[str]:
+def _ignore_unused(
+    weights: Weights, model: object, config: ModelConfig, quantization: Quantization | None
+) -> list[str]:
     """Leave tensors unread that the model has no use for, and say which they are."""
     lines: list[str] = []
-    if beside := ignore_beside_text(weights, config):
+    if find_tower(model) is None and (beside := ignore_beside_text(weights, config)):
         lines.append(f"text alone is served: {beside / (1 << 30):.2f} GiB of weights for images are not read")
     if scopes := ignore_mtp(weights, config):
         lines.append(f"the checkpoint's layers for multi-token prediction are not used: {', '.join(scopes)}")
@@ -175,7 +182,7 @@ def _compare_headers(
         source, device=torch.device("cpu"), dtype=dtype, headers_only=True, quantization=quantization
     )
     weights = Weights(reading)
-    _ignore_unused(weights, setup.config, quantization)
+    _ignore_unused(weights, model, setup.config, quantization)
     try:
         with ops.unpacked():
             load(model, weights)
@@ -208,4 +215,6 @@ def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
     if _trusts_config(model_class):
         config.require()
+    if issubclass(model_class, TrunkForCausalLM) and not options.language_model_only:
+        model_class = with_tower_of(model_class, config.architecture, options.folder)
     return model_class if options.conversion is None else convert_class(model_class, options.conversion)

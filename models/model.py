@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig
@@ -26,6 +27,8 @@ class ModelSetup:
     max_len: int
     """The length of the longest sequence that will be served: some kinds of rope choose frequencies by it."""
     parallel: Parallel = field(default_factory=Parallel)
+    dtype: torch.dtype = torch.float32
+    """The type of numbers in which the model computes."""
     trust_remote_code: bool = False
     load_format: str = "auto"
     """The format of weights in folders of their own, such as the projections of an embedding model."""

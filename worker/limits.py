@@ -9,6 +9,8 @@ from worker.config import WorkerConfig
 from worker.devices.base import Defaults, Device
 from worker.options import WorkerOptions
 
+_MOST_EMBEDDINGS = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
@@ -21,6 +23,11 @@ class WorkerLimits:
     def max_pooled_tokens(self) -> int:
         """The most hidden states that are pooled in one step, those of earlier steps among them."""
         return max(self.max_num_batched_tokens, self.max_model_len)
+
+    @property
+    def most_embeddings(self) -> int:
+        """The most embeddings of media that are held at a time, if the model has a tower."""
+        return max(self.max_num_batched_tokens, min(self.max_model_len, _MOST_EMBEDDINGS))
 
     @property
     def staged_words(self) -> int:

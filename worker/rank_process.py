@@ -23,6 +23,7 @@ import msgspec
 
 from models.plugins import use_registrations
 from worker import child, logs
+from worker.buffers import Decoder
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -88,7 +89,7 @@ class Rank:
         self._returns_outputs = place.returns_outputs
         self._alone = place.alone
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Order)
+        self._decoder = Decoder[Order](Order)
         self._steps: deque[StepInput | Prepare] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
@@ -145,10 +146,10 @@ class Rank:
 
     def _read(self) -> None:
         """Wait for the next message and keep it."""
-        frame = self._channel.read()
-        if frame is None:
+        frames = self._channel.read()
+        if frames is None:
             raise _ChannelEnded
-        order = self._decoder.decode(frame)
+        order = self._decoder.decode(frames[0], frames[1:])
         if isinstance(order, StepBounds):
             self._bounds.append(order)
         else:

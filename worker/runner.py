@@ -25,9 +25,8 @@ from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
 from models.ops.grouped_matrix import describe_sizes
-from models.parallel.experts import ExpertPlace
-from models.parallel.parallel import Parallel, Replicas
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
+from models.vision.model import find_tower
 from worker.cache_groups import CacheLayout, lay_out_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
@@ -44,6 +43,7 @@ from worker.kv_cache import (
     size_cache,
 )
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
+from worker.media import StepMedia, media_bytes, sees_media
 from worker.pooling import (
     HiddenStore,
     PooledVectors,
@@ -56,7 +56,7 @@ from worker.pooling import (
 )
 from worker.protocol import StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
-from worker.ranks.process_groups import Groups, join_groups
+from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
 from worker.state_memory import StateMemory, make_states, state_layers, without_states
 from worker.steps.batch import Batch, StepPlanner
@@ -114,9 +114,8 @@ class Runner:
         self._queries = QueryStore()
         self._bounds = BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
-        sizes = self._cache.size.num_blocks, config.model.vocab_size
-        needed, compute = self._model.pooler.needed_positions, self._compute
-        self._planner = StepPlanner(self._slots, *sizes, needed, compute.lay_out, compute.forms)
+        self._media = self._open_media(limits)
+        self._planner = self._make_planner()
         self._mixtures = _mixtures(self._model, config)
         report("cache", 1.0)
 
@@ -137,6 +136,8 @@ class Runner:
         self._failed = True  # until it has come to its end
         if self._balancer:
             self._balancer.before_step()
+        if self._media is not None and (step.encode or step.forget):
+            self._media.update(step)
         if not step.seqs:
             return self._take_part(step)
         if self._cache.page_toucher is not None:
@@ -200,7 +201,7 @@ class Runner:
 
     def _make_balancer(self) -> Balancer | None:
         """What moves experts by load, which counts from now on."""
-        balancing, place = self._config.balancing, _expert_place(self._config)
+        balancing, place = self._config.balancing, expert_place(self._config)
         if balancing is None or place is None or self._groups.experts is None or not self._mixtures:
             return None
         return Balancer(self._model, place, self._groups.experts, self._config.place.tensor_size, balancing)
@@ -217,6 +218,20 @@ class Runner:
             hidden_store=self._cache.hidden,
             replicas=self._groups.replicas,
         )
+
+    def _open_media(self, limits: WorkerLimits) -> StepMedia | None:
+        tower = find_tower(self._model)
+        if tower is None:
+            return None
+        encodes = self._config.place.stage == 0
+        return StepMedia(
+            tower, self._slots, self._device.target, most=limits.most_embeddings, encodes=encodes
+        )
+
+    def _make_planner(self) -> StepPlanner:
+        sizes = self._cache.size.num_blocks, self._config.model.vocab_size
+        needed, compute = self._model.pooler.needed_positions, self._compute
+        return StepPlanner(self._slots, *sizes, needed, compute.lay_out, compute.forms, self._media)
 
     def _open_stage(self, in_flight: int) -> Stage | None:
         if self._groups.links is None:
@@ -241,7 +256,8 @@ class Runner:
             seed=config.options.seed,
             model_impl=config.options.model_impl,
             trust_remote_code=config.options.trust_remote_code,
-            parallel=_parallel(config, self._groups),
+            language_model_only=config.options.language_model_only,
+            parallel=parallel_of(config, self._groups),
             max_len=limits.max_model_len,
             conversion=config.conversion,
             pooling=config.pooling,
@@ -256,7 +272,7 @@ class Runner:
         if config.options.model_impl == "transformers":
             return nullcontext()
         dtypes = self._dtype, self._cache_dtype
-        return self._device.while_loading(config, dtypes, block_size, _parallel(config, self._groups))
+        return self._device.while_loading(config, dtypes, block_size, parallel_of(config, self._groups))
 
     def _make_states(
         self, limits: WorkerLimits, tasks: tuple[str, ...]
@@ -271,6 +287,8 @@ class Runner:
         """The memory for caches, of which states take theirs first."""
         layers, groups = self._model.attention_layers(), len(self._layout.groups)
         step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
+        if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
+            step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
         return self._device.cache_budget(self._config.options.gpu_memory_utilization, step)
 
     def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
@@ -327,6 +345,8 @@ class Runner:
             widths=widths(tasks, model.pooler),
             whole_tasks=whole_tasks(tasks, model.pooler),
             fingerprint=self._fingerprint,
+            most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
+            whole_media=tower is not None and sees_media(tower),
         )
 
     def _make_ready(self) -> WorkerFacts:
@@ -362,17 +382,6 @@ class Runner:
         return tuple(timed)
 
 
-def _expert_place(config: WorkerConfig) -> ExpertPlace | None:
-    """The position of this rank among those that share whole experts, if they do."""
-    place = config.place
-    if place.expert_size == 1:
-        return None
-    redundant = config.balancing.num_redundant_experts if config.balancing else 0
-    return ExpertPlace(
-        place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport, redundant
-    )
-
-
 def _mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
     found = [each for each in model.modules() if isinstance(each, MoeMLP)]
     if config.place.expert_size > 1 and config.place.stages == 1 and not found:
@@ -381,19 +390,3 @@ def _mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
             "workers here; leave it out"
         )
     return found
-
-
-def _parallel(config: WorkerConfig, groups: Groups) -> Parallel:
-    """The position of this rank, as the model's layers see it."""
-    place, replicas = config.place, None
-    if groups.replicas is not None and place.replica is not None:
-        replicas = Replicas(place.replica, place.expert_replicas, groups.replicas)
-    return Parallel(
-        place.tensor_rank,
-        place.tensor_size,
-        groups.tensor,
-        place.stage,
-        place.stages,
-        experts=_expert_place(config),
-        replicas=replicas,
-    )

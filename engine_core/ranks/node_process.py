@@ -92,7 +92,7 @@ class Node:
         """The engine's first message, or the exit code if the engine ends before it has sent one."""
         while not self._engine_left():
             self._wait()
-            for frame in self._frames():
+            for frame, *_ in self._messages():
                 if frame in _ENDS:
                     return _ENDS[frame]
                 return msgspec.msgpack.decode(frame, type=rank_groups.NodeTask)
@@ -123,10 +123,10 @@ class Node:
             self._wait()
             for rank, frame in self._local.receive():
                 self._dealer.send_multipart([b"%d" % rank, frame])
-            for frame in self._frames():
-                if frame in _ENDS:
-                    return _ENDS[frame]
-                self._local.send(frame)
+            for frames in self._messages():
+                if frames[0] in _ENDS:
+                    return _ENDS[frames[0]]
+                self._local.send(frames)
         _log.error("the engine has gone: its ranks on this machine end")
         return BROKE
 
@@ -137,11 +137,12 @@ class Node:
         self._local.register(poller)
         poller.poll()
 
-    def _frames(self) -> Iterator[bytes]:
+    def _messages(self) -> Iterator[list[bytes]]:
+        """The frames of each message that has come."""
         while self._dealer.poll(0):
-            frame = self._dealer.recv()
-            if frame != rank_groups.PING:
-                yield frame
+            frames = self._dealer.recv_multipart()
+            if frames[0] != rank_groups.PING:
+                yield frames
 
     def _send(self, task: rank_groups.NodeTask, message: RankMessage) -> None:
         """Send a message in the name of the node's first rank, while its ranks do not run yet."""

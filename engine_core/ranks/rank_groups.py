@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from engine_core.executor import ReportPhase
 from engine_core.wire.sockets import DISCONNECTED, REFUSED, ClusterKeys, socket_events, stop_monitor
 from worker import child
+from worker.buffers import Bytes
 from worker.config import Place, WorkerConfig
 from worker.ranks.channel import EngineEnd, Order, RankFailed, RankMessage, RankStart
 
@@ -64,9 +65,9 @@ class LocalRanks:
             flags = zmq.POLLIN | zmq.POLLOUT if channel.has_unsent else zmq.POLLIN
             poller.register(channel, 0 if channel.ended else flags)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frames: Sequence[Bytes]) -> None:
         for channel in self._channels.values():
-            channel.write(frame)
+            channel.write(frames)
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         for rank, channel in self._channels.items():
@@ -235,9 +236,9 @@ class RemoteRanks:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frames: Sequence[Bytes]) -> None:
         for node in self._hellos:
-            self._send(node, frame)
+            self._send(node, *frames)
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         lost = self._lost()
@@ -258,7 +259,7 @@ class RemoteRanks:
         return ""
 
     def stop(self, *, by_force: bool) -> None:
-        self.send(KILL if by_force else STOP)
+        self.send([KILL if by_force else STOP])
         self._close()
 
     def _close(self) -> None:
@@ -291,10 +292,10 @@ class RemoteRanks:
             local_ranks=max(place.local_ranks, sum(len(self._nodes[node]) for node in sharing)),
         )
 
-    def _send(self, node: int, frame: bytes) -> bool:
-        """Send a frame to a node; False if the node cannot be reached."""
+    def _send(self, node: int, *frames: Bytes) -> bool:
+        """Send a message to a node; False if the node cannot be reached."""
         try:
-            self._router.send_multipart([node_name(node), frame], zmq.NOBLOCK)
+            self._router.send_multipart([node_name(node), *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return False
         return True

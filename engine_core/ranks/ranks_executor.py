@@ -21,6 +21,7 @@ from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.wire.sockets import ClusterKeys
+from worker.buffers import Bytes, Encoder
 from worker.config import Place, WorkerConfig
 from worker.protocol import Bound, StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks import channel
@@ -39,8 +40,8 @@ class RankGroup(Protocol):
         """Register what has to be awaited before the next call of `receive`, the end of a rank included."""
         ...
 
-    def send(self, frame: bytes) -> None:
-        """Send a frame to each rank; never waits."""
+    def send(self, frames: Sequence[Bytes]) -> None:
+        """Send the frames of a message to each rank; never waits."""
         ...
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
@@ -81,7 +82,7 @@ class RanksExecutor:
         self._idle_work = False
         self._preparing = False
         self._poller = zmq.Poller()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = Encoder()
         self._decoder = msgspec.msgpack.Decoder(channel.RankMessage)
 
     def start(self) -> WorkerFacts:
@@ -141,9 +142,9 @@ class RanksExecutor:
             self._dead = ExecutorDead("the workers have been stopped")
 
     def _send(self, message: StepInput | StepBounds | channel.Prepare) -> None:
-        frame = self._encoder.encode(message)
+        frames = self._encoder.encode(message)
         for group in self._groups:
-            group.send(frame)
+            group.send(frames)
 
     def _receive(self, timeout: int | None = None) -> None:
         """Wait for messages of the ranks and handle them. Raises ExecutorDead if a rank has ended."""

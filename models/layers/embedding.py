@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
+from models.context import context
 from models.layers.linear import cut_of, frozen
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from models.parallel.parallel import Parallel
@@ -81,6 +82,15 @@ class Embedding(nn.Module):
         rows = ops.embed((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
         # To add -0 changes no number: 0 would change -0.
         return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), -0.0))
+
+
+class TokenEmbedding(Embedding):
+    """The embeddings of a step's tokens [T, size], among which those of media have their places."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = super().forward(ids)
+        media = context().media
+        return rows if media is None else rows.index_copy(0, media.places, media.rows)
 
 
 class LMHead(nn.Module):

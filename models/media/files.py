@@ -58,6 +58,11 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True):
 Settings = TypeVar("Settings", bound=PictureSettings)
 
 
+def has_files(folder: Path) -> bool:
+    """Whether a checkpoint says how its pictures are prepared."""
+    return any((folder / name).exists() for name in (_NEWER, SETTINGS))
+
+
 def read_files(folder: Path, architecture: str, config: dict[str, object]) -> MediaFiles:
     """Read the settings where transformers looks for them first."""
     if (folder / _NEWER).exists():

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from models.checkpoint.weights import Reading
+from worker.buffers import Decoder
 from worker.config import WorkerConfig
 from worker.protocol import StepInput
 from worker.runner import Runner
@@ -44,7 +45,7 @@ def main(pipe: Connection) -> None:
             elif runner is None:
                 raise RuntimeError("no runner is open")
             elif kind == b"s":
-                output = runner.launch(msgspec.msgpack.decode(body, type=StepInput)).result()
+                output = runner.launch(_read_step(pipe, body)).result()
                 if answers:
                     pipe.send_bytes(b"a" + msgspec.msgpack.encode(output))
             elif kind == b"p":
@@ -56,6 +57,12 @@ def main(pipe: Connection) -> None:
         except Exception as error:
             runner = None
             pipe.send_bytes(b"e" + f"{type(error).__name__}: {error}".encode())
+
+
+def _read_step(pipe: Connection, head: bytes) -> StepInput:
+    """A step, behind which each of its items comes in a frame of its own."""
+    frames = {item["pixels"] for item in msgspec.msgpack.decode(head).get("encode", ())}
+    return Decoder[StepInput](StepInput).decode(head, [pipe.recv_bytes() for _ in frames])
 
 
 def _count_bytes() -> None:

@@ -19,6 +19,7 @@ import zmq
 
 from engine_core.executor import ReportPhase
 from models.parallel.experts import Placement, Transport
+from worker.buffers import Encoder
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput, WorkerFacts
 
@@ -155,9 +156,10 @@ class RanksOfTests:
         return self.facts[self._answering][0]
 
     def submit(self, step: StepInput) -> _Step:
-        frame = b"s" + msgspec.msgpack.encode(step)
+        head, *frames = Encoder().encode(step)
         for pipe in self._pipes:
-            pipe.send_bytes(frame)
+            for frame in (b"s" + head, *frames):
+                pipe.send_bytes(frame)
         self._asked += 1
         self.most_in_flight = max(self.most_in_flight, self._asked)
         return _Step(self)

@@ -48,7 +48,7 @@ class Rank:
         self.end = EngineEnd(ours)
 
     def send(self, step: StepInput) -> None:
-        self.end.write(msgspec.msgpack.encode(step))
+        self.end.write([msgspec.msgpack.encode(step)])
 
     def receive(self) -> list[RankMessage]:
         """Messages until the rank is ready, has returned an output, or has ended."""
@@ -109,7 +109,7 @@ def test_a_rank_that_fails_while_it_prepares_says_so_and_ends(tmp_path: Path) ->
     (tmp_path / "cannot-prepare").touch()
     rank = Rank(tmp_path, place=Place(tensor_rank=1, tensor_size=2))
     rank.receive()
-    rank.end.write(msgspec.msgpack.encode(Prepare()))
+    rank.end.write([msgspec.msgpack.encode(Prepare())])
     failed = rank.receive()[0]
     assert isinstance(failed, RankFailed) and failed.message == "RuntimeError: NCCL is broken"
     assert rank.process.ended_within(5) and rank.process.wait() == 1
@@ -170,18 +170,19 @@ def pair() -> tuple[EngineEnd, RankEnd]:
 
 def test_frames_arrive_whole_whatever_their_size() -> None:
     engine, rank = pair()
-    frames = [b"", b"x", os.urandom(3_000_000), b"last"]
-    for frame in frames:
-        engine.write(frame)
+    large = os.urandom(3_000_000)
+    messages = [[b""], [b"x"], [b"head", large, b"", memoryview(large)[:9]], [large], [b"last"]]
+    for message in messages:
+        engine.write(message)
     assert engine.has_unsent, "the large one does not fit into the pipe"
-    received: list[bytes | None] = []
-    reader = threading.Thread(target=lambda: received.extend(rank.read() for _ in frames))
+    received: list[list[bytearray] | None] = []
+    reader = threading.Thread(target=lambda: received.extend(rank.read() for _ in messages))
     reader.start()
     while engine.has_unsent:
         select.select([], [engine], [])
         engine.flush()
     reader.join()
-    assert received == frames
+    assert received == messages
     engine.close()
     assert rank.read() is None
     rank.write(b"to nobody")
@@ -201,6 +202,6 @@ def test_frames_that_come_in_pieces_are_put_together() -> None:
     assert received == frames
     rank.close()
     assert engine.read() == [] and engine.ended
-    engine.write(b"to nobody")
+    engine.write([b"to nobody"])
     assert not engine.has_unsent
     engine.close()

@@ -1,18 +1,22 @@
 """The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
-The first message to a rank is a RankStart. From then on every frame to it is an Order: a StepInput, in the
-order in which steps have to run, the StepBounds of one of them, or Prepare. Every frame from it is a
-RankMessage. The end of the channel ends the rank. This module imports no torch.
+The first message to a rank is a RankStart. From then on every message to it is an Order: a StepInput, in the
+order in which steps have to run, the StepBounds of one of them, or Prepare, in the frames that
+`worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel ends the
+rank. This module imports no torch.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedReader
 
 import msgspec
 
+from worker.buffers import Bytes
 from worker.config import WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 
@@ -80,23 +84,27 @@ Order = StepInput | StepBounds | Prepare
 RankMessage = RankProgress | RankReady | RankPrepared | StepOutput | StepFailed | RankFailed
 
 
+def _lengths(data: bytes | bytearray) -> list[int]:
+    return [
+        int.from_bytes(data[at : at + _LENGTH_BYTES], "little") for at in range(0, len(data), _LENGTH_BYTES)
+    ]
+
+
 class RankEnd:
     """The rank's end of the channel: every call waits until it is done."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
-        self._file = self._socket.makefile("rb", buffering=_CHUNK)
+        self._file = BufferedReader(self._socket.makefile("rb", buffering=0), _CHUNK)
 
-    def read(self) -> bytes | None:
-        """The next frame; None if there will be no more."""
+    def read(self) -> list[bytearray] | None:
+        """The frames of the next message; None if there will be no more."""
         try:
-            head = self._file.read(_LENGTH_BYTES)
-            size = int.from_bytes(head, "little")
-            frame = self._file.read(size)
-        except ConnectionResetError:  # the engine closed its end before it had read all of ours
+            (count,) = _lengths(self._bytes(_LENGTH_BYTES))
+            return [self._bytes(size) for size in _lengths(self._bytes(_LENGTH_BYTES * count))]
+        except (EOFError, ConnectionResetError):  # the engine may have left ours unread
             return None
-        return frame if len(head) == _LENGTH_BYTES and len(frame) == size else None
 
     def write(self, frame: bytes) -> None:
         """Send a frame. If the engine is gone, do nothing: the reader sees that the channel has ended."""
@@ -106,6 +114,12 @@ class RankEnd:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
+
+    def _bytes(self, count: int) -> bytearray:
+        data = bytearray(count)
+        if self._file.readinto(data) < count:
+            raise EOFError
+        return data
 
 
 class EngineEnd:
@@ -125,8 +139,12 @@ class EngineEnd:
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def write(self, frame: bytes) -> None:
-        self._unsent.append(memoryview(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame))
+    def write(self, frames: Sequence[Bytes]) -> None:
+        """Send a message, whose first frame alone is copied."""
+        first, *others = (memoryview(frame).cast("B") for frame in frames)
+        numbers = (len(frames), len(first), *map(len, others))
+        lengths = [number.to_bytes(_LENGTH_BYTES, "little") for number in numbers]
+        self._unsent += (memoryview(b"".join((*lengths, first))), *others)
         self.flush()
 
     def flush(self) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, StateRows
+from models.context import ForwardContext, MediaRows, StateRows
 from models.parallel.parallel import Collectives, Exchange
 from models.state_rows import StateRow, state_columns
 
@@ -155,7 +155,7 @@ def _piece(
 ) -> ForwardContext:
     """Some tokens and rows of a step. `counts`, `ends`: the tokens of each row here, and until its end."""
     target = context.positions.device
-    types = context.token_types
+    types, axes, last = context.token_types, context.axes, context.last
     return replace(
         context,
         positions=context.positions[tokens],
@@ -167,9 +167,20 @@ def _piece(
         query_lens_host=counts,
         kv_lens_host=ends,
         token_types=None if types is None else types[tokens],
+        media=None if context.media is None else _cut_media(context.media, tokens, len(context.positions)),
+        axes=None if axes is None else axes[:, tokens].contiguous(),
+        last=None if last is None else last[tokens].clone(),
         plan=None,
         others=[_piece(each, tokens, rows, counts, ends) for each in context.others],
     )
+
+
+def _cut_media(media: MediaRows, tokens: slice, count: int) -> MediaRows:
+    """The embeddings of some of a step's `count` tokens."""
+    first, stop, _ = tokens.indices(count)
+    kept = (media.places >= first) & (media.places < stop)
+    deeper = tuple(rows[kept] for rows in media.deeper)
+    return MediaRows(media.places[kept] - first, media.rows[kept], deeper)
 
 
 def _cut_states(states: StateRows, row: int, inside: int) -> tuple[StateRows, StateRows]:

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from models.ops.tree_sum import add_in_pairs
-from models.parallel.parallel import Collectives, Exchange
-from worker.config import Place
+from models.parallel.experts import ExpertPlace
+from models.parallel.parallel import Collectives, Exchange, Parallel, Replicas
+from worker.config import Place, WorkerConfig
 from worker.ranks.half_steps import HalfStepGroup
 from worker.ranks.socket_carrier import SocketCarrier
 
@@ -337,4 +338,31 @@ def _tcp_store(host: str, port: int, place: Place) -> Store:
         timeout=TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=listener,
+    )
+
+
+def expert_place(config: WorkerConfig) -> ExpertPlace | None:
+    """The position of this rank among those that share whole experts, if they do."""
+    place = config.place
+    if place.expert_size == 1:
+        return None
+    redundant = config.balancing.num_redundant_experts if config.balancing else 0
+    return ExpertPlace(
+        place.expert_rank, place.expert_size, place.expert_placement, place.expert_transport, redundant
+    )
+
+
+def parallel_of(config: WorkerConfig, groups: Groups) -> Parallel:
+    """The position of this rank, as the model's layers see it."""
+    place, replicas = config.place, None
+    if groups.replicas is not None and place.replica is not None:
+        replicas = Replicas(place.replica, place.expert_replicas, groups.replicas)
+    return Parallel(
+        place.tensor_rank,
+        place.tensor_size,
+        groups.tensor,
+        place.stage,
+        place.stages,
+        experts=expert_place(config),
+        replicas=replicas,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from worker.media import StepMedia
 from worker.pooling import PoolPlan, plan_pools, segments_of
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
@@ -49,6 +50,8 @@ class StepPlanner:
     needed_positions: NeededPositions
     lay_out: LayOut = lay_out
     forms: Forms | None = None
+    media: StepMedia | None = None
+    """What reads the media of steps; None: the model has text only."""
 
     def plan(self, step: StepInput, packet: Packet) -> Batch:
         """Note the step's new sequences and blocks, and send what the device must know of it."""
@@ -57,10 +60,11 @@ class StepPlanner:
         self._check(step)
         columns = Columns.of(step.seqs, self.slots.first_remembered)
         types = self._token_types(columns)
+        media = None if self.media is None or not self.slots.media else self.media.read(columns)
         staged, forms = None, self.forms
-        if forms is not None:
-            if step.fresh:
-                forms.states.forget()
+        if forms is not None and step.fresh:
+            forms.states.forget()
+        if forms is not None and media is None:
             if not step.new and (form := find_form(forms, step.seqs, self.slots)) is not None:
                 return self._plan_form(forms, form, step, columns, packet)
             staged = self._stage_mixed(forms, step.seqs, columns, types, packet)
@@ -68,6 +72,7 @@ class StepPlanner:
         write_tables = self._stage_tables(step, packet)
         finish = self.lay_out(columns, self.slots, packet) if staged is None else staged.finish
         token_types = packet.ints(types) if types is not None and staged is None else None
+        show_media = None if media is None else media.stage(packet)
         if forms is not None and staged is not None and staged.form.whole:
             sampled = _sampled_by(forms, step.seqs)
         else:
@@ -80,6 +85,8 @@ class StepPlanner:
             ids, context = finish()
             if token_types is not None:
                 context.token_types = token_types.long()
+            if show_media is not None:
+                show_media(context)
             return ids, context
 
         form = None if staged is None else staged.form

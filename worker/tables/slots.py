@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep
+from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
 
 _NO_SAMPLING = Sampling(max_tokens=1)
 STATE_WORDS = 8
@@ -31,6 +32,26 @@ class SampleRows:
     output_index: np.ndarray  # [R] tokens already produced
     bound: Collection[int] = ()
     """The rows whose bounds follow the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMedia:
+    """The media of a sequence, and the positions in whose place their E embeddings are put."""
+
+    items: Sequence[MediaPlace]
+    positions: np.ndarray  # [E], rising
+    ends: np.ndarray  # [E] the last position of the run to which each belongs
+    firsts: list[int]
+    """For each item its first embedding among all, and behind them E."""
+
+    @classmethod
+    def of(cls, items: Sequence[MediaPlace]) -> PlacedMedia:
+        runs = np.array([(item.at + first, length) for item in items for first, length in item.runs])
+        starts, lengths = runs.T
+        behind = np.cumsum(lengths)
+        positions = np.arange(behind[-1]) + np.repeat(starts - behind + lengths, lengths)
+        counts = [sum(length for _, length in item.runs) for item in items]
+        return cls(items, positions, np.repeat(starts + lengths - 1, lengths), [0, *accumulate(counts)])
 
 
 class Slots:
@@ -77,6 +98,8 @@ class Slots:
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
         self.wants_prompt_logprobs: set[int] = set()
         """Slots that ask for the logprobs of their prompt."""
+        self.media: dict[int, PlacedMedia] = {}
+        """The media of the slots whose sequences have some."""
 
     def _make_tables(self, target: torch.device, rows: int) -> None:
         self.first_block = rows * STATE_WORDS
@@ -125,6 +148,10 @@ class Slots:
         self.prompt_len[slot] = new.prompt_len
         self.blocks[slot] = 0
         self.wants_prompt_logprobs.discard(slot)
+        if new.media:
+            self.media[slot] = PlacedMedia.of(new.media)
+        else:
+            self.media.pop(slot, None)
         if isinstance(new.params, Pooling):
             self.pooling[slot], self.texts[slot] = new.params, new.tokens
         else:

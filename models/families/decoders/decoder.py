@@ -21,7 +21,7 @@ from models.context import context
 from models.conversion.conversion_choice import looks_ahead
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
 from models.layers.attention import Attention, CachedAttention, EncoderAttention
-from models.layers.embedding import Embedding, LMHead
+from models.layers.embedding import Embedding, LMHead, TokenEmbedding
 from models.layers.latent_attention import LatentSelfAttention
 from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         size, width = config.hidden_size, spec.embedding_width or config.hidden_size
-        self.embed_tokens = Embedding(config.vocab_size, width, parallel, scale=spec.embedding_scale)
+        self.embed_tokens = TokenEmbedding(config.vocab_size, width, parallel, scale=spec.embedding_scale)
         self.embed_norm = if_held(parallel.first, make_norm(size, spec)) if spec.embedding_norm else None
         if width != size:
             self.project_in = if_held(parallel.first, Linear(width, size))
@@ -186,8 +186,11 @@ class Decoder(nn.Module):
         turning = positions if axes is None else axes
         rotations = {rotary.rope: rotary(turning) for rotary in self.rotaries}
         rows, delta = self._embed(ids, positions) if stream is None else stream, None
-        for layer in self.layers:
+        media = context().media if stream is None else None
+        for number, layer in enumerate(self.layers):
             delta, rows = layer(delta, rows, rotations)
+            if media is not None and number < len(media.deeper):
+                rows = rows.index_add(0, media.places, media.deeper[number])
         hidden, _ = enter(self.norm, delta, rows)
         return self.project_out(hidden) if self.is_projected else hidden
 

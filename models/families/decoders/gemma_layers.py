@@ -15,7 +15,7 @@ from models.conversion.conversion_choice import looks_ahead
 from models.families.decoders.decoder import HeadFirstForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields
 from models.layers.attention import Attention
-from models.layers.embedding import Embedding
+from models.layers.embedding import Embedding, TokenEmbedding
 from models.layers.linear import Linear, RowLinear
 from models.layers.mlp import GATE_AND_UP, GatedMLP, SparseMLP, activation_kind
 from models.layers.norm import PlainRMSNorm, RMSNorm
@@ -243,7 +243,7 @@ class SharingDecoder(nn.Module):
         config, parallel, size = setup.config, setup.parallel, setup.config.hidden_size
         width, together = fields.hidden_size_per_layer_input, layers_together(plans)
         self.is_last = parallel.last
-        self.embed_tokens = Embedding(config.vocab_size, size, parallel, scale=size**0.5)
+        self.embed_tokens = TokenEmbedding(config.vocab_size, size, parallel, scale=size**0.5)
         self.rows = TokenRows(config, fields, width, parallel, together) if width else None
         self.stream_size = streams * size + (size + _DIGITS if width else 0)
         owners: dict[int | None, Attention] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from untimed import untimed
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, shrunk
+from worker.buffers import Bytes
 from worker.config import WorkerConfig
 from worker.protocol import Bound, StepBounds
 from worker.ranks.channel import RankReady
@@ -87,8 +88,9 @@ class Group:
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._readable, zmq.POLLIN)
 
-    def send(self, frame: bytes) -> None:
-        self.sent.append(frame)
+    def send(self, frames: Sequence[Bytes]) -> None:
+        (frame,) = frames
+        self.sent.append(bytes(frame))
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         said, self._said = self._said, []

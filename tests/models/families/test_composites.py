@@ -116,6 +116,11 @@ _PARTS: dict[str, dict[str, Any]] = {
         "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
         "audio_config": {},
     },
+    "LlavaForConditionalGeneration": {
+        "text_config": {**_TEXT, "model_type": "qwen2"},
+        "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
+        "tie_word_embeddings": False,
+    },
     "Mistral3ForConditionalGeneration": _mistral(model_type="mistral", sliding_window=None),
     "Mistral3ForConditionalGeneration of Ministral 3": _mistral(
         model_type="ministral3", rope_parameters=GROWING_QUERIES

@@ -1,0 +1,81 @@
+"""Models of text and pictures: the class of a text, composed with a tower."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.composites import COMPOSITES
+from models.config import ConfigError
+from models.media.files import has_files, read_files
+from models.media.registry import make_processor
+from models.model import ModelSetup
+from models.parallel.rank_shares import layers_of
+from models.vision.tower import Tower, TowerInput, TowerSetup
+
+logger = logging.getLogger(__name__)
+
+
+def with_tower_of(text_class: type, architecture: str, folder: Path) -> type:
+    """Compose a composite's text with its tower, if there is a class for that, and settings of pictures."""
+    composite = COMPOSITES.get(architecture)
+    if composite is None or not composite.tower:
+        return text_class
+    if not has_files(folder):
+        logger.warning("%s does not say how pictures are prepared (preprocessor_config.json)", folder)
+        return text_class
+    module, _, name = composite.tower.partition(":")
+    return with_tower(text_class, getattr(import_module(f"models.vision.{module}"), name))
+
+
+@cache
+def with_tower(text_class: type, tower_class: type) -> type:
+    """Make a class that computes text as `text_class` does, and encodes media by a `tower_class`."""
+    own = {"tower_class": tower_class, "__module__": text_class.__module__}
+    return type(text_class.__name__, (_WithTower, text_class), own)
+
+
+def find_tower(model: object) -> Tower | None:
+    """What encodes media for a model, as it is served; None if the model has text only."""
+    base: Any = getattr(model, "base", model)
+    return getattr(base, "tower", base if hasattr(base, "encode") else None)
+
+
+class _WithTower(nn.Module):
+    """What a text's class gains, which comes behind this one among the bases."""
+
+    tower_class: ClassVar[type]
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(setup)
+        config, parallel = setup.config, setup.parallel
+        whole = config.whole or config.raw
+        pictures = make_processor(read_files(setup.folder, config.architecture, whole)).settings
+        self.tower = self.tower_class(
+            TowerSetup(config=whole, pictures=pictures, hidden_size=config.hidden_size, dtype=setup.dtype)
+        )
+        self._beside = () if parallel.first else COMPOSITES[config.architecture].beside
+        fewest = len(layers_of(0, parallel.stages, config.num_layers))
+        if fewest < self.tower.levels:
+            raise ConfigError(
+                f"--pipeline-parallel-size: the first stage would have {fewest} layers, and pictures add to "
+                f"what the first {self.tower.levels} of {config.architecture} give: use fewer stages"
+            )
+
+    def pull(self, weights: Weights) -> None:
+        text: Any = super()
+        text.pull(weights)
+        if self._beside:
+            weights.ignore(*self._beside)
+        else:
+            load(self.tower, weights)
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        return self.tower.encode(items)

@@ -1,0 +1,199 @@
+"""LLaVA on a tiny text and tower gives the tokens of transformers, however its steps are cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from media_files import noise
+from msgspec.structs import replace
+from opened import open_runner
+from pictured import TEXT, VISION, Answer, Engine, Prompts, expected, tower_input, write_pictured
+from PIL.Image import Image
+from ranks import Layout, Ranks, RanksOfTests
+from safetensors.torch import load_file, save_file
+from sizes import worker_config
+from torch import nn
+from transformers import CLIPImageProcessorPil, LlamaConfig
+
+from models.config import read_config
+from models.loader import LoadOptions, load_model
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
+from worker.runner import Runner
+
+SIDE = {"height": 28, "width": 28}
+SETTINGS: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 28},
+    "crop_size": SIDE,
+}
+FIELDS: dict[str, Any] = {
+    "text_config": {**TEXT, "model_type": "llama"},
+    "vision_config": {**VISION, "model_type": "clip_vision_model"},
+    "image_token_index": 310,
+}
+OUTPUT = 5
+SIZES: dict[str, Any] = {
+    "max_num_seqs": 6,
+    "block_size": 4,
+    "num_gpu_blocks_override": 256,
+    "max_model_len": 64,
+    "cpu_threads": 1,
+}
+
+
+class Llava:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model: nn.Module = write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
+        self.prompts = Prompts(folder)
+        one, two = noise(40, 28), noise(31, 90)
+        make = self.prompts.make
+        self.asked = [
+            make([5, 9, 17], one, [44, 200, 7]),
+            make([5, 9, 17, 44, 200, 7]),
+            make(one, two, [12]),
+            make([5, 6], two, [80, 81, 82, 83], one),
+            make([5], one, [7, 8], one, one, [3, 9]),
+        ]
+        self.answers = [expected(self.model, each, OUTPUT, self.inputs) for each in self.asked]
+
+    def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
+        processor = CLIPImageProcessorPil(**SETTINGS)
+        return {"pixel_values": processor(pictures, return_tensors="pt")["pixel_values"]}
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
+    return Llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def runner(llava: Llava) -> Runner:
+    return open_runner(llava.folder, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
+    yield ranks
+    ranks.stop()
+
+
+def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
+    for answer, other in zip(answers, right, strict=True):
+        assert answer.tokens == other.tokens
+        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 512])
+def test_prompts_with_pictures_get_the_tokens_of_transformers(
+    llava: Llava, runner: Runner, chunk: int
+) -> None:
+    engine = Engine(runner.launch, runner.facts, llava.prompts, chunk=chunk)
+    assert_answers(engine.run(llava.asked, OUTPUT, ahead=chunk % 2), llava.answers)
+    assert engine.encoded < sum(len(each.media) for each in llava.asked), "equal items are encoded once"
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
+def test_ranks_give_the_tokens_of_one(llava: Llava, ranks: Ranks, layout: Layout) -> None:
+    config = worker_config(folder=str(llava.folder), model=read_config(llava.folder), **SIZES)
+    executor = RanksOfTests(ranks, layout, config)
+    facts = executor.start()
+    assert facts.most_embeddings > 0
+    assert_answers(
+        Engine(executor.submit, facts, llava.prompts, chunk=4).run(llava.asked, OUTPUT), llava.answers
+    )
+    executor.stop()
+
+
+def as_published(name: str) -> str:
+    """The name that a tensor has in the files of 2023."""
+    name = name.removeprefix("model.")
+    name = name.replace("vision_tower.", "vision_tower.vision_model.", 1)
+    return (
+        name
+        if "." not in name or name.startswith(("vision", "multi", "language"))
+        else f"language_model.{name}"
+    )
+
+
+def test_published_names_are_read(llava: Llava, tmp_path: Path) -> None:
+    tensors = load_file(llava.folder / "model.safetensors")
+    assert any(name.startswith("language_model.model.") for name in tensors)
+    save_file(
+        {as_published(name): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(llava.folder / name, tmp_path)
+    runner = open_runner(tmp_path, **SIZES)
+    engine = Engine(runner.launch, runner.facts, llava.prompts)
+    assert_answers(engine.run(llava.asked[:1], OUTPUT), llava.answers[:1])
+
+
+def test_an_item_has_the_same_bits_alone_and_beside_others(llava: Llava) -> None:
+    model: Any = load_model(LoadOptions(read_config(llava.folder), llava.folder, dtype=torch.float32))
+    items = [tower_input(item) for item in llava.prompts.items.values()]
+    together = model.encode(items)
+    for item, rows in zip(items, together, strict=True):
+        assert rows.shape == (item.embeddings, 32)
+        assert torch.equal(model.encode([item])[0], rows)
+
+
+def test_without_its_tower_text_alone_is_served(
+    llava: Llava, runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        alone = open_runner(llava.folder, language_model_only=True, **SIZES)
+    assert any("text alone is served" in record.getMessage() for record in caplog.records)
+    assert alone.facts.most_embeddings == 0 < runner.facts.most_embeddings
+    assert alone.facts.weight_bytes < runner.facts.weight_bytes
+    text = llava.asked[1:2]
+    expected = Engine(runner.launch, runner.facts, llava.prompts).run(text, OUTPUT)
+    assert Engine(alone.launch, alone.facts, llava.prompts).run(text, OUTPUT) == expected
+
+
+def test_what_contradicts_the_items_that_are_held_is_refused(llava: Llava) -> None:
+    runner = open_runner(llava.folder, **SIZES)
+    prompt = llava.asked[0]
+    new = NewSeq(0, prompt.tokens, len(prompt.tokens), Sampling(max_tokens=1, temperature=0), prompt.media)
+    blocks = list(range(-(-len(prompt.tokens) // 4)))
+    row = SeqStep(0, 0, len(prompt.tokens), blocks, samples=True)
+    item = llava.prompts.encode(prompt.media[0].number)
+
+    def launch(fresh: bool = True, **given: Any) -> StepOutput:
+        return runner.launch(StepInput(1, **{"new": [new], "seqs": [row], "fresh": fresh, **given})).result()
+
+    with pytest.raises(ValueError, match="of which there are 0"):
+        launch()
+    first = launch(encode=[item]).tokens
+    with pytest.raises(ValueError, match=r"forgets items \{9\}"):
+        launch(fresh=False, forget=[9])
+    launch(forget=[9])
+    with pytest.raises(ValueError, match=r"brings \{0\} again"):
+        launch(encode=[item], fresh=False)
+    assert launch(encode=[item]).tokens == first, "behind a failed step it may be there or not"
+    with pytest.raises(ValueError, match="have room"):
+        launch(encode=[replace(item, number=2, embeddings=1 << 20)])
+
+
+def test_what_published_files_leave_out_has_the_values_of_transformers(tmp_path: Path) -> None:
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    whole = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "torch_dtype": "float16",
+        "text_config": text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = read_config(tmp_path)
+    config.require()
+    theirs = LlamaConfig(**text)
+    assert (config.hidden_size, config.num_layers) == (theirs.hidden_size, theirs.num_hidden_layers)
+    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert config.raw["intermediate_size"] == theirs.intermediate_size
+    assert (config.vocab_size, config.max_len) == (32064, 4096)

@@ -1,0 +1,186 @@
+"""The media of steps: what the tower makes of each item, held by number, and what a step reads of that.
+
+It is planned with the step, from the places of items in its sequences, and shown to the model in the step's
+context. Every rank of the first stage encodes all items; the others know their places only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.config import ModelConfig
+from models.context import ForwardContext, MediaRows
+from models.layers.linear import Linear
+from models.media.positions import AXES, three_axes
+from models.vision.tower import Tower, TowerInput
+from worker.protocol import Encode, StepInput
+from worker.tables.positions import Columns
+from worker.tables.slots import PlacedMedia, Slots
+from worker.tables.staging import Packet
+
+MOST_PATCHES = 1 << 14
+"""The patches that are encoded together, unless a single item has more."""
+
+
+@dataclass(slots=True)
+class MediaRead:
+    """What a step reads of its media, on the host: embeddings, and what tokens have because of them."""
+
+    tokens: list[np.ndarray]  # together [M]: the tokens of the step in whose place embeddings are put
+    pieces: list[Tensor]  # together [M, (1 + levels) * H]; nothing where no tower is held
+    levels: int
+    last: np.ndarray | None = None  # [T]: the last position that a token sees
+    axes: np.ndarray | None = None  # [3, T]
+
+    def stage(self, packet: Packet) -> Callable[[ForwardContext], None]:
+        """Send the numbers; the returned function shows all of it to a model, once they are there."""
+        tokens = packet.ints(np.concatenate(self.tokens)) if self.pieces else None
+        last = None if self.last is None else packet.ints(self.last)
+        axes = None if self.axes is None else packet.ints(self.axes.ravel())
+        alike = self.axes is not None and bool((self.axes == self.axes[0]).all())
+
+        def show(context: ForwardContext) -> None:
+            for each in (context, *context.others):
+                each.last = last
+            if axes is not None and alike:  # such steps are replayed, which read positions where these lie
+                context.positions.copy_(axes.view(3, -1)[0])
+            elif axes is not None:
+                context.axes = axes.view(3, -1).long()
+            if tokens is not None:
+                rows, *deeper = torch.cat(self.pieces).chunk(1 + self.levels, dim=1)
+                context.media = MediaRows(tokens.long(), rows, tuple(deeper))
+
+        return show
+
+
+class StepMedia:
+    """Encodes the items that steps bring, and reads them for the steps that need them."""
+
+    def __init__(self, tower: Tower, slots: Slots, target: torch.device, *, most: int, encodes: bool) -> None:
+        """`most`: the embeddings that are held at a time. `encodes`: whether this rank has the tower."""
+        self._tower, self._slots, self._target = tower, slots, target
+        self._most, self._encodes = most, encodes
+        self._rows: dict[int, Tensor] = {}
+        """What the tower made of each item [embeddings, (1 + levels) * H], by its number."""
+        self._sees_media, self._three_axes = sees_media(tower), getattr(tower, "three_axes", False)
+        self._known_axes: dict[int, tuple[PlacedMedia, np.ndarray, int]] = {}
+        """The positions of slots' sequences up to their last embedding, and what is added behind it."""
+
+    def update(self, step: StepInput) -> None:
+        """Drop the items that a step forgets, then encode those that it brings.
+
+        Behind a failed step, the engine does not know whether that one has done so.
+        """
+        if not self._encodes:
+            return
+        brought = {item.number for item in step.encode}
+        if not step.fresh:
+            unknown, twice = (
+                set(step.forget) - self._rows.keys(),
+                self._rows.keys() & brought - set(step.forget),
+            )
+            if unknown or twice:
+                raise ValueError(f"step {step.number} forgets items {unknown} and brings {twice} again")
+        for number in (*step.forget, *brought):
+            self._rows.pop(number, None)
+        held = sum(map(len, self._rows.values())) + sum(item.embeddings for item in step.encode)
+        if held > self._most:
+            raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
+        for items in _groups(step.encode):
+            made = self._tower.encode([self._on_device(item) for item in items])
+            for item, rows in zip(items, made, strict=True):
+                self._rows[item.number] = rows.clone() if len(items) > 1 else rows  # each is freed alone
+
+    def read(self, columns: Columns) -> MediaRead | None:
+        """What a step reads of the media of its sequences; None if that is nothing."""
+        read = MediaRead([], [], self._tower.levels)
+        for row, slot in enumerate(columns.slots):
+            placed = self._slots.media.get(slot)
+            if placed is None:
+                continue
+            start, end, begin = columns.starts[row], columns.ends[row], columns.query_starts[row]
+            if self._three_axes:
+                read.axes = np.stack([_positions(columns)] * AXES) if read.axes is None else read.axes
+                read.axes[:, begin : begin + end - start] = self._axes(slot, placed, start, end)
+            first, stop = np.searchsorted(placed.positions, (start, end)).tolist()
+            if first == stop:
+                continue
+            read.tokens.append(placed.positions[first:stop] + (begin - start))
+            read.pieces += self._pieces(placed, first, stop)
+            if self._sees_media:
+                read.last = _positions(columns) if read.last is None else read.last
+                read.last[read.tokens[-1]] = placed.ends[first:stop]
+        return read if read.tokens or read.axes is not None else None
+
+    def _axes(self, slot: int, placed: PlacedMedia, start: int, end: int) -> np.ndarray:
+        """The positions of a sequence's tokens [start, end) on each axis."""
+        known = self._known_axes.get(slot)
+        if known is None or known[0] is not placed:
+            known = self._known_axes[slot] = placed, *three_axes(int(placed.positions[-1]) + 1, placed.items)
+        _, axes, shift = known
+        behind = np.arange(max(start, axes.shape[1]), end) + shift
+        return np.concatenate([axes[:, start:end], np.stack([behind] * AXES)], axis=1)
+
+    def _pieces(self, placed: PlacedMedia, first: int, stop: int) -> Iterator[Tensor]:
+        """The rows of a sequence's embeddings [first, stop), from the items to which they belong."""
+        if not self._encodes:
+            return
+        for item, start, end in zip(placed.items, placed.firsts, placed.firsts[1:], strict=False):
+            if start >= stop or end <= first:
+                continue
+            rows = self._rows.get(item.number)
+            if rows is None or len(rows) != end - start:
+                raise ValueError(
+                    f"a step reads {end - start} embeddings of item {item.number}, of which there are "
+                    f"{0 if rows is None else len(rows)}"
+                )
+            yield rows[max(0, first - start) : stop - start]
+
+    def _on_device(self, item: Encode) -> TowerInput:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that bytes may be read only: nothing writes to them
+            pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)
+        return TowerInput(item.kind, pixels.to(self._target), item.grid, item.embeddings)
+
+
+def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype) -> int:
+    """An upper bound of the bytes of `most` embeddings and of the tower's largest step, by shapes alone."""
+    vision = (model.whole or model.raw).get("vision_config")
+    fields = cast("dict[str, object]", vision) if isinstance(vision, dict) else {}
+    merged = fields.get("spatial_merge_size")  # where pictures keep their size, one may have all embeddings
+    patches = max(MOST_PATCHES, most * merged**2 if isinstance(merged, int) else 0)
+    layers = [module for module in cast("nn.Module", tower).modules() if isinstance(module, Linear)]
+    widest = max((sum(layer.widths) for layer in layers), default=0)
+    return (most * (1 + tower.levels) * model.hidden_size + 4 * patches * widest) * dtype.itemsize
+
+
+def sees_media(tower: Tower) -> bool:
+    """Whether the tokens of an item see each other, those that follow included."""
+    return bool(getattr(tower, "sees_media", False))
+
+
+def _positions(columns: Columns) -> np.ndarray:
+    """The position of each token [T]."""
+    return np.concatenate([np.arange(*span) for span in zip(columns.starts, columns.ends, strict=True)])
+
+
+def _groups(items: Sequence[Encode]) -> Iterator[list[Encode]]:
+    """Items that are encoded together."""
+    group: list[Encode] = []
+    patches = 0
+    for item in items:
+        patches += prod(item.grid)
+        if group and patches > MOST_PATCHES:
+            yield group
+            group, patches = [], prod(item.grid)
+        group.append(item)
+    if group:
+        yield group
