@@ -15,7 +15,10 @@ PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
 # Tests that are slow, and cases that differ little, run by turns: this day's with `make test`, all with `make test-all`.
 DAY ?= $(shell expr $$(date +%s) / 86400)
 
-.PHONY: serve test test-all test-lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
+# Bytecode is kept whatever the environment says: every process of tests and every server would compile all files anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: serve test test-all test-lowest lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -28,17 +31,21 @@ test-all: $(INSTALLED)
 
 # The oldest versions that pyproject.toml allows, in a virtual environment of their own, where ours meets theirs: HTTP, wire,
 # grammars, pictures, tokenizers, templates, options, metrics, checkpoints, transformers' models, a server that starts and its client.
-BOUNDARIES := $(addprefix tests/server/,text http routes api grammars media metrics options test_app.py test_main.py) \
+# Families are compared with transformers' models by `make test`: here are those that run its code, and what it says of all.
+BOUNDARIES := $(addprefix tests/server/,text http api grammars media metrics options test_app.py test_main.py) \
 	$(addprefix tests/engine_core/,wire grammar test_protocol.py) \
-	$(addprefix tests/models/,checkpoint conversion families media test_config.py test_registry.py test_bad_checkpoints.py) \
+	$(addprefix tests/models/,checkpoint conversion media test_config.py test_registry.py test_bad_checkpoints.py) \
+	$(addprefix tests/models/families/test_,transformers_fallback.py attention_calls.py architectures.py) \
 	$(addprefix tests/e2e/,test_conversation_clients.py test_lifecycle.py)
-test-lowest:
+test-lowest: lowest
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) --day $(DAY) $(or $(ARGS),$(BOUNDARIES))
+
+lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
 	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) --day $(DAY) $(or $(ARGS),$(BOUNDARIES))
 
 # Clients that need other versions than the tests do, in virtual environments of their own, against our server. lm-eval has
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.

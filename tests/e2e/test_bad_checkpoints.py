@@ -112,7 +112,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [*(("llama", each) for each in BROKEN), *(("packed", each) for each in QUANTIZED)]
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize(("source", "broken"), CASES, ids=lambda each: getattr(each, "name", each))
 def test_it_is_refused_with_one_line(
     source: str, broken: Case, request: pytest.FixtureRequest, tmp_path: Path

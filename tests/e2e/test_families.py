@@ -19,7 +19,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_text_whole_and_streamed_and_a_vector(architecture: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(architecture, tmp_path / "model", **FAMILIES[architecture])

@@ -118,7 +118,7 @@ def kill_api_processes(server: LiveServer) -> None:
     os.kill(server.api_pids()[0], signal.SIGKILL)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("kill_twice", [kill_engines, kill_api_processes])
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_process_that_is_given_up(kill_twice: Callable[[LiveServer], None], leaves: bool) -> None:

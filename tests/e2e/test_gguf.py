@@ -47,20 +47,23 @@ def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
         yield server
 
 
-@pytest.fixture(scope="module")
-def plain(pair: Pair) -> Iterator[LLM]:
-    """The checkpoint that the file means."""
-    with LLM(str(pair.plain), dtype="float32", kv_cache_memory_bytes="16m", cpu_threads=1) as llm:
-        yield llm
-
-
 def post(server: LiveServer, path: str, **body: object) -> Any:
     response = server.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def test_texts_are_those_of_the_checkpoint_that_it_means(server: LiveServer, plain: LLM) -> None:
+@pytest.mark.slow
+def test_texts_and_vectors_are_those_of_the_checkpoint_that_it_means(server: LiveServer, pair: Pair) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": "16m", "cpu_threads": 1}
+    with LLM(str(pair.plain), **options) as plain:
+        same_texts(server, plain)
+        found = post(server, "/v1/embeddings", input=[PROMPT])["data"][0]["embedding"]
+        [expected] = plain.embed([PROMPT])
+        assert np.array(found) == pytest.approx(np.array(expected.outputs.embedding), abs=1e-3)
+
+
+def same_texts(server: LiveServer, plain: LLM) -> None:
     # Inputs of quantized matrices are rounded, so that digits differ, and after some tokens texts.
     asked: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "logprobs": 1}
     answer = post(server, "/v1/completions", prompt=PROMPT, return_token_ids=True, **asked)["choices"][0]
@@ -82,19 +85,15 @@ def test_conversations_are_written_with_its_template(server: LiveServer) -> None
     assert answer["choices"][0]["finish_reason"] in ("length", "stop")
 
 
-def test_vectors_are_those_of_the_checkpoint_that_it_means(server: LiveServer, plain: LLM) -> None:
-    found = post(server, "/v1/embeddings", input=[PROMPT])["data"][0]["embedding"]
-    [expected] = plain.embed([PROMPT])
-    assert np.array(found) == pytest.approx(np.array(expected.outputs.embedding), abs=1e-3)
-
-
-def test_it_tells_what_it_is(server: LiveServer) -> None:
+def test_it_embeds_and_tells_what_it_is(server: LiveServer) -> None:
+    assert len(post(server, "/v1/embeddings", input=[PROMPT])["data"]) == 1
     [model] = server.get("/v1/models").json()["data"]
     assert (model["id"], model["quantization"]) == ("model", "gguf, Q8_0")
     assert "gguf, Q8_0: " in server.output() and "GiB of weights stand for" in server.output()
     assert "tool calls as hermes writes them" in server.output()
 
 
+@pytest.mark.slow
 def test_a_folder_of_several_and_a_program(pair: Pair, tmp_path: Path) -> None:
     for part in pair.file.parent.glob("*.gguf"):
         shutil.copy(part, tmp_path / part.name.replace("model", "tiny-Q8_0"))

@@ -42,7 +42,7 @@ def test_only_the_http_port_listens(demo: LiveServer):
     assert demo.listening() == {("127.0.0.1", demo.port)}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(("api_servers", "killed_when"), [(1, "loading libraries"), (2, "starting")])
 def test_death_of_the_engine_while_it_loads_is_explained(api_servers: int, killed_when: str):
     """There is nobody to wait for yet, and memory that is short will be short again."""

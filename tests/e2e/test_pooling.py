@@ -100,6 +100,7 @@ def test_very_many_texts_in_one_request(server: LiveServer):
     assert vectors[1999] != pytest.approx(vectors[1698], abs=1e-2)
 
 
+@pytest.mark.slow
 def test_late_interaction_is_the_sum_of_best_matches(decoder: Path):
     options = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "cpu_threads": 1}
     with LLM(str(decoder), runner="pooling", tasks=["token_embed"], **options) as llm:

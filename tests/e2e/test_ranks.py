@@ -27,6 +27,7 @@ def test_two_ranks_serve_as_one_and_the_loss_of_one_is_named(demo: LiveServer) -
         assert complete(server, ASK) == complete(demo, ASK), "others are started in their place"
 
 
+@pytest.mark.slow
 def test_a_start_that_is_ended_leaves_nothing_behind(short_path: Path) -> None:
     with starting(*TWO, env={"TMPDIR": str(short_path)}) as server:
         wait_until(lambda: any(short_path.glob("facet-*/facet-*")), 20, server.output)

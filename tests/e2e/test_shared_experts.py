@@ -40,7 +40,7 @@ def all_at_once(server: LiveServer) -> list[str]:
         return list(pool.map(lambda prompt: complete(server, prompt, 12), PROMPTS))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("transport", ["allgather_reducescatter", "all_to_all"])
 def test_replicas_that_share_experts_answer_as_one_model(
     folder: Path, expected: list[str], transport: str

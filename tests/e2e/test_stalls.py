@@ -135,7 +135,7 @@ def test_a_pause_of_all_processes_harms_none() -> None:
         assert "is killed" not in server.output()
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("which", ["engine", "API process"])
 def test_a_stopped_process_does_not_hold_up_the_end(which: str) -> None:
     with serving("demo", *SMALL) as server:

@@ -80,7 +80,7 @@ PLAN: dict[str, Any] = {
 }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(16)
 @pytest.mark.parametrize(
     "dialect",
     ["qwen3_coder", "pythonic", "mistral", "deepseek_v31", "minimax_m3", "openai", "gemma4", "kimi_k2"],

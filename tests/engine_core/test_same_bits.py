@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,23 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("same-bits")
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    processes = Ranks(2, tmp_path_factory.mktemp("ranks"))
-    yield processes
-    processes.stop()
-
-
-def test_random_schedules(folder: Path) -> None:
+@pytest.mark.turns
+@pytest.mark.parametrize("first", [0, 1])
+def test_random_schedules(folder: Path, first: int) -> None:
     prover = Prover(folder, conversations=FEW)
-    for number in range(12):
+    for number in range(first, 12, 2):
         prover.run(number)
     tally = prover.tally
     assert tally.differences == []
-    assert tally.results > 100 and tally.preemptions > 0 and tally.cached > 0
+    assert tally.results > 50 and tally.preemptions > 0 and tally.cached > 0
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
@@ -85,7 +79,7 @@ def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPa
     assert prover.tally.differences[0].startswith("schedule ")
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:
@@ -124,9 +118,11 @@ def test_conversations_go_on_from_their_own_outputs(folder: Path) -> None:
 # Engines that end: `python tests/bench/same_bits.py --ends` makes as many runs as one likes.
 
 
-async def test_results_are_the_same_bits_wherever_engines_end(tmp_path: Path) -> None:
+@pytest.mark.turns
+@pytest.mark.parametrize("first", [0, 1])
+async def test_results_are_the_same_bits_wherever_engines_end(tmp_path: Path, first: int) -> None:
     prover = CutProver(tmp_path, requests=8)
-    for number in range(4):
+    for number in (first, first + 2):
         await prover.run(number)
     assert prover.tally.differences == []
-    assert prover.tally.results == 32 and prover.resumed > 5 and prover.ends > 10
+    assert prover.tally.results == 16 and prover.resumed > 0 and prover.ends > 0

@@ -1,8 +1,9 @@
 """Compiles what models start on cards of one capability, in a process in which nothing is interpreted.
 
-Arguments: the capability, and in JSON a list of models: the folder, the number types of its cache, and
-whether it is served in fp8. A line of JSON comes out for each variant: the kernel, its constants, its kinds
-of instructions of the matrix unit, and what is wrong with it.
+Arguments: the capability, the number of a share and how many shares there are, and in JSON a list of models:
+the folder, the number types of its cache, and whether it is served in fp8. A line of JSON comes out for each
+variant: the kernel and its constants, and for those of this share, which are compiled, their kinds of
+instructions of the matrix unit, and what is wrong with them.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool)
     return [call for each in types for call in model_calls(*given, cache_dtype=each, kernels=operations)]
 
 
-def main(capability: int, models: Sequence[tuple[str, list[str], bool]]) -> None:
+def main(capability: int, share: int, shares: int, models: Sequence[tuple[str, list[str], bool]]) -> None:
     calls = one_of_each(
         call for folder, caches, fp8 in models for call in calls_of(capability, Path(folder), caches, fp8=fp8)
     )
-    for call, made in zip(calls, compile_ahead(calls, capability, os.cpu_count() or 1), strict=True):
+    compiled = compile_ahead(calls[share::shares], capability, os.cpu_count() or 1)
+    for number, call in enumerate(calls):
         given = zip(call.kernel.params, call.arguments, strict=True)
         constants = {parameter.name: value for parameter, value in given if parameter.is_constexpr}
-        found = call.kernel.fn.__name__, constants, made.matrix_unit, faults(made, capability)
-        print(json.dumps(found), flush=True)
+        made = next(compiled) if number % shares == share else None
+        found = (None, "") if made is None else (made.matrix_unit, faults(made, capability))
+        print(json.dumps((call.kernel.fn.__name__, constants, *found)), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))

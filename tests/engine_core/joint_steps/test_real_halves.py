@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -78,13 +77,6 @@ class RealStep:
         while not self.done():
             self._executor.hear()
         return self._executor.outputs[self._count - 1]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 def write(

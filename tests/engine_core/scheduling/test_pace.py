@@ -212,6 +212,7 @@ def test_a_request_that_will_wait_is_told_how_long() -> None:
     assert told.expected == pytest.approx(waited, rel=0.2)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_first_answers_come_when_they_were_expected(seed: int) -> None:
     rng, clock = random.Random(seed), Clock()

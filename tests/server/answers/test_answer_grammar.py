@@ -95,6 +95,7 @@ def read_back(format: AnswerFormat, tools: list[ToolForm], text: str) -> Answer:
     return answer
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
 def test_what_the_grammar_allows_is_read_back(name: str, special: bool) -> None:

@@ -285,6 +285,7 @@ async def test_a_model_that_cannot_be_loaded():
         await engine.start()
 
 
+@pytest.mark.slow
 async def test_a_tokenizer_that_cannot_be_loaded():
     with shut_down(AsyncLLM("demo", default_prompt_name="absent", **OPTIONS)) as engine:
         with pytest.raises(ValueError, match="no prompt named 'absent'"):
@@ -319,7 +320,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1), ("is killed", -9)])
 async def test_the_engine_ends_with_the_program(end: str, code: int):
     """No call of shutdown is needed, and no warning comes."""

@@ -153,11 +153,12 @@ GREEDY = [
 """Templates that no bound of the sandbox ends."""
 
 
-async def test_greedy_templates_end_one_way_or_the_other(make: Callable[..., Any]) -> None:
+@pytest.mark.turns(4)
+@pytest.mark.parametrize("template", GREEDY, ids=range(len(GREEDY)))
+async def test_greedy_templates_end_one_way_or_the_other(make: Callable[..., Any], template: str) -> None:
     async with make(template_seconds=0.3, template_memory=64 << 20) as helper:
-        for template in GREEDY:
-            error = await refusal(helper, talk(template))
-            assert (error.status, error.param) == (400, "chat_template"), template
+        error = await refusal(helper, talk(template))
+        assert (error.status, error.param) == (400, "chat_template")
         await tokenized(helper)
 
 

@@ -8,7 +8,7 @@ import pytest
 from ranks import Ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
     yield ranks

@@ -136,7 +136,7 @@ def compare(
             results.assert_like(expected)
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("architecture", [*DECODERS, "InternLM2ForCausalLM"])
 def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) -> None:
     """Prompts are read in chunks and behind cached prefixes, in steps with changing others."""

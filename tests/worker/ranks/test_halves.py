@@ -85,7 +85,7 @@ def run(
     return outputs
 
 
-@pytest.mark.turns(6)
+@pytest.mark.turns(12)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("family", "tensor"),

@@ -212,7 +212,7 @@ def test_the_error_has_the_compilers_message(sources: Path, tmp_path: Path) -> N
     assert not list(tmp_path.glob("build-*"))
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("level", [level for level in LEVELS if level.name not in NAMES])
 def test_levels_that_cannot_run_here_can_be_built(level: Level, tmp_path: Path) -> None:
     quickly = replace(level, flags=(*level.flags, "-O0"))  # half of the time

@@ -103,6 +103,7 @@ def assert_right(run: Run, reference: Run, states: Tensor, exact: Tensor, x: Ten
     assert torch.equal(states[USED], after[USED])
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("dtype", "shape", "takes_turns", "most_rate"),
     [
@@ -132,6 +133,7 @@ def test_gated_delta(
     assert_right(run, reference, states, exact, x)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("dtype", "shape", "limits"),
     [
@@ -162,6 +164,7 @@ def test_selective_scan(
     assert_right(run, reference, states, exact, x)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "taps", "kind"), [(140, 4, "silu"), (33, 3, None), (5, 2, "silu")])
 def test_causal_conv(dtype: torch.dtype, channels: int, taps: int, kind: str | None) -> None:
