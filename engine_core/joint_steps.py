@@ -59,6 +59,9 @@ class Halving:
         if not facts.causal:
             _log.warning("--enable-dbo does nothing: texts of an encoder are computed in whole steps")
             return None
+        if facts.whole_media:
+            _log.warning("--enable-dbo does nothing: pictures of this model are computed in whole steps")
+            return None
         if facts.device == "cpu":
             _log.warning(
                 "--enable-dbo gains nothing here: on a CPU, tokens travel between workers of this machine by "

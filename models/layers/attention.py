@@ -84,11 +84,13 @@ class Attention(CachedAttention):
         sinks: Span | None = None,
         slopes: Sequence[float] | None = None,
         owner: Attention | None = None,
+        sees_ahead: bool = True,
     ) -> None:
         """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer.
 
         `slopes`: for each head what its scores lose with each position of distance (alibi); None: nothing.
         `owner`: the earlier layer with heads of the same width whose cache this one reads; None: its own.
+        `sees_ahead`: whether tokens see as far as the step's `last` says; else no token sees later ones.
         """
         super().__init__()
         self._owner = (owner,)  # the tuple hides that layer, which is no part of this one
@@ -99,6 +101,7 @@ class Attention(CachedAttention):
         self.scale = scale
         self.window = window
         self.softcap = softcap
+        self._sees_ahead = sees_ahead
         self.held_sinks = sinks
         self.sinks: Tensor | None = None  # [heads] float32
         self.held_slopes = slopes
@@ -171,6 +174,7 @@ class Attention(CachedAttention):
             softcap=self.softcap,
             sinks=self.sinks,
             slopes=self.slopes,
+            last=step.last if self._sees_ahead else None,
             scales=scales or UNSCALED,
         )  # [T, heads, head_dim]
         return out.flatten(1)

@@ -249,6 +249,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    last: Tensor | None = None,
     scales: CacheScales = UNSCALED,
 ) -> Tensor:
     """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
@@ -257,7 +258,8 @@ def attention(
     bits and divided by `scales`. The new tokens of a sequence are its last ones; with a window, a token sees
     that many positions, its own included. Nothing beyond a sequence's end is used: what lies there may be
     anything, NaN too. sinks [H] are the scores of one more key of each head, whose value is zero. slopes [H]
-    float32 are subtracted from the scores of each head once for each position between query and key.
+    float32 are subtracted from the scores of each head once for each position between query and key. last [T]
+    int32: the positions up to which tokens see, if not to their own; within a row they never fall.
     """
     out = torch.empty_like(q)
     start = 0
@@ -267,10 +269,11 @@ def attention(
         gathered = _gather(kv, context.block_table[row], first, total)
         keys, values = map(widened, gathered, 2 * [q.dtype], (scales.keys, scales.values))  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
+        ends = None if last is None else last[start : start + new] - first
         if sinks is None and softcap is None and slopes is None:
-            heads = _attend(queries, keys, values, scale=scale, window=window)  # [H, new, D]
+            heads = _attend(queries, keys, values, ends, scale=scale, window=window)  # [H, new, D]
         else:
-            mask = _mask(new, keys.shape[1], window, q.device)
+            mask = _mask(new, keys.shape[1], window, ends, q.device)
             heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks, slopes)
         out[start : start + new] = heads.transpose(0, 1)
         start += new
@@ -287,11 +290,12 @@ def _gather(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor,
     return keys, values
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, last: Tensor | None, *, scale: float, window: int | None
+) -> Tensor:
     new, total = q.shape[1], keys.shape[1]
-    causal = new == total and (window is None or window >= total)  # no mask needs to be made
-    alone = new == 1  # a single query sees every key that was gathered
-    mask = None if causal or alone else _mask(new, total, window, q.device)
+    causal = new == total and (window is None or window >= total) and last is None  # no mask needs to be made
+    mask = None if causal or new == 1 else _mask(new, total, window, last, q.device)  # one query sees all
     return F.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
     )[0]
@@ -325,7 +329,9 @@ def _attend_plainly(
     return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(q.dtype)  # [H, new, D]
 
 
-def _mask(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
-    """The mask [new, total], true for keys that query i, which stands at total - new + i, may see."""
-    seen = torch.ones(new, total, dtype=torch.bool, device=device).tril(total - new)
-    return seen if window is None else seen.triu(total - new - window + 1)
+def _mask(new: int, total: int, window: int | None, last: Tensor | None, device: torch.device) -> Tensor:
+    """The keys [new, total] that query i, at total - new + i, sees: up to its own, or `last` [new]."""
+    keys = torch.arange(total, device=device)
+    own = keys[total - new :, None]
+    seen = keys <= (own if last is None else last.unsqueeze(1))
+    return seen if window is None else seen & (keys > own - window)

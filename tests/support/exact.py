@@ -23,6 +23,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    last: Tensor | None = None,
 ) -> Tensor:
     """Queries [T, H, D] of a step, and keys and values [2, blocks, G, size, D] -> [T, H, D]."""
     pieces: list[Tensor] = []
@@ -31,7 +32,7 @@ def attention(
         first, held = int(step.query_starts[row]), torch.arange(total, device=q.device)
         keys, values = kv[:, table[held // step.block_size], :, held % step.block_size].unbind(1)
         distance = held[None, :] - held[total - new :, None]  # from each query to each key
-        seen = distance <= 0
+        seen = distance <= 0 if last is None else held[None, :] <= last[first : first + new, None]
         if window is not None:
             seen &= distance > -window
         added = None if slopes is None else slopes.double()[:, None, None] * distance

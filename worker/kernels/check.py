@@ -174,7 +174,9 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
 
 def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Tensor) -> Iterator[_Case]:
     """Causal attention with each of its limits; `of_heads` are numbers of query heads."""
-    for limits in ({}, {"window": 3}, {"sinks": of_heads}, {"slopes": of_heads}):
+    last = given[2].positions.int()
+    last[1:4], last[5:8] = 3, 11
+    for limits in ({}, {"window": 3}, {"sinks": of_heads}, {"slopes": of_heads}, {"window": 4, "last": last}):
         yield _Case("attention", given, {"scale": 0.2, **limits})
 
 

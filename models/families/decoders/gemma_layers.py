@@ -112,6 +112,7 @@ class SharingAttention(nn.Module):
             scale=1.0,
             window=plan.window,
             owner=owner,
+            sees_ahead=plan.window is not None,  # only there do tokens of a picture see later ones of it
         )
         self.q_norm = RMSNorm(plan.head_dim, fields.rms_norm_eps)
         # Published files have the projections of keys and values in all layers.

@@ -121,5 +121,6 @@ def test_the_log_says_where_halves_are_no_use(caplog: pytest.LogCaptureFixture) 
         assert not caplog.messages
         assert halving.usable(replace(facts(), device="cpu")) is halving
         assert halving.usable(replace(facts(), causal=False)) is None
-    gains, encoder = caplog.messages
-    assert "gains nothing here" in gains and "whole steps" in encoder
+        assert halving.usable(replace(facts(), whole_media=True)) is None
+    gains, encoder, pictures = caplog.messages
+    assert "gains nothing here" in gains and "whole steps" in encoder and "pictures" in pictures

@@ -104,6 +104,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
+        last: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
@@ -117,10 +118,12 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             refuse("attention", q=q, sinks=sinks)
         if slopes is not None and slopes.shape != (heads,):
             refuse("attention", q=q, slopes=slopes)
-        known = _plain(sinks) and _plain(slopes)
+        if last is not None and last.shape != (tokens,):
+            refuse("attention", q=q, last=last)
+        known = _plain(sinks) and _plain(slopes) and (last is None or (slopes is None and _is_table(last)))
         if not (known and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
             limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-            return reference.attention(q, kv, context, scale=scale, scales=scales, **limits)
+            return reference.attention(q, kv, context, scale=scale, scales=scales, last=last, **limits)
         q = q.contiguous()
         out = empty(q.shape, q.dtype)
         table = context.block_table
@@ -128,7 +131,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
-            *(address(sinks), address(slopes)),
+            *(address(sinks), address(slopes), address(last)),
         )
         return out
 
@@ -220,6 +223,10 @@ def _agree(norm: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> boo
 def _plain(given: Tensor | None) -> bool:
     """Whether the kernels can read what they are given beside heads, if they are: float32 in one piece."""
     return given is None or (given.dtype == torch.float32 and given.is_contiguous())
+
+
+def _is_table(last: Tensor) -> bool:
+    return last.dtype == torch.int32 and last.is_contiguous()
 
 
 def _angles(cos_sin: Tensor | None) -> tuple[int | None, int]:

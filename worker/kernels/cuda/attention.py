@@ -41,14 +41,15 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
+        last: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         heads = Heads(q.shape[1], kv.shape[2], q.shape[2])
         if not (fits(heads, q) and kv.dtype in (q.dtype, *CACHE_DTYPES.values()) and kv.is_contiguous()):
             limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-            return reference.attention(q, kv, context, scale=scale, scales=scales, **limits)
+            return reference.attention(q, kv, context, scale=scale, scales=scales, last=last, **limits)
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        scoring = _Scoring(scale * of_keys, window, softcap, slopes, sinks, value_scale=of_values)
+        scoring = _Scoring(scale * of_keys, window, softcap, slopes, sinks, last, value_scale=of_values)
         return _attend(card, heads, q, kv[0], kv[1], context, scoring)
 
     def encoder_attention(
@@ -108,6 +109,8 @@ class _Scoring:
     by_distance: Tensor | None = None
     """What changes scores by distance: slopes [H] float32, or a bias for each distance [H, 2R + 1]."""
     sinks: Tensor | None = None
+    last: Tensor | None = None
+    """The last positions [T] int32 that tokens see; None: their own."""
     value_scale: float = 1.0
     """What values, and so results, are multiplied with."""
     causal: bool = False
@@ -127,6 +130,7 @@ class _Scoring:
             sloping=changed is not None and changed.dim() == 1,
             sinks=self.sinks is not None,
             causal=self.causal or page > 0,
+            ahead=self.last is not None,
         )
 
 
@@ -145,14 +149,14 @@ def _attend(
             attend,
             (len(blocks.rows), heads.keys, splits),
             *(q, k, v, out, *results.tensors, scoring.by_distance, scoring.sinks, table),
-            *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens),
+            *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens, scoring.last),
             *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
             *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0), splits),
             *(form, tiles.queries, tiles.keys, splits > 1),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        results.join_into(out, context, form.window)
+        results.join_into(out, context, form.window, scoring.last)
     return out
 
 
@@ -183,7 +187,9 @@ class SplitResults:
     def tensors(self) -> tuple[Tensor | None, Tensor | None]:
         return self.partial, self.logs
 
-    def join_into(self, out: Tensor, context: ForwardContext, window: int) -> None:
+    def join_into(
+        self, out: Tensor, context: ForwardContext, window: int, last: Tensor | None = None
+    ) -> None:
         """Join the splits of each token and head, if there are some; out [T, heads, D]."""
         blocks, (_, heads, dim) = self.blocks, out.shape
         if blocks.splits == 1:
@@ -193,8 +199,8 @@ class SplitResults:
             join,
             (len(blocks.rows) * self.each, heads),
             *(self.partial, self.logs, out, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, blocks.splits),
-            *(heads, dim, wide, self.each, blocks.tiles.keys, MOST_SPLITS, window),
+            *(blocks.rows, blocks.tokens, last, blocks.splits),
+            *(heads, dim, wide, self.each, blocks.tiles.keys, MOST_SPLITS, window, last is not None),
             num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
         )
 

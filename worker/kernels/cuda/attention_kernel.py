@@ -40,11 +40,20 @@ class Form(NamedTuple):
     sloping: bool  # whether the scores of a head fall by its slope with each position of distance
     sinks: bool
     causal: bool  # whether a token sees no later ones
+    ahead: bool  # whether tokens see as far as a table of last positions says, and not up to themselves
 
 
 @triton.jit
-def _keys_of(first, last, before, length, BN: constexpr, CAUSAL: constexpr, WINDOW: constexpr):
-    """The positions [low, high) that the tokens [first, last) see, which follow `before` others.
+def _end_of(last_ptr, begin, last, before, AHEAD: constexpr):
+    """The position behind all that the tokens before `last` see, which follow `before` others."""
+    if AHEAD:
+        return tl.load(last_ptr + begin + last - 1) + 1
+    return before + last
+
+
+@triton.jit
+def _keys_of(first, stop, before, length, BN: constexpr, CAUSAL: constexpr, WINDOW: constexpr):
+    """The positions [low, high) that tokens see which follow `before + first` others, and see up to `stop`.
 
     With a window, a token of a prompt sees so many positions, its own included, and one of an encoder so many
     on each side.
@@ -52,12 +61,12 @@ def _keys_of(first, last, before, length, BN: constexpr, CAUSAL: constexpr, WIND
     low = 0
     high = length
     if CAUSAL:
-        high = tl.minimum(length, before + last)
+        high = tl.minimum(length, stop)
         if WINDOW >= 0:
             low = tl.maximum(0, before + first - WINDOW + 1) // BN * BN
     elif WINDOW >= 0:
         low = tl.maximum(0, first - WINDOW) // BN * BN
-        high = tl.minimum(length, last + WINDOW)
+        high = tl.minimum(length, stop + WINDOW)
     return low, high
 
 
@@ -69,12 +78,11 @@ def _split_size(low, high, splits, BN: constexpr):
 
 @triton.jit
 def tiles_of(
-    first, new, before, length, split, splits, TOKENS: constexpr, BN: constexpr, SPLIT: constexpr,
-    CAUSAL: constexpr, WINDOW: constexpr,
+    first, stop, before, length, split, splits, BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr,
+    WINDOW: constexpr,
 ):  # fmt: skip
     """The keys [low, high) of a block or of one split of it; the tiles of [low, plain) need no mask."""
-    last = tl.minimum(first + TOKENS, new)
-    low, high = _keys_of(first, last, before, length, BN, CAUSAL, WINDOW)  # pyright: ignore
+    low, high = _keys_of(first, stop, before, length, BN, CAUSAL, WINDOW)  # pyright: ignore
     if SPLIT:
         size = _split_size(low, high, splits, BN)
         low += split * size
@@ -109,15 +117,15 @@ def _places(table, start, high, head, stride, FORM: constexpr, BN: constexpr):
 
 
 @triton.jit
-def visible(seen, position, high, CAUSAL: constexpr, WINDOW: constexpr):
-    """The mask [BM, BN] of the keys that each query sees, which stands at the position `seen` itself."""
+def visible(own, last, position, high, CAUSAL: constexpr, WINDOW: constexpr):
+    """The mask [BM, BN] of the keys that each query sees, which stands at `own` and sees up to `last`."""
     mask = (position < high)[None, :]
     if CAUSAL:
-        mask = mask & (position[None, :] <= seen[:, None])
+        mask = mask & (position[None, :] <= last[:, None])
         if WINDOW >= 0:
-            mask = mask & (position[None, :] > seen[:, None] - WINDOW)
+            mask = mask & (position[None, :] > own[:, None] - WINDOW)
     elif WINDOW >= 0:
-        near = (position[None, :] <= seen[:, None] + WINDOW) & (position[None, :] >= seen[:, None] - WINDOW)
+        near = (position[None, :] <= own[:, None] + WINDOW) & (position[None, :] >= own[:, None] - WINDOW)
         mask = mask & near
     return mask
 
@@ -135,8 +143,8 @@ def add_scores(largest, total, result, scores, values):
 
 @triton.jit
 def _add_tile(
-    largest, total, result, q, start, high, seen, head, bias, table, k_ptr, v_ptr, k_stride, v_stride, scale,
-    softcap, FORM: constexpr, BN: constexpr, MASKED: constexpr,
+    largest, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride, v_stride,
+    scale, softcap, FORM: constexpr, BN: constexpr, MASKED: constexpr,
 ):  # fmt: skip
     """Add one tile of keys and values to each query's largest score, sum of weights and result."""
     position = start + tl.arange(0, BN)
@@ -155,13 +163,13 @@ def _add_tile(
         turned = tl.exp2(scores * (2.8853900817779268 / softcap))
         scores = softcap * (1.0 - 2.0 / (turned + 1.0)) * 1.4426950408889634
     if FORM.reach >= 0:
-        distance = tl.minimum(tl.maximum(position[None, :] - seen[:, None], -FORM.reach), FORM.reach)
+        distance = tl.minimum(tl.maximum(position[None, :] - own[:, None], -FORM.reach), FORM.reach)
         scores += tl.load(bias[:, None] + distance + FORM.reach).to(tl.float32) * 1.4426950408889634
     if FORM.sloping:
-        distance = (position[None, :] - seen[:, None]).to(tl.float32)
+        distance = (position[None, :] - own[:, None]).to(tl.float32)
         scores += bias[:, None] * distance
     if MASKED:
-        mask = visible(seen, position, high, FORM.causal, FORM.window)
+        mask = visible(own, last, position, high, FORM.causal, FORM.window)
         scores = tl.where(mask, scores, float("-inf"))
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
@@ -204,16 +212,14 @@ def write(
 @triton.jit(do_not_specialize=["table_stride", "splits"])
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
-    rows_ptr, tokens_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride, splits,
-    FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
+    rows_ptr, tokens_ptr, last_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride,
+    splits, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one key head, or one split of its keys."""
     head, split = tl.program_id(1), tl.program_id(2)
-    row = tl.load(rows_ptr + tl.program_id(0))
+    row, first, begin, new = block_of(tl.program_id(0), rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
     if row < 0:  # a graph is replayed for a smaller step
         return
-    first, begin = tl.load(tokens_ptr + tl.program_id(0)), tl.load(starts_ptr + row)
-    new = tl.load(starts_ptr + row + 1) - begin
     length = tl.load(lens_ptr + row) if FORM.page > 0 else new
     before = length - new
     group: constexpr = FORM.group
@@ -224,8 +230,11 @@ def attend(
     at = (begin + token).to(tl.int64)
     q_at = q_ptr + (at * q_stride + query_head * FORM.dim)[:, None] + dims[None, :]
     q = tl.load(q_at, mask=used[:, None] & (dims < FORM.dim)[None, :], other=0.0)
+    own = before + token
+    last = tl.load(last_ptr + at, mask=used, other=0) if FORM.ahead else own
+    stop = _end_of(last_ptr, begin, tl.minimum(first + BM // group, new), before, FORM.ahead)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, new, before, length, split, splits, BM // group, BN, SPLIT, FORM.causal, FORM.window
+        first, stop, before, length, split, splits, BN, SPLIT, FORM.causal, FORM.window
     )
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
     table = table_ptr + row.to(tl.int64) * table_stride
@@ -236,12 +245,12 @@ def attend(
     result = tl.zeros([BM, wide], tl.float32)
     for start in range(low, plain, BN):
         top, total, result = _add_tile(
-            top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
+            top, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride,
             v_stride, scale, softcap, FORM, BN, False,
         )  # fmt: skip
     for start in range(plain, high, BN):
         top, total, result = _add_tile(
-            top, total, result, q, start, high, before + token, head, bias, table, k_ptr, v_ptr, k_stride,
+            top, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride,
             v_stride, scale, softcap, FORM, BN, True,
         )  # fmt: skip
     if low < high or not SPLIT:
@@ -255,8 +264,9 @@ def attend(
 
 @triton.jit(do_not_specialize=["splits"])
 def join(
-    partial_ptr, logs_ptr, out_ptr, lens_ptr, starts_ptr, rows_ptr, tokens_ptr, splits, HEADS: constexpr,
-    DIM: constexpr, WIDE: constexpr, TOKENS: constexpr, BN: constexpr, MOST: constexpr, WINDOW: constexpr,
+    partial_ptr, logs_ptr, out_ptr, lens_ptr, starts_ptr, rows_ptr, tokens_ptr, last_ptr, splits,
+    HEADS: constexpr, DIM: constexpr, WIDE: constexpr, TOKENS: constexpr, BN: constexpr, MOST: constexpr,
+    WINDOW: constexpr, AHEAD: constexpr,
 ):  # fmt: skip
     """Join the splits, MOST at most, of one token and query head of HEADS; a block has TOKENS tokens."""
     block, head = tl.program_id(0) // TOKENS, tl.program_id(1)
@@ -265,8 +275,8 @@ def join(
     if (row < 0) | (token >= new):
         return
     length = tl.load(lens_ptr + row)
-    last = tl.minimum(first + TOKENS, new)
-    low, high = _keys_of(first, last, length - new, length, BN, True, WINDOW)  # pyright: ignore
+    stop = _end_of(last_ptr, begin, tl.minimum(first + TOKENS, new), length - new, AHEAD)
+    low, high = _keys_of(first, stop, length - new, length, BN, True, WINDOW)  # pyright: ignore
     split = tl.arange(0, MOST)
     dims = tl.arange(0, WIDE)
     made = low + split * _split_size(low, high, splits, BN) < high  # others had no keys, and wrote nothing

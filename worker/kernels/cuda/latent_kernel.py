@@ -92,7 +92,7 @@ def _add_tile(
     scores = tl.dot(q_rope, tl.trans(keys), input_precision="ieee")
     scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee") * scale  # in units of log 2
     if MASKED:
-        scores = tl.where(visible(seen, position, high, True, -1), scores, float("-inf"))
+        scores = tl.where(visible(seen, seen, position, high, True, -1), scores, float("-inf"))
     return add_scores(largest, total, result, scores, latents)  # pyright: ignore
 
 
@@ -122,8 +122,9 @@ def attend_latent(
     q = tl.load(q_ptr + at[:, None] * rank + numbers, mask=used[:, None] & (numbers < rank), other=0.0)
     q_rope_at = q_rope_ptr + at[:, None] * FORM.rope + dims
     q_rope = tl.load(q_rope_at, mask=used[:, None] & (dims < FORM.rope), other=0.0)
+    stop = before + tl.minimum(first + BM // group, new)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, new, before, length, split, splits, BM // group, BN, SPLIT, True, -1
+        first, stop, before, length, split, splits, BN, SPLIT, True, -1
     )
     table = table_ptr + row.to(tl.int64) * table_stride
     top, total = tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM], tl.float32)

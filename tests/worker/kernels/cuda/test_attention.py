@@ -111,6 +111,24 @@ def test_scores_fall_with_distance(dtype: torch.dtype) -> None:
     assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, slopes=slopes))
 
 
+@pytest.mark.turns
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limits", [{}, {"window": 24}, {"softcap": 5.0, "sinks": True}, {"slopes": True}])
+def test_tokens_of_pictures_see_all_of_their_picture(
+    dtype: torch.dtype, limits: dict[str, float | bool]
+) -> None:
+    """A picture that fills a block and more, one that ends a row whose keys are split, and rows without."""
+    step = on_device(make_step([1, 150, 4, 40, 1], [90, 240, 600, 40, 9], 16))
+    last = step.positions.int()
+    for first, stop in ((3, 120), (120, 124), (152, 155), (170, 195)):
+        last[first:stop] = last[stop - 1].clone()
+    kv = make_cache(step, 2, 32, dtype).to(DEVICE)
+    q = queries(step, 4, 32, dtype)
+    given = {name: torch.rand(4).to(DEVICE) if value is True else value for name, value in limits.items()}
+    out = OPERATIONS["attention"](q, kv, step, scale=0.2, last=last, **given)
+    assert_near(out, exact.attention(q, kv, step, scale=0.2, last=last, **given))  # pyright: ignore[reportArgumentType]
+
+
 def test_splits_change_nothing_but_digits() -> None:
     step = on_device(make_step([1, 2], [900, 600], 64))
     other = replace(step)

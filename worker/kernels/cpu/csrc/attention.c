@@ -21,6 +21,7 @@ typedef struct {
     const int *block_table;     // [rows, table_width]
     const float *sinks;         // [heads], or NULL
     const float *slopes;        // [heads], or NULL
+    const int *last;            // [tokens]: the last positions that tokens see; NULL: their own
     long table_width, rows, heads, kv_heads, block_size;
     long window;  // 0: none
     scoring scoring;
@@ -40,6 +41,9 @@ INLINE int is_single(const paged *p, long row) { return new_tokens(p, row) == 1 
 INLINE long first_seen(const paged *p, long position) {
     return p->window && position >= p->window ? position - p->window + 1 : 0;
 }
+
+// The last position that a query sees; it does not fall within a row. That of a row with one new token is its own.
+INLINE long last_seen(const paged *p, long token, long position) { return p->last ? p->last[token] : position; }
 
 // The index of a head's key at `position`, and of its value; those up to the end of the cache block follow.
 INLINE long place_of(const paged *p, long row, long head, long position) {
@@ -85,9 +89,10 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         if (p->sinks) t->sinks[r] = p->sinks[place % p->heads] * LOG2_E;
         if (p->slopes) t->slopes[r] = p->slopes[place % p->heads] * LOG2_E;
         t->first[r] = (float)first_seen(p, position + i);
-        t->last[r] = (float)(position + i);
+        t->last[r] = (float)last_seen(p, token + i, position + i);
     }
-    long begin = first_seen(p, position) / KEYS * KEYS, end = position + u->count;
+    long begin = first_seen(p, position) / KEYS * KEYS;
+    long end = last_seen(p, token + u->count - 1, position + u->count - 1) + 1;
     fetch_rows(p, s.kind, u->row, head, begin, least(begin + KEYS, end));
     tile_begin(t, s);
     for (long start = begin; start < end; start += KEYS) {
@@ -175,7 +180,8 @@ static void do_bfloat16(const void *task, long first, long last) { do_units(task
 static long tile_units(const paged *p, long row, unit *units) {
     long tokens = new_tokens(p, row), step = TILE / group_of(p), before = p->kv_lens[row] - tokens, n = 0;
     for (long first = 0; first < tokens; first += step) {
-        long count = least(step, tokens - first), stop = before + first + count;
+        long count = least(step, tokens - first), end = first + count - 1;
+        long stop = last_seen(p, p->query_starts[row] + end, before + end) + 1;
         long lanes = ceil_div(count * group_of(p), LANES), keys = stop - first_seen(p, before + first);
         units[n++] = (unit){(int)row, (int)first, (int)count, -1, keys * (1 + lanes * LANES / 2)};
     }
@@ -231,15 +237,15 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
 // to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] and
-// slopes [heads] NULL.
+// slopes [heads] NULL. So is last [tokens], which may not be given beside slopes.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
                       long table_width, long rows, float scale, float softcap, long window, int kind,
-                      const float *sinks, const float *slopes) {
+                      const float *sinks, const float *slopes, const int *last) {
     paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
-               .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes,
+               .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes, .last = last,
                .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
@@ -258,5 +264,5 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
 EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
-              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer);
+              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer, a[19].pointer);
 }
