@@ -63,6 +63,12 @@ _VISION_TOWER = (
 )
 _VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
+
+def _qwen(tower: str, **texts: str) -> Composite:
+    """Make a composite of Qwen. Files of 2024 and 2025 have the text's fields at the top of config.json."""
+    return Composite(texts=texts, beside=("model.visual", "visual"), tower=f"qwen_vl:{tower}")
+
+
 COMPOSITES: Mapping[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite(
         texts={"gemma3_text": "Gemma3ForCausalLM"},
@@ -100,17 +106,17 @@ COMPOSITES: Mapping[str, Composite] = {
         },
         beside=_VISION_TOWER,
     ),
-    "Qwen3_5ForConditionalGeneration": Composite(
-        texts={"qwen3_5_text": "Qwen3_5ForCausalLM"}, beside=("model.visual",)
+    "Qwen2VLForConditionalGeneration": _qwen(
+        "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"
     ),
-    "Qwen3_5MoeForConditionalGeneration": Composite(
-        texts={"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, beside=("model.visual",)
+    "Qwen2_5_VLForConditionalGeneration": _qwen(
+        "Qwen25Tower", qwen2_5_vl_text="Qwen2ForCausalLM", qwen2_5_vl="Qwen2ForCausalLM"
     ),
-    "Qwen3VLForConditionalGeneration": Composite(
-        texts={"qwen3_vl_text": "Qwen3ForCausalLM"}, beside=("model.visual",)
-    ),
-    "Qwen3VLMoeForConditionalGeneration": Composite(
-        texts={"qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration"}, beside=("model.visual",)
+    "Qwen3_5ForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_text="Qwen3_5ForCausalLM"),
+    "Qwen3_5MoeForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_moe_text="Qwen3_5MoeForCausalLM"),
+    "Qwen3VLForConditionalGeneration": _qwen("Qwen3Tower", qwen3_vl_text="Qwen3ForCausalLM"),
+    "Qwen3VLMoeForConditionalGeneration": _qwen(
+        "Qwen3Tower", qwen3_vl_moe_text="Qwen3VLMoeForConditionalGeneration"
     ),
 }
 

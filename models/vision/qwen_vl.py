@@ -55,6 +55,16 @@ def read_vision(setup: TowerSetup, kind: type[Fields]) -> Fields:
         raise ConfigError(f"vision_config in config.json: {error}") from None
 
 
+def _check_axes(setup: TowerSetup) -> None:
+    """Refuse a text that rows and columns could not turn."""
+    text = setup.config.get("text_config") or setup.config
+    if "mrope_section" not in (text.get("rope_scaling") or text.get("rope_parameters") or {}):
+        raise ConfigError(
+            "config.json: the text's rope parameters lack 'mrope_section', which says how many pairs of "
+            "dimensions turn with rows and columns of pictures"
+        )
+
+
 class Merger(nn.Module):
     """The rows of a square of patches become one row of the text: two linear layers behind a norm."""
 
@@ -103,6 +113,7 @@ class QwenTower(nn.Module):
     ) -> None:
         """`size` is the width of the tower, and `merger` has the names of the merger's parts."""
         super().__init__()
+        _check_axes(setup)
         heads, merge = fields.num_heads, fields.spatial_merge_size
         if size % (4 * heads):
             raise ConfigError(

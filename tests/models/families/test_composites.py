@@ -69,6 +69,8 @@ _HYBRID_TEXT = {
     "num_hidden_layers": 4,
     "rope_parameters": {**_MULTI_AXIS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
 }
+_TEXT_OF_8 = {name: value for name, value in _TEXT.items() if name != "head_dim"}
+_QWEN2_TEXT = {**_TEXT_OF_8, "rope_parameters": {"rope_theta": 1e6, "mrope_section": [2, 1, 1]}}
 _HYBRID_VISION = {name: value for name, value in _QWEN_VISION.items() if "deepstack" not in name}
 _FEW_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
@@ -131,6 +133,11 @@ _PARTS: dict[str, dict[str, Any]] = {
         head_dim=20,
         num_key_value_heads=4,
     ),
+    "Qwen2VLForConditionalGeneration": {
+        "text_config": _QWEN2_TEXT,
+        "vision_config": {**_HYBRID_VISION, "embed_dim": 16, "hidden_size": 32},
+    },
+    "Qwen2_5_VLForConditionalGeneration": {"text_config": _QWEN2_TEXT, "vision_config": _HYBRID_VISION},
     "Qwen3_5ForConditionalGeneration": {"text_config": _HYBRID_TEXT, "vision_config": _HYBRID_VISION},
     "Qwen3_5MoeForConditionalGeneration": {
         "text_config": {**_HYBRID_TEXT, **_FEW_EXPERTS, "shared_expert_intermediate_size": 16},

@@ -52,6 +52,7 @@ TOWERS: dict[str, type[QwenTower]] = {
     "qwen3": Qwen3Tower,
     "qwen3.5": Qwen3Tower,
 }
+TEXT = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}
 HALF = (0.5, 0.5, 0.5)
 HALF_PICTURES = PictureSettings(resample=3, image_mean=HALF, image_std=HALF)
 
@@ -68,7 +69,7 @@ class Pair:
         randomise(self.reference, seed=1, scale=0.2)
         tensors = {f"model.visual.{name}": each for name, each in self.reference.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
-        whole = {"vision_config": config.to_dict()}
+        whole = {"vision_config": config.to_dict(), **TEXT}
         setup = TowerSetup(config=whole, pictures=self.pictures, hidden_size=WIDTH, dtype=dtype)
         self.tower = TOWERS[kind](setup)
         load(self.tower, open_weights(folder, device=CPU, dtype=dtype))
@@ -156,11 +157,12 @@ def test_orders_are_those_of_transformers(grid: tuple[int, int, int]) -> None:
         ("qwen2", {"num_heads": 3}, "width 32 is not divided by 'num_heads' 3"),
         ("qwen2", {"depth": 0}, r"vision_config in config.json: .*at `\$.depth`"),
         ("qwen2.5", {"window_size": 20}, "'window_size' is less than a square"),
+        ("qwen3", {"rope_scaling": None}, "rope parameters lack 'mrope_section'"),
         ("qwen3", {"deepstack_visual_indexes": [4]}, "but the tower has the layers 0 to 3"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(kind: str, fields: dict[str, Any], message: str) -> None:
-    config = {"vision_config": {**VISION[kind], **fields}}
+    config = {"vision_config": {**VISION[kind], **fields}, **TEXT, **fields}
     setup = TowerSetup(config=config, pictures=CLIP_PICTURES, hidden_size=WIDTH, dtype=torch.float32)
     with pytest.raises(ConfigError, match=message):
         TOWERS[kind](setup)
