@@ -138,6 +138,19 @@ class Limits(msgspec.Struct, frozen=True):
 LIMITS = Limits()
 
 
+class MediaFacts(msgspec.Struct, frozen=True):
+    """What of a model's media has to be known where prompts are written."""
+
+    placeholder: str
+    """What a chat template writes for an item."""
+    written: str
+    """What is put into a text for a template that takes texts only."""
+    reserved: tuple[str, ...]
+    """The tokens of which these consist, which are text where users write them."""
+    most: dict[str, int]
+    """The most items of each kind that a prompt may have; kinds that the model does not take are missing."""
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     model_names: tuple[str, ...]
     """Names by which clients may call the model; answers use the first."""
@@ -162,6 +175,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""
     limits: Limits = LIMITS
+    media: MediaFacts | None = None
+    """None if requests can have texts only."""
 
     @property
     def vocab_size(self) -> int:

@@ -74,6 +74,11 @@ def read_files(folder: Path, architecture: str, config: dict[str, object]) -> Me
     return MediaFiles(architecture, config, _read_object(folder / SETTINGS))
 
 
+def with_settings(files: MediaFiles, settings: Mapping[str, object]) -> MediaFiles:
+    """The same files with other settings in place of some."""
+    return msgspec.structs.replace(files, settings={**files.settings, **settings})
+
+
 def read_settings(
     files: MediaFiles, kind: type[Settings], defaults: Mapping[str, Mapping[str, object]]
 ) -> Settings:

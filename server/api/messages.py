@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text, optional
 from server.errors import BadRequest
 from server.grammars.lark_to_regex import NotRegular, regex_of
+from server.media.parts import MEDIA_PARTS, read_part
 from server.model_facts import LIMITS
 
 INPUT = "input"
@@ -191,11 +192,12 @@ def _content(value: object) -> str | list[dict[str, str]] | None:
             raise PydanticCustomError(
                 "too_long", "A content may have at most {most} parts", {"most": MAX_PARTS}
             )
-        return [_text_part(part) for part in value]
+        return [_part(part) for part in value]
     raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
 
 
-def _text_part(part: object) -> dict[str, str]:
+def _part(part: object) -> dict[str, str]:
+    """A part of a content. Whether the model takes media is found out when its prompt is written."""
     if isinstance(part, str):
         return {"type": "text", "text": check_text(part)}
     kind = part.get("type") if isinstance(part, dict) else None
@@ -203,11 +205,13 @@ def _text_part(part: object) -> dict[str, str]:
         raise PydanticCustomError(
             "content_part", "A content part should be an object such as {example}", {"example": _EXAMPLE}
         )
+    if kind in MEDIA_PARTS:
+        return read_part(part)
     if kind not in TEXT_PARTS:
         raise PydanticCustomError(
             "content_part",
-            "Content parts of type {kind} are not supported yet, only text is",
-            {"kind": repr(kind[:64])},
+            "Content parts of type {kind} are not supported, text is, and of models that take media {media}",
+            {"kind": repr(kind[:64]), "media": ", ".join(MEDIA_PARTS)},
         )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
@@ -251,11 +255,11 @@ class Message(BaseModel):
 
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "\n".join(part["text"] for part in self.content)
+            return "\n".join(part["text"] for part in self.content if "text" in part)
         return self.content or ""
 
     def for_template(self) -> Template:
-        """The message without null fields, which mean the same as absent ones. Its content is a text."""
+        """The message without null fields, which mean the same as absent ones."""
         fields = self.model_dump(exclude_none=True)
         fields.setdefault("content", "")
         if not self.tool_calls:
@@ -314,6 +318,7 @@ class TemplateOptions(Body):
         "tools": (LIMITS.tools, "tools"),
         "documents": (LIMITS.documents, "documents"),
         "chat_template_kwargs": (LIMITS.template_kwargs, "arguments"),
+        "mm_processor_kwargs": (LIMITS.template_kwargs, "settings"),
     }
     stand_ins: ClassVar[Mapping[str, object]] = dict.fromkeys(
         ("messages", "tools", "documents", "chat_template", "chat_template_kwargs")
@@ -329,6 +334,9 @@ class TemplateOptions(Body):
     )
     chat_template: str | None = optional("Needs --trust-request-chat-template.")
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = optional(
+        "Settings of the model's processor of media. Needs --trust-request-mm-kwargs."
+    )
 
     @model_validator(mode="after")
     def check_template_options(self) -> Self:

@@ -307,6 +307,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
+    multimodal_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -325,17 +326,18 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 def make_usage(
-    prompt: int, completion: int, cached: int | None = None, reasoning: int | None = None
+    prompt: int, completion: int, cached: int | None = None, reasoning: int | None = None, media: int = 0
 ) -> Usage:
     """Makes the usage.
 
-    `cached` is None unless the operator wants cached tokens to be shown, `reasoning` unless answers are read
-    for it.
+    `cached` is None unless the operator wants cached tokens to be shown, and those of media, `reasoning`
+    unless answers are read for it.
     """
+    details = UNSET if cached is None else PromptTokensDetails(cached, media or UNSET)
     return Usage(
         prompt_tokens=prompt,
         total_tokens=prompt + completion,
         completion_tokens=completion,
-        prompt_tokens_details=UNSET if cached is None else PromptTokensDetails(cached),
+        prompt_tokens_details=details,
         completion_tokens_details=UNSET if reasoning is None else CompletionTokensDetails(reasoning),
     )

@@ -15,7 +15,7 @@ from server.errors import BadRequest
 class TokenizeRequest(TemplateOptions):
     """A text, or a conversation as the chat endpoint would write it."""
 
-    unsupported = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
+    unsupported = {"media_io_kwargs": ({},)}
     meaningless = MEANINGLESS
     stand_ins = {**TemplateOptions.stand_ins, "prompt": "-"}
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
@@ -40,6 +40,9 @@ from server.requests.sampling import SamplingParams
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Sampling
+
+if TYPE_CHECKING:
+    from server.media.reader import MediaReader
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +79,8 @@ class Frontend:
         self._reading = ReadingOptions.of(config)
         self.helper = Helper(self._tokenizer_files, self._reading, log_level=config.log.style)
         """Reads the bodies of requests that are too long for the event loop."""
+        self.media: MediaReader | None = None
+        """What reads media; None if the model takes only texts."""
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
         self._restarting_since = 0.0
@@ -104,6 +109,8 @@ class Frontend:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self._client.ready is not None and self._tokenizer is not None:
             self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
+            if self._client.ready.worker.most_embeddings:
+                self._open_media(self._facts, self._tokenizer)
             self._reading_context = ReadingContext(self._facts, self._tokenizer, self._reading)
             self.admissions.slots = self._facts.ready.worker.max_num_seqs
             if self._restarting_since:
@@ -111,6 +118,13 @@ class Frontend:
             self._restarting_since = 0.0
         elif not self._restarting_since:
             self._restarting_since = time.monotonic()
+
+    def _open_media(self, facts: Facts, tokenizer: Tokenizer) -> None:
+        """Gets ready for media, unless the operator wants none."""
+        from server.media.reader import open_reader  # what only these models need
+
+        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics)
+        self._facts = replace(facts, media=None if self.media is None else self.media.facts)
 
     @property
     def facts(self) -> Facts:

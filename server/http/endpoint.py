@@ -12,7 +12,7 @@ import asyncio
 import ctypes
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -22,12 +22,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.client_identity import caller_of
 from server.api.fields import check_values, is_long, read_json, unknown_fields
 from server.errors import ApiError, TooLarge, Unavailable
 from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
+from server.media.inline import InlineFiles
+from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.reading.body_table import BY_PATH, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
+
+if TYPE_CHECKING:
+    from server.media.reader import MediaReader
+
+R = TypeVar("R")
 
 MAX_BODY = 16 << 20
 MAX_TOGETHER = 256 << 20
@@ -79,9 +87,9 @@ BODY_MEMORY = BodyMemory()
 async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int | None = None) -> bytes:
     """Returns the whole body. Raises ClientDisconnect if the connection ends before it.
 
-    `most` is the most bytes that are taken of this one, if they are fewer than MAX_BODY.
+    `most` is the most bytes that are taken of this one, if not MAX_BODY.
     """
-    most = MAX_BODY if most is None else min(most, MAX_BODY)
+    most = MAX_BODY if most is None else most
     parts: list[bytes] = []
     size = taken = 0
     try:
@@ -105,6 +113,11 @@ async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most:
         memory.give_back(taken)
 
 
+def most_bytes(media: MediaReader | None) -> int:
+    """The longest body of any endpoint."""
+    return MAX_BODY + (0 if media is None else media.most_bytes)
+
+
 def body_too_large(most: int = MAX_BODY) -> TooLarge:
     return TooLarge(f"The body may have at most {most} bytes: send less text in one request.")
 
@@ -115,6 +128,27 @@ def no_room_for_body() -> Unavailable:
         "again later, or send less text in one request.",
         retry_after=1,
     )
+
+
+INLINE, ITEMS = "inline_files", "media_items"
+"""The entries of a request's scope with the files that were cut out of its body, and with the items that were
+prepared for it, by their hashes."""
+
+
+async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
+    """Reads a body, once more if it needs items that have to be prepared first."""
+    scope, reader = request.scope, request.app.state.frontend.media
+    inline: InlineFiles | None = scope.get(INLINE)
+    try:
+        found = await read(NO_MEDIA)
+    except MediaNeeded as needed:
+        caller = caller_of(request)
+        items = await reader.prepare(needed, inline or InlineFiles(), caller.owner if caller.key else "")
+        scope[ITEMS] = {item.hash: item for item in items.values()}
+        found = await read(reader.lay(items))
+    if inline is not None:
+        inline.check_taken()
+    return found
 
 
 READ = "read"
@@ -139,6 +173,7 @@ class Endpoint(APIRoute):
         self._validate = None if body is None else TypeAdapter(body).validate_python
         self._reading: Reading[Any] | None = BY_PATH.get(path)
         self._most_bytes = self._reading.most_bytes if self._reading else OTHER_BODY
+        self._takes_media = self._reading is not None and self._reading.takes_media
         self._takes_request = hints.pop("request", None) is not None
         if hints.keys() != self.param_convertors.keys():
             raise TypeError(f"{path}: an endpoint takes `body`, `request` and path parameters, not {hints}")
@@ -180,7 +215,15 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        raw = await read_body(request.receive, most=self._most_bytes)
+        media, most = request.app.state.frontend.media, self._most_bytes
+        if media is None or not self._takes_media:
+            raw = await read_body(request.receive, most=most)
+        else:
+            raw = await read_body(request.receive, most=most + media.most_bytes)
+            inline = request.scope[INLINE] = InlineFiles()
+            raw = inline.cut(raw, most)
+            if len(raw) > most:
+                raise body_too_large(most)
         if is_long(raw):
             raw = await self._shortened(request, raw)
         return read_json(raw, validate, unknown_fields(request.app.state.config.ignore_unknown_fields))
@@ -191,7 +234,8 @@ class Endpoint(APIRoute):
             check_values(raw)
             return raw
         frontend = request.app.state.frontend
-        work = frontend.helper.read(self._reading, raw, frontend.facts)
+        reading, facts = self._reading, frontend.facts
+        work = with_media(request, lambda media: frontend.helper.read(reading, raw, facts, media))
         BODY_MEMORY.taken += len(raw)
         try:
             found = await while_connected(request.receive, work)

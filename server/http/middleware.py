@@ -206,7 +206,9 @@ class HeaderChecks:
             return foreign
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > endpoint.MAX_BODY:
-            return endpoint.body_too_large()
+            most = endpoint.most_bytes(scope["app"].state.frontend.media)
+            if int(length) > most:
+                return endpoint.body_too_large(most)
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return HttpError(415, "Compressed bodies are not accepted: send the body as it is.")
         if length.isdigit() and not endpoint.BODY_MEMORY.has_room(int(length)):

@@ -23,6 +23,8 @@ Image.MAX_IMAGE_PIXELS = (
 
 
 def from_base64(text: bytes) -> bytes:
+    if b"\\" in text:  # JSON may have written slashes and line ends so
+        text = text.replace(b"\\/", b"/").replace(b"\\n", b"").replace(b"\\r", b"")
     if b"\n" in text:
         text = text.translate(None, b" \t\r\n")
     try:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -53,6 +55,8 @@ class PreparingOrder(msgspec.Struct, frozen=True):
 
     is_base64: bool
     low_detail: bool
+    settings: dict[str, Any] = {}
+    """Settings of the request to put over those of the checkpoint."""
 
 
 Answer = Prepared | SentError
@@ -80,9 +84,15 @@ class Preparer:
         self._under_way: dict[bytes, asyncio.Task[Answer]] = {}
         self._bytes = 0
 
-    async def prepare(self, content: Content, *, low_detail: bool = False) -> Item:
-        """The item that a file becomes. Raises the error with which its request ends."""
-        order = msgspec.msgpack.encode(PreparingOrder(content.is_base64, low_detail))
+    async def prepare(
+        self, content: Content, *, low_detail: bool = False, settings: Mapping[str, Any] | None = None
+    ) -> Item:
+        """The item that a file becomes. Raises the error with which its request ends.
+
+        `settings` of the request are put over those of the checkpoint.
+        """
+        asked = PreparingOrder(content.is_base64, low_detail, dict(settings or {}))
+        order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)
         if (kept := self._kept.get(digest)) is not None:
             return kept

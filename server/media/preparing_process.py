@@ -9,6 +9,7 @@ import warnings
 
 import msgspec
 
+from models.media.files import with_settings
 from models.media.item import MediaError
 from models.media.registry import make_processor
 from models.media.resize import fitted
@@ -38,7 +39,8 @@ def main() -> int:
         try:
             picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels)
             picture = fitted(picture, LOW_DETAIL) if asked.low_detail else picture
-            answer: Answer = processor.prepare(picture)
+            own = make_processor(with_settings(setup.files, asked.settings)) if asked.settings else None
+            answer: Answer = (own or processor).prepare(picture)
         except MediaError as error:
             answer = sent_error(BadRequest(str(error)))
         except ApiError as error:

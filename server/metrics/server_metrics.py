@@ -23,6 +23,7 @@ from engine_core.client.replica import Replica
 from engine_core.engine_stats import PlainHistogram
 from engine_core.protocol import Timing
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
+from server.metrics.media_metrics import MediaMetrics
 from worker import logs
 
 
@@ -198,6 +199,20 @@ class Metrics:
     def key_counters(self, name: str) -> KeyCounters:
         """The counters of the key of this name, which are their label's only values."""
         return KeyCounters(*(family.labels(self._model, name) for family in self._of_keys))
+
+    def of_media(self) -> MediaMetrics:
+        """The metrics of media, which are shown from now on."""
+        name = "facet:media_seconds"
+        seconds = self._histograms(
+            name, "Spent on a media item.", ["model_name", "stage"], buckets=_HTTP, registry=self._registry
+        )
+        refused = self._family("facet:media_refused", "Items refused, by reason.", "model_name", "reason")
+        return MediaMetrics(
+            self._counter("mm_cache_queries", "Prepared media items looked up."),
+            self._counter("mm_cache_hits", "Prepared media items found."),
+            lambda stage: seconds.labels(self._model, stage),
+            lambda reason: refused.labels(self._model, reason),
+        )
 
     def rejected(self) -> None:
         self._rejections.inc()

@@ -186,6 +186,8 @@ def _as_list(given: object) -> list[object]:
 
 
 def json_object(text: str) -> dict[str, object]:
+    if text[:1].isalpha() and "=" in text:  # as older versions of vLLM write it: image=2,video=0
+        text = '{"' + text.replace("=", '":').replace(",", ',"') + "}"
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -293,9 +295,8 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", dict:
 
 def _plain(annotation: Any) -> Any:
     """Strip a type to its class: int | None to int, list[str] to list."""
-    if isinstance(annotation, types.UnionType):
-        annotation = get_args(annotation)[0]
-    return get_origin(annotation) or annotation
+    first = get_args(annotation)[0] if isinstance(annotation, types.UnionType) else annotation
+    return get_origin(first) or first
 
 
 def _help(option: Option) -> str:
@@ -360,8 +361,7 @@ def from_file(options: Sequence[Option], vllm_flags: Sequence[VllmFlag], path: P
         elif field in by_name:
             found[field] = by_name[field].value(given, f"{path}: {key}")
         else:
-            nearest = _nearest(field, by_name)
-            raise OptionError(f"{path}: there is no option {key}{nearest}")
+            raise OptionError(f"{path}: there is no option {key}{_nearest(field, by_name)}")
     return found
 
 

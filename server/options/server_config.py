@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from worker.options import MODEL, Doc
 
 TEXT, ANSWERS, HTTP = "Tokenizer and chat template", "Answers", "HTTP"
 ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
+MEDIA = "Media in requests"
 
 _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
@@ -101,6 +103,54 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: Annotated[str | None, Doc(REPORTS)] = None
     """Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as
     http://localhost:4318/v1/traces. Needs the extra otel."""
+
+
+MEDIA_KINDS = ("image", "audio", "video")
+DEFAULT_ITEMS = 16
+"""The most items of a kind in a prompt where the operator does not say."""
+
+
+class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests may bring beside text, to models that take it."""
+
+    limit_mm_per_prompt: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """Most items of each kind in a prompt, such as {"image": 4}; 0 refuses a kind. Default: 16 of each."""
+    allowed_local_media_path: Annotated[str | None, Doc(MEDIA)] = None
+    """A folder whose files requests may name by file:// URLs. Unlike vLLM's, links out of it are not
+    followed."""
+    allowed_media_domains: Annotated[list[str], Doc(MEDIA)] = []
+    """The only hosts from which media are fetched, at private addresses too. Default: all hosts at public
+    addresses, and no others, unlike vLLM's."""
+    max_media_mb: Annotated[int, Doc(MEDIA, least=1, most=1024)] = 64
+    """Most MiB of a file, of all media of a request, and by which a body with media may be longer than
+    another one."""
+    media_seconds: Annotated[float, Doc(MEDIA, least=0.1)] = 30.0
+    """Seconds in which a file must be fetched, and an item be prepared."""
+    mm_processor_cache_gb: Annotated[float, Doc(MEDIA, least=0)] = 4.0
+    """Most GiB of prepared items that an API process keeps; 0 keeps none."""
+    mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
+    trust_request_mm_kwargs: Annotated[bool, Doc(MEDIA)] = False
+    """Let requests have such settings themselves, as mm_processor_kwargs."""
+    mm_processor_workers: Annotated[int | None, Doc(MEDIA, least=1, most=64)] = None
+    """Processes that decode and prepare media, started when they are needed. Default: half the cores, 4 at
+    most."""
+
+    def most_of(self, kinds: Iterable[str]) -> dict[str, int]:
+        """The most items in a prompt of each of these kinds of which any are taken.
+
+        Raises ValueError if the option is wrong.
+        """
+        found: dict[str, int] = dict.fromkeys(MEDIA_KINDS, DEFAULT_ITEMS)
+        for kind, limit in self.limit_mm_per_prompt.items():
+            most = limit.get("count", DEFAULT_ITEMS) if isinstance(limit, dict) else limit
+            if kind not in found or not isinstance(most, int) or isinstance(most, bool) or most < 0:
+                raise ValueError(
+                    f"--limit-mm-per-prompt: {kind}: {limit!r} is no number of items of "
+                    + ", ".join(MEDIA_KINDS)
+                )
+            found[kind] = most
+        return {kind: found[kind] for kind in kinds if found[kind]}
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +250,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reports: ReportOptions = ReportOptions()
 
     access: AccessOptions = AccessOptions()
+
+    media: MediaOptions = MediaOptions()
 
     data_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dp")] = 1
     """Replicas of the model, among which requests are spread."""

@@ -29,7 +29,16 @@ from server.options.option_table import (
     json_object,
     options_of,
 )
-from server.options.server_config import ACCESS, ANSWERS, HTTP, LOGS, REPORTS, TEXT, ServerConfig
+from server.options.server_config import (
+    ACCESS,
+    ANSWERS,
+    HTTP,
+    LOGS,
+    MEDIA,
+    REPORTS,
+    TEXT,
+    ServerConfig,
+)
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
@@ -53,6 +62,10 @@ def check(config: ServerConfig) -> None:
     if "" in config.access.api_key:
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
     check_traces(config.reports.otlp_traces_endpoint)
+    try:
+        config.media.most_of(())
+    except ValueError as error:
+        raise OptionError(str(error)) from error
     _check_nodes(config)
     _check_replicas(config)
 
@@ -165,7 +178,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
     """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)

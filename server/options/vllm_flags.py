@@ -23,13 +23,13 @@ _SWITCHES = """
 
 _VALUES = """
     tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
-    logits-processors io-processor-plugin allowed-local-media-path allowed-media-domains media-io-kwargs
+    logits-processors io-processor-plugin media-io-kwargs
     kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
     tool-parser-plugin tool-server reasoning-parser-plugin reasoning-config lora-modules max-cpu-loras
     lora-target-modules default-mm-loras log-config-file grpc-port spec-method spec-model spec-tokens
-    mm-processor-kwargs collect-detailed-traces custom-histogram-buckets profiler-config
+    collect-detailed-traces custom-histogram-buckets profiler-config
     kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config additional-config
     h11-max-incomplete-event-size h11-max-header-count ssl-ciphers
 """
@@ -112,7 +112,7 @@ _HARMLESS_VALUES = """
     ir-op-priority max-seq-len-to-capture swap-space safetensors-load-strategy
     safetensors-prefetch-num-threads safetensors-prefetch-block-size pt-load-map-location
     max-parallel-loading-workers prefix-caching-hash-algo max-log-len show-hidden-metrics-for-version
-    mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm
+    mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm
     mm-encoder-tp-mode mm-encoder-attn-backend mm-tensor-ipc mm-processor-device video-pruning-rate
 """
 """Flags that are accepted whatever they say. They ask for what is so anyway, choose among kernels or ways of
@@ -145,17 +145,6 @@ class CompilationFlag(VllmFlag):
                 raise OptionError(f"{self.flag}: `{name}` is --max-cudagraph-capture-size here")
 
 
-class LimitFlag(VllmFlag):
-    """The flag that says how many images a prompt may have. None can be read here, so only 0 is true."""
-
-    def check(self, value: object) -> None:
-        if isinstance(value, str) and "=" in value:  # as older versions write it: image=0,video=0
-            value = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-        for name, each in _object(self.flag, value).items():
-            if str(each) != "0":
-                raise OptionError(f"{self.flag}: `{name}` is not supported yet, only text is; give 0")
-
-
 def _object(flag: str, value: object) -> dict[str, object]:
     if asks_for_nothing(value):
         return {}
@@ -172,7 +161,6 @@ _SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-
 _OBJECTS = (
     "attention-config",
     "kernel-config",
-    "mm-processor-kwargs",
     "media-io-kwargs",
     "kv-transfer-config",
 )
@@ -181,7 +169,6 @@ _LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-
 VLLM_FLAGS = [
     StructuredOutputsFlag("--structured-outputs-config", is_object=True),
     CompilationFlag("--compilation-config", short="-cc", is_object=True),
-    LimitFlag("--limit-mm-per-prompt", is_object=True),
     VllmFlag("--optimization-level", short="-O", harmless=True),
     *_SHORT,
     *_STATES,

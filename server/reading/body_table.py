@@ -28,7 +28,7 @@ from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import too_many
 from server.model_facts import Facts
 from server.reading import prompts
-from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template, write_conversation
+from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template, write_text
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from worker.protocol import Task
@@ -79,7 +79,7 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
         special = body.add_special_tokens is not False
         if conversations := body.conversations():
             _check_count(len(conversations), name, facts)
-            sources = [write_conversation(body, messages, context) for messages in conversations]
+            sources = [write_text(body, messages, context) for messages in conversations]
             name, prompt, special = "messages", "", bool(body.add_special_tokens)
     _check_count(len(sources), name, facts)
     texts = TextReader(facts, context.tokenizer, body.truncation(facts), prompt, special, name)
@@ -147,27 +147,39 @@ class Reading(Generic[R]):
     read: Callable[[Any, ReadingContext], R]
     result: type[R]
     most_bytes: int = USUAL_BODY
+    takes_media: bool = False
+    """Whether the body may have media parts, whose files are cut out of it before it is parsed."""
     work: Callable[[Any, ReadingContext], int] | None = None
     """Returns the characters of text that are written and tokenized beside those of the body, if there can be
     many."""
 
 
+def _conversation(
+    name: str,
+    body: Any,
+    read: Callable[[Any, ReadingContext], R],
+    result: type[R],
+    work: Callable[[Any, ReadingContext], int] | None = None,
+) -> Reading[R]:
+    return Reading(name, body, read, result, takes_media=True, work=work)
+
+
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
-CHAT = Reading("chat", ChatRequest, prompts.read_chat, Conversation, work=prompts.work_of_template)
-RESPONSES = Reading("responses", ResponsesRequest, prompts.read_response, Conversation)
-MESSAGES = Reading("messages", MessagesRequest, prompts.read_messages, Conversation)
-COUNT_TOKENS = Reading("count_tokens", CountTokensRequest, prompts.count_tokens, int)
-INPUT_TOKENS = Reading("input_tokens", ResponsesRequest, prompts.count_tokens, int)
-TOKENIZE = Reading("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, work=prompts.work_of_template)
+CHAT = _conversation("chat", ChatRequest, prompts.read_chat, Conversation, prompts.work_of_template)
+RESPONSES = _conversation("responses", ResponsesRequest, prompts.read_response, Conversation)
+MESSAGES = _conversation("messages", MessagesRequest, prompts.read_messages, Conversation)
+COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, prompts.count_tokens, int)
+INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, prompts.count_tokens, int)
+TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
 
 def _pooling(name: str, body: Any) -> Reading[ReadTexts]:
-    return Reading(name, body, read_texts, ReadTexts, MANY_TEXTS, work_of_texts)
+    return Reading(name, body, read_texts, ReadTexts, MANY_TEXTS, work=work_of_texts)
 
 
 def _comparing(name: str, body: Any) -> Reading[Compared]:
-    return Reading(name, body, read_compared, Compared, MANY_TEXTS, work_of_compared)
+    return Reading(name, body, read_compared, Compared, MANY_TEXTS, work=work_of_compared)
 
 
 EMBEDDINGS = _pooling("embeddings", EmbeddingRequest)

@@ -16,11 +16,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 from server.errors import ApiError, BadRequest, Overloaded, Unavailable
+from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.model_facts import Facts
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import NO_MEMORY, ReceivedError, SentError, sent_error
 from server.reading.body_table import Reading
-from server.reading.helper_process import Answer, HelperLimits, HelperSetup, ReadingOrder
+from server.reading.helper_process import Answer, HelperLimits, HelperSetup, Needed, ReadingOrder
 from server.reading.prompts import ReadingOptions
 from server.text.tokenizer_files import TokenizerFiles
 
@@ -60,12 +61,13 @@ class Helper:
 
         self._small, self._large = _Queue(setup, limits), _Queue(setup, limits)
 
-    async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
-        """Reads a body. Raises the error with which its request ends."""
+    async def read(
+        self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA
+    ) -> ReadBody[R]:
+        """Reads a body. Raises the error with which its request ends, or MediaNeeded."""
         queue = self._large if len(raw) > LARGE else self._small
-        return opened(
-            reading, await queue.read(msgspec.msgpack.encode(ReadingOrder(reading.name, facts)), raw)
-        )
+        order = ReadingOrder(reading.name, facts, list(media.items()))
+        return opened(reading, await queue.read(msgspec.msgpack.encode(order), raw))
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -77,6 +79,8 @@ def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     """What an answer holds. Raises the error that it holds in place of it."""
     if isinstance(answer, SentError):
         raise ReceivedError(answer)
+    if isinstance(answer, Needed):
+        raise MediaNeeded(answer.parts, answer.salt, answer.settings)
     return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result))
 
 

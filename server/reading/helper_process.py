@@ -22,6 +22,8 @@ from pydantic import TypeAdapter
 
 from server.api.fields import Body, read_json, unknown_fields
 from server.errors import ApiError, BadRequest, Internal
+from server.media.parts import MediaPart
+from server.media.prompt import Laid, MediaNeeded
 from server.model_facts import Facts
 from server.offload.messages import (
     NO_MEMORY,
@@ -89,6 +91,8 @@ class ReadingOrder(msgspec.Struct, frozen=True):
     reading: str
     """The name of an entry of `server.reading.body_table`."""
     facts: Facts
+    media: list[tuple[MediaPart, Laid]] = []
+    """The items of the request that are prepared."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -98,7 +102,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """What was read of the texts."""
 
 
-Answer = Done | SentError
+class Needed(msgspec.Struct, frozen=True, tag=True):
+    """The items that have to be prepared before the body can be read."""
+
+    parts: list[MediaPart]
+    salt: str
+    settings: dict[str, Any]
+
+
+Answer = Done | Needed | SentError
 
 
 def main() -> int:
@@ -119,7 +131,7 @@ def _serve(connection: socket.socket, setup: HelperSetup) -> None:
 
     def read(order: bytes, raw: bytes) -> bytes:
         asked = msgspec.msgpack.decode(order, type=ReadingOrder)
-        context = ReadingContext(asked.facts, tokenizer, setup.options)
+        context = ReadingContext(asked.facts, tokenizer, setup.options, dict(asked.media))
         return msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))
 
     answer_questions(connection, 2, read, memory=limits.memory, much=MUCH, most=limits.kept_memory)
@@ -136,6 +148,8 @@ def answer(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer
             raise BadRequest(
                 f"The fields beside the texts may have at most {MOST_LEFT} bytes, got {len(left)}."
             )
+    except MediaNeeded as needed:
+        return Needed(needed.parts, needed.salt, needed.settings)
     except ApiError as error:
         return sent_error(error)
     except MemoryError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -18,14 +17,26 @@ from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.fields import check_text
 from server.api.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
-from server.api.shared_fields import GenerationBody
+from server.api.shared_fields import GenerationBody, RequestBody
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
+from server.media.parts import find_parts, has_media
+from server.media.prompt import (
+    LaidMedia,
+    MediaNeeded,
+    Placed,
+    Written,
+    check_places,
+    cut_prompt,
+    encode_written,
+    marked,
+)
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
+from server.reading.system_messages import arranged, tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
-from server.text.chat_template import AnswerStyle, ChatTemplate
+from server.text.chat_template import AnswerStyle
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
 
@@ -36,6 +47,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
     default_chat_template_kwargs: dict[str, object] = {}
     ignore_unknown_fields: bool = False
     tool_call_parser: str = AUTO
+    trust_request_mm_kwargs: bool = False
 
     @classmethod
     def of(cls, config: ServerConfig) -> ReadingOptions:
@@ -44,6 +56,7 @@ class ReadingOptions(msgspec.Struct, frozen=True):
             config.default_chat_template_kwargs,
             config.ignore_unknown_fields,
             config.tool_call_parser,
+            config.media.trust_request_mm_kwargs,
         )
 
 
@@ -56,6 +69,8 @@ class ReadingContext:
     facts: Facts
     tokenizer: Tokenizer
     options: ReadingOptions
+    media: LaidMedia = field(default_factory=dict)
+    """The items of the request that are prepared. Reading one that is not raises MediaNeeded."""
 
     @property
     def knows_no_calls(self) -> bool:
@@ -79,6 +94,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     """The text as the request has it; None if the prompt came as ids or was cut."""
     cut_left: bool = False
     """Whether truncation has cut the beginning off."""
+    media: list[Placed] = []
+    """The media items, in order."""
 
     @property
     def length(self) -> int:
@@ -127,8 +144,8 @@ def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Pr
 
 def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     check_logprobs("top_logprobs", "sample", body.top_logprobs, context.facts)
-    text = write_chat(body, context)
-    prompt = _prepare(text, body, context, body.add_special_tokens, body.most_tokens)
+    written = write_chat(body, context)
+    prompt = _prepare(written, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
         said = [MessageText(message.role, message.text()) for message in body.messages]
@@ -140,7 +157,7 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
         prompt,
         MessageText(last.role, last.text() if body.echo else ""),
         said,
-        end=text[-PROMPT_END:],
+        end=written.plain_text[-PROMPT_END:],
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
@@ -154,7 +171,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
     return NO_ARGUMENTS if parameters is None else held_schema(parameters, tool.held_to)
 
 
-def write_chat(body: ChatRequest, context: ReadingContext) -> str:
+def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
     """The text of a chat's prompt."""
     messages, tools = body.messages, body.tools
     if body.tool_choice is not None:
@@ -173,12 +190,12 @@ def work_of_template(body: TemplateOptions, context: ReadingContext) -> int:
 def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
     """The answer to the request, as JSON."""
     if body.messages is None:
-        text, special = body.prompt or "", True
+        written, special = Written(body.prompt or ""), True
     else:
-        text, special = write_conversation(body, body.messages, context), False
+        written, special = write_conversation(body, body.messages, context), False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    ids = encode(text, context, add_special_tokens=special)
+    ids, _ = _encode(written, context, add_special_tokens=special)
     name = context.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
     return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
@@ -195,7 +212,7 @@ def read_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:
 
 
 def _prepare(
-    source: str | list[int],
+    source: Written | str | list[int],
     body: GenerationBody,
     context: ReadingContext,
     special: bool,
@@ -204,7 +221,13 @@ def _prepare(
     facts = context.facts
     keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
     left = body.truncation_side != "right"
-    if isinstance(source, str):
+    placed: list[Placed] = []
+    if isinstance(source, Written) and source.is_plain:
+        source = source.text
+    if isinstance(source, Written):
+        text = None
+        ids, placed = _encode(source, context, add_special_tokens=special, bounded=keep is None)
+    elif isinstance(source, str):
         text = source
         if keep is not None:
             # Text beyond this would be cut after encoding anyway.
@@ -214,10 +237,11 @@ def _prepare(
         text, ids = None, source
     cut = keep is not None and len(ids) > keep
     if keep is not None and cut:
-        text, ids = None, _cut(ids, keep, left=left)
+        text = None
+        ids, placed = cut_prompt(ids, placed, keep, left=left)
     facts.check_prompt_length(len(ids))
     facts.check_token_ids(ids, "prompt")
-    return Prompt(ids, text, cut and left)
+    return Prompt(ids, text, cut and left, placed)
 
 
 def encode(
@@ -230,12 +254,26 @@ def encode(
     return context.tokenizer.encode(text, add_special_tokens)
 
 
+def _encode(
+    written: Written, context: ReadingContext, *, add_special_tokens: bool, bounded: bool = True
+) -> tuple[list[int], list[Placed]]:
+    """Encodes the text of a prompt, which may have media."""
+    media = context.facts.media
+    if written.is_plain or media is None:
+        return encode(written.text, context, add_special_tokens=add_special_tokens, bounded=bounded), []
+    check_text(written.text)
+    if bounded:
+        context.tokenizer.check_text_length(written.plain_text, context.facts)
+    special, size = add_special_tokens, context.facts.vocab_size
+    return encode_written(written, context.media, media, context.tokenizer, size, add_special_tokens=special)
+
+
 def write_conversation(
     options: TemplateOptions,
     messages: list[Message],
     context: ReadingContext,
     style: AnswerStyle | None = None,
-) -> str:
+) -> Written:
     """Renders the conversation as the text that the model was trained on."""
     if options.chat_template is not None and not context.options.trust_request_chat_template:
         raise BadRequest(
@@ -243,50 +281,64 @@ def write_conversation(
             "Refused request with untrusted chat template.",
             "chat_template",
         )
-    chat, tools = context.tokenizer.chat, options.tools
-    asked: dict[str, object] = {}
-    if style is not None:
-        asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
-    return chat.render(
-        [message.for_template() for message in messages],
-        add_generation_prompt=options.add_generation_prompt,
-        continue_final_message=options.continue_final_message,
-        tools=None if tools is None else [tool.for_template() for tool in tools],
-        documents=options.documents,
-        template=options.chat_template,
-        kwargs={
-            **context.options.default_chat_template_kwargs,
-            **asked,
-            **(options.chat_template_kwargs or {}),
-        },
-    )
+    media = context.facts.media
+    parts = find_parts([message.content for message in messages], media)
+    if any(part not in context.media for part in parts):
+        raise MediaNeeded(parts, _salt(options), _settings(options, context))
+
+    def rendered(as_text: Callable[[Any], Any]) -> str:
+        """The text; `as_text` is called with what users have written."""
+        chat, tools = context.tokenizer.chat, options.tools
+        asked: dict[str, object] = {}
+        if style is not None:
+            asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
+        return chat.render(
+            as_text([message.for_template() for message in messages]),
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            tools=as_text(None if tools is None else [tool.for_template() for tool in tools]),
+            documents=as_text(options.documents),
+            template=options.chat_template,
+            kwargs={
+                **context.options.default_chat_template_kwargs,
+                **asked,
+                **as_text(options.chat_template_kwargs or {}),
+            },
+            placeholder="" if media is None else media.written,
+        )
+
+    if media is None or not parts:
+        text = rendered(lambda value: value)
+        if media is None or not any(word in text for word in media.reserved):
+            return Written(text)
+    text = rendered(lambda value: marked(value, media, context.media, context.tokenizer))
+    check_places(text, parts, media)
+    return Written(text, parts, is_plain=False)
+
+
+def _settings(options: TemplateOptions, context: ReadingContext) -> dict[str, Any]:
+    """The request's own settings for the processor of media."""
+    if options.mm_processor_kwargs and not context.options.trust_request_mm_kwargs:
+        raise BadRequest(
+            "mm_processor_kwargs is passed with the request, but --trust-request-mm-kwargs is not set.",
+            "mm_processor_kwargs",
+        )
+    return options.mm_processor_kwargs or {}
+
+
+def _salt(options: TemplateOptions) -> str:
+    return (options.cache_salt or "") if isinstance(options, RequestBody) else ""
+
+
+def write_text(options: TemplateOptions, messages: list[Message], context: ReadingContext) -> str:
+    """Renders a conversation for an endpoint that takes texts only."""
+    if any(has_media(message.content) for message in messages):
+        raise BadRequest("This endpoint does not take media yet, only text.", "messages")
+    return write_conversation(options, messages, context).plain_text
 
 
 def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:
     return whole[max(0, len(whole) - size) :] if left else whole[:size]
-
-
-TOLD_DIALECT = "hermes"
-"""The form of calls that the model is told."""
-
-_TOLD = """You answer by calling tools. The tools, as JSON schemas:
-<tools>
-{tools}
-</tools>
-Call one by writing an object with its name and arguments, and nothing around it:
-<tool_call>
-{{"name": "NAME", "arguments": {{...}}}}
-</tool_call>"""
-
-
-def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
-    """The conversation with the tools and the form of calls in its system message."""
-    described: list[dict[str, Any]] = [tool.for_template()["function"] for tool in tools]
-    told = _TOLD.format(tools="\n".join(json.dumps(each, ensure_ascii=False) for each in described))
-    if messages and messages[0].role in ("system", "developer"):
-        first = messages[0].model_copy(update={"content": f"{messages[0].text()}\n\n{told}"})
-        return [first, *messages[1:]]
-    return [Message(role="system", content=told), *messages]
 
 
 class Asks(Protocol):
@@ -313,32 +365,14 @@ def count_tokens(body: Asks, context: ReadingContext) -> int:
 
 
 def _count(chat: ChatRequest, context: ReadingContext) -> int:
-    text = write_chat(chat, context)
-    return len(encode(text, context, add_special_tokens=chat.add_special_tokens, bounded=False))
+    ids, _ = _encode(
+        write_chat(chat, context), context, add_special_tokens=chat.add_special_tokens, bounded=False
+    )
+    return len(ids)
 
 
 def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
     return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
-
-
-def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:
-    """The messages with what the system says where the template wants it.
-
-    Clients of these APIs have several such messages: instructions, a developer's, and some between the turns.
-    Those at the beginning become one. The others join it where the template would drop or refuse them.
-    """
-    said = [message if template.knows_developer else _as_system(message) for message in messages]
-    late = template.takes_late_system
-    leading = next((index for index, message in enumerate(said) if message.role != "system"), len(said))
-    first = said[:leading] + ([] if late else [each for each in said[leading:] if each.role == "system"])
-    rest = said[leading:] if late else [each for each in said[leading:] if each.role != "system"]
-    if len(first) > 1:
-        first = [Message(role="system", content="\n\n".join(message.text() for message in first))]
-    return [*first, *rest]
-
-
-def _as_system(message: Message) -> Message:
-    return message.model_copy(update={"role": "system"}) if message.role == "developer" else message
 
 
 def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:

@@ -19,8 +19,11 @@ from server.errors import BadRequest
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
+from server.http.endpoint import ITEMS
 from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
+from server.media.kept_items import Item
+from server.media.prompt import as_media
 from server.reading.prompts import MessageText, Prompt
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.sampling import SamplingParams
@@ -84,6 +87,7 @@ class GenerationCall(EngineCall):
         self._keep_alive = config.sse_keep_alive_interval
         self._counts_output, self._messages, self._admission = counts_output, messages, admission
         self._options, self._bounds = self._add_options(admission), bounds
+        self._items: dict[bytes, Item] = request.scope.get(ITEMS, {})
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
@@ -154,6 +158,8 @@ class GenerationCall(EngineCall):
     def _generate(self, number: int, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
         """The answers to the prompt of this number."""
         options: AddOptions = {**self._options, **self._bounds[number]}
+        if media := self.prompts[number].media:
+            options["media"] = as_media(media, self._items)
         return self.frontend.generate(
             self.prompts[number].ids,
             self.sampling,
@@ -212,12 +218,14 @@ class GenerationCall(EngineCall):
     def usage(self) -> Usage:
         counts = self.counts
         reasoning = None if self.reasoning is None else sum(self.reasoning.values())
-        return self._timed(self._usage(counts.prompt, counts.output, counts.cached, reasoning))
+        media = sum(map(_media_tokens, self.prompts))
+        return self._timed(self._usage(counts.prompt, counts.output, counts.cached, reasoning, media))
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
         reasoning = None if self.reasoning is None else self.reasoning.get(choice, 0)
-        return self._usage(self.prompts[prompt].length, self._output[choice], self._cached[prompt], reasoning)
+        asked, output, cached = self.prompts[prompt], self._output[choice], self._cached[prompt]
+        return self._usage(asked.length, output, cached, reasoning, _media_tokens(asked))
 
     def usage_in_chunk(self, choice: int) -> Usage | UnsetType:
         """The usage in a chunk with a delta of this choice, which has been counted.
@@ -234,6 +242,11 @@ class GenerationCall(EngineCall):
         usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
         more = {} if isinstance(diagnosis, UnsetType) else {"cache_diagnosis": diagnosis}
         return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE
+
+
+def _media_tokens(prompt: Prompt) -> int:
+    """The tokens of a prompt in whose place there are embeddings of media."""
+    return sum([item.embeddings for item in prompt.media])
 
 
 C = TypeVar("C", bound=ChunkChoice)

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -23,10 +24,11 @@ from server.api.fields import LONG, Body
 from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.http.endpoint import READ
+from server.http.endpoint import READ, with_media
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID, Attributes
 from server.http.sse import ClientGone, json_response, while_connected
+from server.media.prompt import NO_MEDIA, LaidMedia
 from server.model_facts import GENERATE, require_task
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
@@ -103,12 +105,20 @@ async def read_texts(request: Request, body: Body, reading: Reading[R]) -> R:
     done = request.scope.get(READ)
     if done is not None:
         return done
+    if frontend_of(request).media is None:
+        return await _read(request, body, reading, NO_MEDIA)
+    return await with_media(request, lambda media: _read(request, body, reading, media))
+
+
+async def _read(request: Request, body: Body, reading: Reading[R], media: LaidMedia) -> R:
     frontend = frontend_of(request)
     context = frontend.reading_context
+    if media:
+        context = replace(context, media=media)
     if reading.work is not None and reading.work(body, context) > LONG:
         # The body is short, but what is to be written of it is not.
         raw = json.dumps(body.model_dump(exclude_unset=True)).encode()
-        return (await frontend.helper.read(reading, raw, context.facts)).result
+        return (await frontend.helper.read(reading, raw, context.facts, media)).result
     return reading.read(body, context)
 
 
@@ -191,8 +201,10 @@ class EngineCall:
         size = self.facts.ready.worker.block_size
         return explain_miss(asked, miss, cached, self.frontend.tokenizer, size)
 
-    def _usage(self, prompt: int, output: int, cached: int, reasoning: int | None = None) -> Usage:
-        return make_usage(prompt, output, cached if self._shows_cached else None, reasoning)
+    def _usage(
+        self, prompt: int, output: int, cached: int, reasoning: int | None = None, media: int = 0
+    ) -> Usage:
+        return make_usage(prompt, output, cached if self._shows_cached else None, reasoning, media)
 
     def _timed(self, usage: Usage) -> Usage:
         """The usage with the times of the request, if they are asked for."""

@@ -30,6 +30,8 @@ from server.grammar_checks.checker_process import Question, Verdict, check
 from server.grammars.form_grammar import AnswerGrammar
 from server.http import error_answers
 from server.http.error_answers import Status
+from server.media.prompt import NO_MEDIA, LaidMedia
+from server.media.reader import MediaReader
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.offload.messages import ReceivedError, SentError
@@ -58,9 +60,10 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Every byte is a token. BOS is written before a text when special tokens are asked for."""
-    specials = {"<eos>": EOS, "<bos>": BOS}
+def byte_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
+    """Every byte is a token. BOS is written before a text when special tokens are asked for. `more` are
+    further special tokens, with the ids behind it."""
+    specials = {"<eos>": EOS, "<bos>": BOS, **{name: VOCAB_SIZE + n for n, name in enumerate(more)}}
     description = {
         "version": "1.0",
         "added_tokens": [
@@ -99,7 +102,7 @@ def byte_tokenizer() -> Tokenizer:
         "model": {"type": "BPE", "vocab": {**byte_level_table(), **specials}, "merges": []},
     }
     model = tokenizers.Tokenizer.from_str(json.dumps(description))
-    return Tokenizer(model, ChatTemplate({"default": TEMPLATE}, {"bos_token": "<bos>", "eos_token": "<eos>"}))
+    return Tokenizer(model, ChatTemplate({"default": template}, {"bos_token": "<bos>", "eos_token": "<eos>"}))
 
 
 @dataclass
@@ -139,6 +142,7 @@ class FakeFrontend:
     read_elsewhere: list[str] = field(default_factory=list)
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+    media: MediaReader | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = error_answers.READY
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
@@ -359,10 +363,12 @@ class FakeHelper:
         self._reader = reader
         self._asked = asked
 
-    async def read(self, reading: Reading[R], raw: bytes, facts: Facts) -> ReadBody[R]:
+    async def read(
+        self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA
+    ) -> ReadBody[R]:
         self._asked.append(reading.name)
         facts = msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts)
-        reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options)
+        reader = ReadingContext(facts, self._reader.tokenizer, self._reader.options, media)
         sent = msgspec.msgpack.encode(answer(BY_NAME[reading.name], raw, reader))
         return opened(reading, msgspec.msgpack.decode(sent, type=Answer))
 

@@ -25,6 +25,7 @@ from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, op
 from server.api.messages import MAX_MESSAGES
 from server.api.shared_fields import NO_ENTRIES, Strings
 from server.errors import BadRequest
+from server.media.inline import is_reference
 from server.model_facts import LIMITS
 
 
@@ -249,8 +250,8 @@ class BlockReader:
 
         for index, block in enumerate(blocks):
             place, kind = f"{where}[{index}]", block.get("type")
-            if kind in ("text", "document"):
-                said.append({"type": "text", "text": _text(block, place)})
+            if kind in ("text", "document", "image"):
+                said.append(_said(block, place))
             elif kind == "tool_result" and role == "user":
                 say()
                 self._result(block, place)
@@ -282,8 +283,25 @@ class BlockReader:
         else:
             place = f"{where}.content"
             blocks = enumerate(objects_of(content, place))
-            said = [{"type": "text", "text": _text(each, f"{place}[{i}]")} for i, each in blocks]
+            said = [_said(each, f"{place}[{i}]") for i, each in blocks]
         self.transcript.answer(id, said, f"{where}.tool_use_id")
+
+
+def _said(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A text or an image as chat completions has it."""
+    match block:
+        case {"type": "image", "source": {"type": "base64", "data": str(data), **rest}}:
+            kind = rest.get("media_type")
+            url = data if is_reference(data) else f"data:{shown(kind)[1:-1]};base64,{data}"
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            pass
+        case {"type": "image"}:
+            raise BadRequest(
+                f"{where}.source of an image should have the type base64 and `data`, or url and `url`.", where
+            )
+        case _:
+            return {"type": "text", "text": _text(block, where)}
+    return {"type": "image_url", "image_url": url}
 
 
 def _text(block: Mapping[str, Any], where: str) -> str:

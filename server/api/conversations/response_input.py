@@ -14,6 +14,7 @@ from typing import Any
 from server.api.conversations.transcript import Content, Transcript, objects_of, shown, text_of, unsealed
 from server.api.messages import as_function
 from server.errors import BadRequest
+from server.media.parts import read_part
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -100,18 +101,22 @@ def _content(value: object, where: str) -> Content:
         return value
     if not isinstance(value, list):
         raise BadRequest(f"{where} should be a string or a list of parts.", where)
-    return [
-        {"type": "text", "text": _part_text(part, f"{where}[{index}]")}
-        for index, part in enumerate(objects_of(value, where))
-    ]
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(objects_of(value, where))]
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part as chat completions has it."""
+    if part.get("type") == "input_image":
+        return read_part(part)
+    return {"type": "text", "text": _part_text(part, where)}
 
 
 def _part_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in TEXT_PARTS:
         raise BadRequest(
-            f"{where}: parts of the type {shown(kind)} are not supported yet, only text is: input_text or "
-            "output_text.",
+            f"{where}: parts of the type {shown(kind)} are not supported yet, only input_text, output_text "
+            "and input_image are.",
             f"{where}.type",
         )
     name = "refusal" if kind == "refusal" else "text"

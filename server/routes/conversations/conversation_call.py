@@ -29,7 +29,8 @@ from server.grammar_checks.checker_process import AskedTool, ask_for_calls
 from server.grammars.form_grammar import AnswerGrammar, AskedForm
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
-from server.reading.prompts import TOLD_DIALECT, Conversation
+from server.reading.prompts import Conversation
+from server.reading.system_messages import TOLD_DIALECT
 from server.requests.sampling import SamplingParams
 from server.routes.generation import GenerationCall, admit_answers
 from server.routes.request_context import config_of, frontend_of, read_texts, with_warnings

@@ -38,6 +38,14 @@ def test_another_role_is_refused() -> None:
             [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
         ),
         ([{"type": "refusal", "refusal": "no"}], [{"type": "text", "text": "no"}]),
+        (
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}}, {"type": "input_audio"}],
+            [{"type": "image_url", "image_url": "u"}, {"type": "input_audio"}],
+        ),
+        (
+            [{"type": "input_image", "image_url": "u", "detail": "low", "uuid": "n"}],
+            [{"type": "image_url", "image_url": "u", "uuid": "n", "detail": "low"}],
+        ),
     ],
 )
 def test_content(content: object, seen: object) -> None:
@@ -53,10 +61,9 @@ def test_content(content: object, seen: object) -> None:
         ([{"type": "text"}], "should be a string"),
         ([{"type": "text", "text": None}], "should be a string"),
         (
-            [{"type": "image_url", "image_url": {"url": "x"}}],
-            "type 'image_url' are not supported yet, only text is",
+            [{"type": "file"}],
+            "type 'file' are not supported, text is, and of models that",
         ),
-        ([{"type": "input_audio"}], "type 'input_audio' are not supported yet"),
     ],
 )
 def test_content_that_cannot_be_read_is_one_error(content: object, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine_core.config import EngineConfig
 from server.options.option_table import OptionError, assemble, flatten
-from server.options.server_config import AccessOptions, LogOptions, ReportOptions, ServerConfig
+from server.options.server_config import AccessOptions, LogOptions, MediaOptions, ReportOptions, ServerConfig
 from server.options.server_options import OPTIONS, parse
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size
@@ -325,11 +325,19 @@ def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(file: Path) -> No
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
-    structs = (ServerConfig, AccessOptions, LogOptions, ReportOptions, EngineConfig, WorkerOptions)
+    structs = (
+        ServerConfig,
+        AccessOptions,
+        LogOptions,
+        MediaOptions,
+        ReportOptions,
+        EngineConfig,
+        WorkerOptions,
+    )
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
     assert sorted(options) == sorted(
-        {*fields, "async_scheduling"} - {"engine", "worker", "access", "log", "reports"}
+        {*fields, "async_scheduling"} - {"engine", "worker", "access", "log", "media", "reports"}
     )
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))

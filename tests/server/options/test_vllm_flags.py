@@ -25,8 +25,7 @@ def read(line: str) -> ServerConfig:
     [
         "--enable-auto-tool-choice",
         "--disable-log-requests --swap-space 4 --max-log-len 100",
-        "--language-model-only --mm-processor-cache-gb 0 --limit-mm-per-prompt image=0,video=0",
-        "--limit-mm-per-prompt '{\"image\": 0}' --limit-mm-per-prompt.video 0",
+        "--language-model-only --interleave-mm-strings --limit-mm-per-prompt '{}'",
         "-O3",
         "-O 2",
         "-O.mode=3",
@@ -37,13 +36,26 @@ def read(line: str) -> ServerConfig:
         "--structured-outputs-config.backend xgrammar",
         """--structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": false}'""",
         "--structured-outputs-config {} --guided-decoding-backend outlines",
-        "--mm-processor-kwargs '{}' --kv-transfer-config null --ignore-patterns 'original/**/*'",
+        "--media-io-kwargs '{}' --kv-transfer-config null --ignore-patterns 'original/**/*'",
         "-dcp 1 -pcp 1 -dpb mp",
         "--prefix-caching-hash-algo xxhash --max-long-partial-prefills 1 --use-tqdm-on-load",
     ],
 )
 def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
     assert read(line) == read("")
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [
+        ("", {"image": 16, "video": 16}),
+        ("--limit-mm-per-prompt image=2,video=0", {"image": 2}),
+        ("""--limit-mm-per-prompt '{"image": {"count": 3, "width": 9}}'""", {"image": 3, "video": 16}),
+        ("--limit-mm-per-prompt.image 0", {"video": 16}),
+    ],
+)
+def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> None:
+    assert read(line).media.most_of(("image", "video")) == most
 
 
 @pytest.mark.parametrize(
@@ -59,8 +71,8 @@ def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
         ("-cc.cudagraph_mode NONE", "`cudagraph_mode` NONE is --enforce-eager here"),
         ("""-cc '{"cudagraph_capture_sizes": [1, 2]}'""", "is --max-cudagraph-capture-size here"),
         ("--compilation-config fast", "--compilation-config takes an object in JSON"),
-        ("--limit-mm-per-prompt image=1", "`image` is not supported yet, only text is; give 0"),
-        ("--limit-mm-per-prompt.image 2", "`image` is not supported yet, only text is; give 0"),
+        ("--limit-mm-per-prompt.picture 2", "picture: 2 is no number of items of image, audio, video"),
+        ("--limit-mm-per-prompt image=many", "not JSON"),
         ("--structured-outputs-config.disable_any_whitespace true", "`disable_any_whitespace` is not supp"),
         ("--structured-outputs-config [1]", "takes an object"),
         ("--structured-outputs-config.reasoning_parser qwen3", "an option of its own, --reasoning-parser"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.api.messages import Message
-from server.reading.prompts import arranged
+from server.reading.system_messages import arranged
 from server.text.chat_template import ChatTemplate
 
 ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

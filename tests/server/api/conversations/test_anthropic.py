@@ -168,7 +168,7 @@ def test_formats_of_the_text_are_those_of_chat() -> None:
         ({"messages": "hi"}, "list of objects"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is one of user"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content should be a list"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "the type base64 and `data`"),
         ({"messages": [{"role": "user", "content": [CALL]}]}, "'tool_use' are not supported in the content"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "no call with the id 't1'"),
         ({"messages": [{"role": "assistant", "content": [{**CALL, "input": 1}]}]}, "should be an object"),

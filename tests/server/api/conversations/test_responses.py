@@ -217,9 +217,9 @@ def test_fields_that_chat_has_under_the_same_name() -> None:
         ({"input": [{"role": "king", "content": "a"}]}, "input[0].role", "developer"),
         ({"input": [{"role": "user", "content": 1}]}, "input[0].content", "string or a list"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0].type",
-            "input_image",
+            "input_file",
         ),
         ({"input": [RESULT]}, "input[0].call_id", "no call with the id 'c1'"),
         ({"input": [{**CALL, "name": None}]}, "input[0].name", "string"),

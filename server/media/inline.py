@@ -1,0 +1,72 @@
+"""Cuts long files out of bodies before these are read as JSON, which takes long for a file of many megabytes.
+
+A short reference stands in place of each. Only what a body has where media parts have their files is cut out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from server.errors import BadRequest
+from server.media.sources import Content
+
+SHORTEST = 8 << 10
+"""Files in base64 of fewer bytes stay where they are."""
+_STEP = SHORTEST // 2
+_REFERENCE = "inline:"
+_HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
+_PLACE = re.compile(rb'("(url|image_url|data)"\s{0,9}:|[\[,])\s{0,9}$')
+"""What stands before a string that may be a file: the name of its field, or it is one of a list."""
+
+
+class InlineFiles:
+    """The files that were cut out of a body, until they are prepared."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, memoryview] = {}
+
+    def cut(self, raw: bytes, most_left: int) -> bytes:
+        """The body with references in place of long files. No more than `most_left` bytes of it are searched,
+        files not counted."""
+        pieces: list[bytes] = []
+        at = done = cut = 0
+        while (middle := at + _STEP) < len(raw) and at - cut <= most_left:
+            start, stop = raw.rfind(b'"', at, middle) + 1, raw.find(b'"', middle)
+            if stop < 0:
+                break
+            if start > 0 and (head := _head_of_file(raw, start, stop)) is not None:
+                reference = f"{_REFERENCE}{len(self._files)}"
+                self._files[reference] = memoryview(raw)[start + head : stop]
+                pieces += [raw[done:start], reference.encode()]
+                done, cut = stop, cut + stop - start
+            at = stop
+        return b"".join([*pieces, raw[done:]])
+
+    def take(self, url: str) -> Content | None:
+        """The file for which a reference stands; None if the URL is none. Each is taken once."""
+        file = self._files.pop(url, None)
+        return None if file is None else Content(file, is_base64=True)
+
+    def check_taken(self) -> None:
+        """Refuses a body in which references stand elsewhere than in media parts."""
+        if self._files:
+            raise BadRequest(
+                f"A file in base64 of more than {SHORTEST} bytes may be in a media part only.", "messages"
+            )
+
+
+def is_reference(data: str) -> bool:
+    """Whether a string stands for a file that was cut out. No base64 reads like that."""
+    return data.startswith(_REFERENCE)
+
+
+def _head_of_file(raw: bytes, start: int, stop: int) -> int | None:
+    """How many bytes of a string come before its base64; None if it is no long file of a media part."""
+    if stop - start < SHORTEST or raw[stop - 1] == ord("\\"):
+        return None
+    place = _PLACE.search(raw, max(0, start - 40), start - 1)
+    head = _HEAD.match(raw, start, start + 256)
+    if place is None or (head is None and (place[2] != b"data" or not _BASE64.match(raw, start))):
+        return None
+    return 0 if head is None else head.end() - start

@@ -1,0 +1,97 @@
+"""The media parts of messages: the forms in which clients write them, and which of them a model takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from server.errors import BadRequest
+from server.model_facts import MediaFacts
+
+MEDIA_PARTS = {
+    "image_url": "image",
+    "input_image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+}
+"""The types of parts that hold media, and the kind of each."""
+_DETAILS = ("auto", "low", "high", "original")
+_PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
+
+Content = str | list[dict[str, str]] | None
+
+
+class MediaPart(msgspec.Struct, frozen=True):
+    """A media item as a message names it. Equal parts of a request are the same item."""
+
+    kind: str
+    url: str | None
+    """The place of its file; None if only its name is given."""
+    low_detail: bool = False
+    uuid: str | None = None
+    """The client's name for it, by which later requests can refer to it."""
+
+
+def read_part(part: Mapping[str, Any]) -> dict[str, str]:
+    """A media part in one form, whichever of its forms a client has written: a URL, and options beside it.
+
+    Of kinds that no model takes only the type is kept.
+    """
+    kind = str(part["type"])
+    if MEDIA_PARTS[kind] != "image":
+        return {"type": kind}
+    given = part.get("image_url")
+    inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {"url": given}
+    url, uuid = inside.get("url"), part.get("uuid")
+    detail = inside.get("detail", part.get("detail")) or "auto"
+    if (url is None and uuid is None) or not isinstance(url, str | None):
+        raise BadRequest(
+            f"A content part of type '{kind}' needs a URL in `image_url`, or the `uuid` of an earlier one.",
+            "messages",
+        )
+    if not isinstance(uuid, str | None) or detail not in _DETAILS:
+        raise BadRequest(
+            f"The `uuid` of a content part is a string, and its `detail` one of {', '.join(_DETAILS)}.",
+            "messages",
+        )
+    found = {"type": "image_url"}
+    if url is not None:
+        found["image_url"] = url
+    if uuid is not None:
+        found["uuid"] = uuid
+    return {**found, "detail": "low"} if detail == "low" else found
+
+
+def has_media(content: Content) -> bool:
+    return isinstance(content, list) and any(part["type"] in MEDIA_PARTS for part in content)
+
+
+def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[MediaPart]:
+    """The media parts of messages, in order. Refuses those that the model does not take, and too many."""
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    found = [part for part in parts if part["type"] in MEDIA_PARTS]
+    if not found:
+        return []
+    most = {} if facts is None else facts.most
+    for part in found:
+        if MEDIA_PARTS[part["type"]] not in most:
+            kinds = " and ".join(["text", *(_PLURALS[kind] for kind in most)]) + (" are" if most else " is")
+            raise BadRequest(
+                f"Content parts of type '{part['type']}' are not supported by this model, only {kinds}.",
+                "messages",
+            )
+    for kind, count in Counter(MEDIA_PARTS[part["type"]] for part in found).items():
+        if count > most[kind]:
+            raise BadRequest(
+                f"At most {most[kind]} {kind}(s) may be provided in one prompt, and these messages have "
+                f"{count}. The operator sets this with --limit-mm-per-prompt.",
+                "messages",
+            )
+    return [
+        MediaPart("image", part.get("image_url"), part.get("detail") == "low", part.get("uuid"))
+        for part in found
+    ]

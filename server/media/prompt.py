@@ -1,0 +1,228 @@
+"""The media of a prompt: how a conversation with them becomes token ids, and where among these the items are.
+
+A template writes a placeholder for each item. What users have written is text, even if it reads like one: a
+mark stands for it while the template runs, and it is encoded in pieces, none of which has the whole of it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine_core.prompt_media import Media
+from models.media.item import Layout
+from server.errors import BadRequest, Internal
+from server.media.kept_items import Item
+from server.media.parts import MediaPart
+from server.model_facts import MediaFacts
+from server.text.tokenizer import Tokenizer
+from worker.buffers import Buffer
+
+_MARK = f"q{secrets.token_hex(12)}w"
+_MARKED = re.compile(f"{_MARK}([0-9]+)q")
+
+
+class Laid(msgspec.Struct, frozen=True):
+    """A prepared item, as far as the text of a prompt depends on it."""
+
+    hash: bytes
+    layout: Layout
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """The place of an item in a prompt."""
+
+    hash: bytes
+    at: int
+    """The position of the first token that stands for it."""
+    length: int
+    runs: list[tuple[int, int]]
+    """The positions, counted from `at`, that are embeddings, as (first, length)."""
+
+    @property
+    def embeddings(self) -> int:
+        """The number of tokens in whose place its embeddings are put."""
+        return sum(length for _, length in self.runs)
+
+
+def as_media(placed: Sequence[Placed], items: Mapping[bytes, Item]) -> tuple[Media, ...]:
+    """The items of a prompt as an engine gets them. `items` has each by its hash."""
+    found: list[Media] = []
+    for one in placed:
+        prepared = items[one.hash].prepared
+        runs = tuple(one.runs)
+        pixels = Buffer(prepared.pixels)
+        found.append(
+            Media(one.hash, prepared.kind, one.at, one.length, runs, prepared.shape, prepared.grid, pixels)
+        )
+    return tuple(found)
+
+
+LaidMedia = Mapping[MediaPart, Laid]
+"""The prepared items of a request, by the parts of messages that name them."""
+NO_MEDIA: LaidMedia = {}
+
+
+class MediaNeeded(Exception):
+    """Raised where a prompt is written whose items are not prepared: then it is written again."""
+
+    def __init__(self, parts: Sequence[MediaPart], salt: str, settings: Mapping[str, Any]) -> None:
+        """`salt` is the request's cache salt, within which names of items are known, and `settings` are its
+        own for the processor of media."""
+        super().__init__()
+        self.parts = list(parts)
+        self.salt = salt
+        self.settings = dict(settings)
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """The text of a prompt as a chat template has written it."""
+
+    text: str
+    parts: list[MediaPart] = []
+    """The items whose placeholders are in the text, in order."""
+    is_plain: bool = True
+    """Whether the text has neither placeholders nor marks."""
+
+    @property
+    def plain_text(self) -> str:
+        """The text with what users have written in place of marks."""
+        return self.text if self.is_plain else _MARKED.sub(lambda found: _word(found[1]), self.text)
+
+
+def marked(value: Any, facts: MediaFacts, media: LaidMedia, tokenizer: Tokenizer) -> Any:
+    """What users have written, a JSON value, with marks for all that would read as a placeholder."""
+    ids = {id for laid in media.values() for id in laid.layout.tokens}
+    names = {name for name in map(tokenizer.token_name, ids) if name in tokenizer.added_tokens}
+    return _with_marks(value, sorted(names.union(facts.reserved)))
+
+
+def _with_marks(value: Any, words: Sequence[str]) -> Any:
+    match value:
+        case str():
+            for word in words:
+                if word in value:
+                    value = value.replace(word, _mark(word))
+            return value
+        case dict():
+            return {_with_marks(key, words): _with_marks(each, words) for key, each in value.items()}
+        case list():
+            return [_with_marks(each, words) for each in value]
+        case _:
+            return value
+
+
+def _mark(word: str) -> str:
+    return f"{_MARK}{int.from_bytes(word.encode(), 'big')}q"
+
+
+def _word(number: str) -> str:
+    value = int(number)
+    return value.to_bytes((value.bit_length() + 7) // 8, "big").decode()
+
+
+def check_places(text: str, parts: Sequence[MediaPart], facts: MediaFacts) -> None:
+    """Refuses a text in which a template has not written exactly one placeholder for each item."""
+    found = text.count(facts.placeholder)
+    if found != len(parts):
+        raise BadRequest(
+            f"The messages have {len(parts)} media items, and the chat template has written places for "
+            f"{found}: it may leave them out in messages of some roles, or in some places.",
+            "messages",
+        )
+
+
+def encode_written(
+    written: Written,
+    media: LaidMedia,
+    facts: MediaFacts,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    *,
+    add_special_tokens: bool,
+) -> tuple[list[int], list[Placed]]:
+    """The token ids of a prompt, and the places of its items among them.
+
+    The tokens of items are never looked up, so those that the model does not have are 0.
+    """
+    laid = [media[part] for part in written.parts]
+    first, *others = written.text.split(facts.placeholder)
+    text = [first]
+    for one, piece in zip(laid, others, strict=True):
+        text += [one.layout.before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
+    ids = _encode_marked("".join(text), tokenizer, add_special_tokens)
+    return _placed(ids, laid, vocab_size)
+
+
+def _stand_in(layout: Layout, tokenizer: Tokenizer) -> str:
+    """A token of the vocabulary's own that stands for an item while its text is encoded."""
+    name = tokenizer.token_name(_first_embedding(layout))
+    if name not in tokenizer.added_tokens:
+        raise Internal("The model's tokenizer has no token of its own for media items.")
+    return name
+
+
+def _first_embedding(layout: Layout) -> int:
+    return layout.tokens[layout.embeddings[0][0]]
+
+
+def _encode_marked(text: str, tokenizer: Tokenizer, special: bool) -> list[int]:
+    """Encodes a text with marks. What they stand for is divided behind its first character."""
+    first, *rest = _MARKED.split(text)
+    pieces = [first]
+    for number, piece in zip(rest[::2], rest[1::2], strict=True):
+        word = _word(number)
+        pieces[-1] += word[0]
+        pieces.append(word[1:] + piece)
+    ids = tokenizer.encode(pieces[0], special)
+    for piece in pieces[1:]:
+        ids = ids + _encode_behind(piece, tokenizer)
+    return ids
+
+
+def _encode_behind(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text behind another one, without the space that some tokenizers write before a text."""
+    before, both = tokenizer.encode("\n", False), tokenizer.encode(f"\n{text}", False)
+    if both[: len(before)] == before:
+        return both[len(before) :]
+    return tokenizer.encode(text, False)
+
+
+def _placed(ids: list[int], laid: Sequence[Laid], vocab_size: int) -> tuple[list[int], list[Placed]]:
+    """Puts the tokens of each item in place of the one that stands for it."""
+    found: list[int] = []
+    placed: list[Placed] = []
+    start = 0
+    for one in laid:
+        tokens = one.layout.tokens
+        try:
+            at = ids.index(_first_embedding(one.layout), start)
+        except ValueError:
+            raise Internal("The model's tokenizer does not keep the places of media items.") from None
+        found += ids[start:at]
+        placed.append(Placed(one.hash, len(found), len(tokens), one.layout.embeddings))
+        found += [token if token < vocab_size else 0 for token in tokens]
+        start = at + 1
+    return found + ids[start:], placed
+
+
+def cut_prompt(
+    ids: list[int], media: Sequence[Placed], keep: int, *, left: bool
+) -> tuple[list[int], list[Placed]]:
+    """The last tokens of a prompt if `left`, else the first, and the items among them. Refuses to cut one."""
+    start = len(ids) - keep if left else 0
+    kept: list[Placed] = []
+    for one in media:
+        first, stop = one.at - start, one.at - start + one.length
+        if first < 0 < stop or first < keep < stop:
+            raise BadRequest(
+                f"truncate_prompt_tokens={keep} would cut a media item of {one.length} tokens in two.",
+                "truncate_prompt_tokens",
+            )
+        if first >= 0 and stop <= keep:
+            kept.append(msgspec.structs.replace(one, at=first))
+    return ids[start : start + keep], kept

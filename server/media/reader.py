@@ -1,0 +1,166 @@
+"""Makes items of the media parts of requests: reads files from where they are, and has them prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from models.media.files import MediaFiles, with_settings
+from models.media.item import Layout
+from models.media.registry import find_media, make_processor
+from models.plain_files import ConfigError
+from server.errors import BadRequest, Unprocessable
+from server.media.fetch import Fetcher
+from server.media.inline import InlineFiles
+from server.media.kept_items import Item, KeptItems
+from server.media.parts import MediaPart
+from server.media.preparing import Preparer, PreparingLimits
+from server.media.prompt import Laid, MediaNeeded
+from server.media.sources import Content, Sources
+from server.metrics.media_metrics import MediaMetrics
+from server.metrics.server_metrics import Metrics
+from server.model_facts import MediaFacts
+from server.options.server_config import MediaOptions, ServerConfig
+from server.text.tokenizer import Tokenizer
+
+KINDS = ("image",)
+"""The kinds of items that are prepared."""
+_MOST_WORKERS = 4
+
+
+def open_reader(
+    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics
+) -> MediaReader | None:
+    """The reader for a checkpoint's media; None if it has none, or the operator allows none.
+
+    Raises ConfigError if a file of the checkpoint cannot be used.
+    """
+    files = find_media(folder) if config.media.most_of(KINDS) else None
+    if files is None:
+        return None
+    return MediaReader(files, config.media, tokenizer, metrics.of_media(), config.log.style)
+
+
+class MediaReader:
+    """What an API process has for media, if its model takes any."""
+
+    def __init__(
+        self,
+        files: MediaFiles,
+        options: MediaOptions,
+        tokenizer: Tokenizer,
+        metrics: MediaMetrics,
+        log_level: str = "info",
+    ) -> None:
+        _check_names(options.mm_processor_kwargs, files)
+        self._files = files = with_settings(files, options.mm_processor_kwargs)
+        self._processor = processor = make_processor(files)
+        self._tokenizer = tokenizer
+        self.metrics = metrics
+        self.most_bytes = options.max_media_mb << 20
+        """The most bytes of all files of a request."""
+        self.facts = MediaFacts(
+            processor.placeholder,
+            processor.written,
+            tuple(token for token in tokenizer.added_tokens if token in processor.written),
+            options.most_of(KINDS),
+        )
+        self.kept = KeptItems(int(options.mm_processor_cache_gb * (1 << 30)))
+        workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
+        limits = PreparingLimits(processes=workers, seconds=options.media_seconds)
+        self._preparer = Preparer(files, self.kept, limits, log_level)
+        domains = frozenset(options.allowed_media_domains) or None
+        folder = options.allowed_local_media_path
+        self._sources = Sources(
+            Fetcher(domains, self.most_bytes, options.media_seconds),
+            Path(folder) if folder else None,
+            self.most_bytes,
+        )
+
+    async def prepare(self, needed: MediaNeeded, inline: InlineFiles, key: str) -> dict[MediaPart, Item]:
+        """The items that a request needs, all prepared at once. Raises the error with which it ends.
+
+        `key` names the API key within which names of items are known.
+        """
+        if needed.settings:
+            self._check_settings(needed.settings)
+        call = _Call(self, inline, key, needed)
+        parts = list(dict.fromkeys(needed.parts))
+        tasks = [asyncio.create_task(call.item(part)) for part in parts]
+        try:
+            return dict(zip(parts, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.metrics.count_lookups(self.kept.queries, self.kept.hits)
+
+    def _check_settings(self, settings: Mapping[str, object]) -> None:
+        """Refuses settings of a request that the model's processor does not take."""
+        try:
+            _check_names(settings, self._files)
+            make_processor(with_settings(self._files, settings))
+        except ConfigError as error:
+            raise BadRequest(f"mm_processor_kwargs: {error}", "mm_processor_kwargs") from None
+
+    def lay(self, items: Mapping[MediaPart, Item]) -> dict[MediaPart, Laid]:
+        """The items as those need them who write the prompt."""
+        return {part: Laid(item.hash, self._layout(item)) for part, item in items.items()}
+
+    def _layout(self, item: Item) -> Layout:
+        layout = self._processor.layout(item.prepared)
+        return layout.spelled(lambda text: self._tokenizer.encode(text, False)) if layout.texts else layout
+
+    async def read(self, url: str) -> Content:
+        with self.metrics.timed("read"):
+            return await self._sources.read(url)
+
+    async def make(self, content: Content, part: MediaPart, settings: Mapping[str, object]) -> Item:
+        with self.metrics.timed("prepare"):
+            return await self._preparer.prepare(content, low_detail=part.low_detail, settings=settings)
+
+    async def close(self) -> None:
+        """Ends the processes that prepare."""
+        await self._preparer.close()
+
+
+def _check_names(settings: Mapping[str, object], files: MediaFiles) -> None:
+    known = make_processor(files).settings.__struct_fields__
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(f"the processor has no setting {unknown[0][:64]!r}, but {', '.join(sorted(known))}")
+
+
+class _Call:
+    """The reading of one request's media."""
+
+    def __init__(self, reader: MediaReader, inline: InlineFiles, key: str, needed: MediaNeeded) -> None:
+        self._reader = reader
+        self._inline = inline
+        self._names = key, needed.salt
+        self._settings = needed.settings
+        self._bytes = 0
+
+    async def item(self, part: MediaPart) -> Item:
+        kept = self._reader.kept
+        if part.url is None:
+            item = kept.named(part.uuid or "", *self._names)
+            if item is None:
+                self._reader.metrics.refuse("name")
+                raise Unprocessable(
+                    f"No media item is kept under the uuid {(part.uuid or '')[:64]!r}: send its content too."
+                )
+            return item
+        content = self._inline.take(part.url) or await self._reader.read(part.url)
+        self._bytes += len(content.data)
+        if self._bytes > self._reader.most_bytes:
+            self._reader.metrics.refuse("size")
+            raise BadRequest(
+                f"The media of a request may have at most {self._reader.most_bytes} bytes together. The "
+                "operator sets this with --max-media-mb.",
+                "messages",
+            )
+        item = await self._reader.make(content, part, self._settings)
+        if part.uuid is not None:
+            kept.name(part.uuid, *self._names, item)
+        return item

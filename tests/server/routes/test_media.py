@@ -1,0 +1,229 @@
+"""Conversations with pictures, in each API that takes them: what the engine gets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+from fake_api import make_app, make_client, post, refusal
+from fake_frontend import FakeFrontend
+from media_files import noise, saved
+from media_frontend import FILES, PAD, PICTURE, SMALL, data_url, seeing
+from msgspec.structs import replace
+from PIL import Image
+
+from engine_core.prompt_media import Media
+from models.media.registry import make_processor
+from server.http import endpoint
+from server.media.inline import SHORTEST, InlineFiles
+from server.media.reader import MediaReader
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def reader(frontend: FakeFrontend) -> AsyncIterator[MediaReader]:
+    async with seeing(frontend) as reader:
+        yield reader
+
+
+def image(file: bytes = PICTURE, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(file)}, **more}
+
+
+def user(*content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def items(frontend: FakeFrontend) -> tuple[Media, ...]:
+    return frontend.asked[-1][2].get("media", ())  # pyright: ignore[reportReturnType]
+
+
+def sent(frontend: FakeFrontend) -> tuple[list[int], list[tuple[bytes, int]]]:
+    """The tokens of the last prompt, and the hashes and places of its items."""
+    return frontend.asked[-1][0], [(item.hash, item.at) for item in items(frontend)]
+
+
+SEEN = [*b"<user>see ", PAD + 1, *[PAD] * 4, PAD + 2, *b" it|"]
+CONVERSATION = user(text("see "), image(), text(" it"))
+
+
+async def test_the_engine_gets_a_prompt_and_its_items(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    assert len(PICTURE) > SHORTEST
+    await post(client, CHAT, messages=CONVERSATION)
+    tokens, media = sent(frontend)
+    prepared = make_processor(FILES).prepare(noise(56, 56))
+    assert tokens == SEEN
+    [item] = items(frontend)
+    assert (item.at, item.length, item.runs, item.kind) == (11, 4, ((0, 4),), "image")
+    assert (item.shape, item.grid) == (prepared.shape, prepared.grid)
+    assert bytes(item.pixels.data) == bytes(prepared.pixels)
+    await post(client, CHAT, messages=CONVERSATION, n=2, max_tokens=1)
+    assert sent(frontend)[1] == media and (reader.kept.queries, reader.kept.hits) == (2, 1)
+
+
+async def test_long_conversations_are_read_by_the_helper(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    with patch.object(endpoint, "is_long", lambda raw: True):
+        await post(client, CHAT, messages=CONVERSATION)
+    assert frontend.read_elsewhere == ["chat", "chat"]
+    assert (sent(frontend)[0], len(sent(frontend)[1])) == (SEEN, 1)
+
+
+@pytest.mark.parametrize("file", [PICTURE, SMALL])
+async def test_other_apis_have_pictures_too(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader, file: bytes
+) -> None:
+    await post(client, CHAT, messages=user(image(file), text("?")))
+    tokens, media = sent(frontend)
+    parts = [{"type": "input_image", "image_url": data_url(file)}, {"type": "input_text", "text": "?"}]
+    await post(client, "/v1/responses", model="tiny", input=user(*parts))
+    assert sent(frontend) == (tokens, media)
+    base64 = data_url(file).partition(",")[2]
+    inline = {"type": "base64", "media_type": "image/png", "data": base64}
+    for source in (inline, {"type": "url", "url": data_url(file)}):
+        messages = user({"type": "image", "source": source}, text("?"))
+        await post(client, "/v1/messages", model="tiny", max_tokens=2, messages=messages)
+        assert sent(frontend) == (tokens, media)
+    counted = await post(client, "/v1/messages/count_tokens", model="tiny", messages=messages)
+    assert counted["input_tokens"] == len(tokens)
+    assert (await post(client, "/tokenize", messages=user(image(file), text("?"))))["tokens"] == tokens
+    counted = await post(client, "/v1/responses/input_tokens", model="tiny", input=user(*parts))
+    assert counted["input_tokens"] == len(tokens)
+
+
+async def test_results_of_tools_may_be_pictures(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": data_url(PICTURE).partition(",")[2]}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "image", "source": source}]}
+    call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}, *user(result)]
+    await post(client, "/v1/messages", model="tiny", max_tokens=2, messages=talk)
+    assert sent(frontend)[0][-7:-1] == [PAD + 1, *[PAD] * 4, PAD + 2]
+
+
+async def test_named_items_need_no_content_again(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    await post(client, CHAT, messages=user(image(uuid="a")), cache_salt="s")
+    known = sent(frontend)
+    nothing = {"type": "image_url", "image_url": None, "uuid": "a"}
+    await post(client, CHAT, messages=user(nothing), cache_salt="s")
+    assert sent(frontend) == known
+    error = await refusal(client, CHAT, status=422, messages=user(nothing))
+    assert error["message"] == "No media item is kept under the uuid 'a': send its content too."
+
+
+async def test_usage_counts_the_tokens_of_items(frontend: FakeFrontend, reader: MediaReader) -> None:
+    frontend.cached = 5
+    async with make_client(make_app(frontend, enable_prompt_tokens_details=True)) as client:
+        usage = (await post(client, CHAT, messages=user(image(), image(SMALL))))["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 5, "multimodal_tokens": 10}
+        usage = (await post(client, CHAT, messages=user(text("a"))))["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 5}
+
+
+async def test_requests_may_have_settings_if_the_operator_trusts_them(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    body = {"messages": user(image()), "mm_processor_kwargs": {"min_pixels": 12544}}
+    assert "--trust-request-mm-kwargs is not set" in (await refusal(client, CHAT, **body))["message"]
+    frontend.reading = replace(frontend.reading, trust_request_mm_kwargs=True)
+    await post(client, CHAT, **body)
+    assert frontend.asked[-1][0].count(PAD) == 16
+    for settings, message in (
+        ({"pixels": 1}, "the processor has no setting 'pixels', but image_mean, image_std, max_pixels"),
+        ({"min_pixels": -1}, "Expected `int` >= 1"),
+        ({"min_pixels": 1 << 24, "max_pixels": 1}, "no picture has"),
+    ):
+        error = await refusal(client, CHAT, messages=user(image()), mm_processor_kwargs=settings)
+        assert message in error["message"] and error["param"] == "mm_processor_kwargs"
+
+
+async def test_metrics_count_items(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    for _ in range(2):
+        await post(client, CHAT, messages=CONVERSATION)
+    await refusal(client, CHAT, messages=user({"type": "image_url", "image_url": "file:///a"}))
+    page = frontend.metrics.page().decode()
+    for line in (
+        'vllm:mm_cache_queries_total{engine="0",model_name="org/tiny"} 2.0',
+        'vllm:mm_cache_hits_total{engine="0",model_name="org/tiny"} 1.0',
+        'facet:media_refused_total{model_name="org/tiny",reason="read"} 1.0',
+        'facet:media_seconds_count{model_name="org/tiny",stage="prepare"} 2.0',
+    ):
+        assert line in page
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "message"),
+    [
+        ("file:///etc/passwd", 400, "runs without --allowed-local-media-path"),
+        ("http://127.0.0.1/a", 400, "no public address"),
+        ("gopher://x", 400, "must begin with data:, http:, https: or file:"),
+        ("inline:1", 400, "must begin with data:, http:, https: or file:"),
+        (data_url(b"x" * 9000), 400, "A picture must be one of"),
+        (data_url(b"x"), 400, "A picture must be one of"),
+        ("data:image/png;base64,", 400, "A picture must be one of"),
+    ],
+)
+async def test_items_that_cannot_be_read(
+    client: httpx.AsyncClient, reader: MediaReader, url: str, status: int, message: str
+) -> None:
+    part = {"type": "image_url", "image_url": url}
+    error = await refusal(client, CHAT, status=status, messages=user(image(), part))
+    assert message in error["message"]
+    await post(client, CHAT, messages=CONVERSATION)
+
+
+async def test_files_elsewhere_in_a_body_are_refused(client: httpx.AsyncClient, reader: MediaReader) -> None:
+    error = await refusal(client, CHAT, messages=CONVERSATION, documents=[{"url": data_url(PICTURE)}])
+    assert error["message"] == f"A file in base64 of more than {SHORTEST} bytes may be in a media part only."
+
+
+async def test_a_text_that_is_a_data_url_is_text(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    quoted = data_url(PICTURE)
+    error = await refusal(client, CHAT, messages=user(text(quoted)))
+    assert f"{len(quoted) + 7} characters" in error["message"]
+
+
+async def test_a_server_may_be_told_how_many_items_it_takes(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    async with seeing(frontend, limit_mm_per_prompt={"image": 1}):
+        error = await refusal(client, CHAT, messages=user(image(SMALL), image(SMALL)))
+        assert "At most 1 image(s)" in error["message"]
+    frontend.media = None
+    async with seeing(frontend, max_media_mb=1):
+        large = saved(Image.effect_noise((1200, 800), 90))
+        error = await refusal(client, CHAT, status=413, messages=user(*[image(large)] * 5))
+
+
+def test_long_files_are_cut_out_of_bodies() -> None:
+    long, short = data_url(b"x" * SHORTEST), data_url(b"x" * 99)
+    parts = [{"url": long}, {"image_url": [long, short]}, {"text": long}, {"url": short}, {"url": "x" * 9000}]
+    for raw in (json.dumps(parts), json.dumps(parts, indent=1), json.dumps(parts).replace("/", "\\/")):
+        files = InlineFiles()
+        left = json.loads(files.cut(raw.encode(), 1 << 20))
+        assert left[0] == {"url": "inline:0"} and left[1] == {"image_url": ["inline:1", short]}
+        assert left[2:] == json.loads(raw)[2:]
+        taken = files.take("inline:1")
+        assert taken is not None and json.loads(b'"%s"' % bytes(taken.data)) == long.partition(",")[2]
+        assert files.take("inline:1") is None
+    escaped = json.dumps({"text": json.dumps({"url": long})})
+    assert InlineFiles().cut(escaped.encode(), 1 << 20) == escaped.encode()
