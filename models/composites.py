@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-TRUNKS = ("language_model.model", "model.language_model", "model", "")
-"""The scopes in which a trunk may lie: two of composites, that beside a head, and that of a trunk alone."""
+TRUNKS = ("language_model.model", "model.language_model", "model.text_model", "model", "")
+"""The scopes in which a trunk may lie: three of composites, that beside a head, and that of a trunk alone."""
 HEADS = ("language_model.lm_head", "lm_head")
 
 
@@ -21,6 +21,8 @@ class Composite:
     """The scopes of weights that text does not need."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Fields that published files leave out of their text_config, because transformers has these values."""
+    text_field: str = "text_config"
+    """The field of config.json that has the text's."""
     tower: str = ""
     """The class of its tower, "module:Class" in `models.vision`; empty: text alone is served."""
 
@@ -61,6 +63,14 @@ _VISION_TOWER = (
     "model.vision_tower",
     "model.multi_modal_projector",
 )
+_VISION_AND_NEWLINE = (*_VISION_TOWER, "image_newline", "model.image_newline")
+_TEXT_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_QWEN3 = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+_IDEFICS3 = Composite(
+    texts={"llama": "LlamaForCausalLM"},
+    beside=("model.vision_model", "model.connector"),
+    tower="idefics3:Idefics3Tower",
+)
 _VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
 
@@ -93,10 +103,28 @@ COMPOSITES: Mapping[str, Composite] = {
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
         beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
     ),
-    "LlavaForConditionalGeneration": Composite(
-        texts={"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+    "Idefics3ForConditionalGeneration": _IDEFICS3,
+    "InternVLForConditionalGeneration": Composite(
+        texts={**_TEXT_CLASSES, **_QWEN3},
         beside=_VISION_TOWER,
-        tower="llava:LlavaTower",
+        tower="internvl:InternVLTower",
+    ),
+    "InternVLChatModel": Composite(
+        texts={**_TEXT_CLASSES, **_QWEN3},
+        beside=("vision_model", "mlp1"),
+        text_field="llm_config",
+        tower="internvl:InternVLChatTower",
+    ),
+    "LlavaForConditionalGeneration": Composite(
+        texts=_TEXT_CLASSES, beside=_VISION_TOWER, tower="llava:LlavaTower"
+    ),
+    "LlavaNextForConditionalGeneration": Composite(
+        texts=_TEXT_CLASSES, beside=_VISION_AND_NEWLINE, tower="llava_next:LlavaNextTower"
+    ),
+    "LlavaOnevisionForConditionalGeneration": Composite(
+        texts={"qwen2": "Qwen2ForCausalLM"},
+        beside=_VISION_AND_NEWLINE,
+        tower="llava_next:LlavaOnevisionTower",
     ),
     "Mistral3ForConditionalGeneration": Composite(
         texts={
@@ -105,6 +133,7 @@ COMPOSITES: Mapping[str, Composite] = {
             "mistral4": "Mistral4ForCausalLM",
         },
         beside=_VISION_TOWER,
+        tower="pixtral:Mistral3Tower",
     ),
     "Qwen2VLForConditionalGeneration": _qwen(
         "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"
@@ -118,17 +147,18 @@ COMPOSITES: Mapping[str, Composite] = {
     "Qwen3VLMoeForConditionalGeneration": _qwen(
         "Qwen3Tower", qwen3_vl_moe_text="Qwen3VLMoeForConditionalGeneration"
     ),
+    "SmolVLMForConditionalGeneration": _IDEFICS3,
 }
 
 
 def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
-    """The text_config of config.json, with what its architecture leaves out; None if there is none."""
-    text = whole.get("text_config")
-    if not isinstance(text, Mapping):
-        return None
+    """The text's part of config.json, with what its architecture leaves out; None if there is none."""
     names = whole.get("architectures")
     name = cast("object", names[0]) if isinstance(names, list) and names else None
     known = COMPOSITES.get(name) if isinstance(name, str) else None
+    text = whole.get(known.text_field if known else "text_config")
+    if not isinstance(text, Mapping):
+        return None
     if known is None:
         return cast("Mapping[str, object]", text)
     kind = cast("object", text.get("model_type"))

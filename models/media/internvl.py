@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from models.media.tiles import cut, stacked
 from models.plain_files import ConfigError
 
 _DEFAULTS = {"GotOcr2ImageProcessor": {**CLIP, "size": {"height": 384, "width": 384}}}
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
@@ -38,16 +39,21 @@ class InternVLProcessor:
     placeholder = written = "<IMG_CONTEXT>"
 
     def __init__(self, files: MediaFiles) -> None:
+        self.settings: PictureSettings
         self.settings = settings = read_settings(files, InternVLSettings, _DEFAULTS)
         facts = read_facts(files, _Facts)
-        tower, self._token = facts.vision_config, facts.image_token_id
-        self._side, patch = square(tower.image_size), square(tower.patch_size)
+        self._token: int | str = facts.image_token_id
+        self._arrange(facts, settings.min_patches, settings.max_patches)
         if settings.size != {"height": self._side, "width": self._side}:
             raise ConfigError(f"{SETTINGS}: tiles of {settings.size} are not squares of the tower's size")
-        self._patches = self._side // patch
+
+    def _arrange(self, facts: _Facts, least: int, most: int) -> None:
+        """Fix the sizes of tiles, and the shapes that `least` to `most` of them may have."""
+        self._side = square(facts.vision_config.image_size)
+        self._patches = self._side // square(facts.vision_config.patch_size)
         self._embeddings = int(self._patches * facts.downsample_ratio) ** 2
         shapes = [(columns, rows) for columns in range(1, 65) for rows in range(1, 65)]
-        allowed = range(settings.min_patches, settings.max_patches + 1)
+        allowed = range(least, most + 1)
         few = [shape for shape in shapes if shape[0] * shape[1] in allowed]
         self._shapes = sorted(few, key=lambda shape: shape[0] * shape[1]) or [(1, 1)]
 
@@ -74,6 +80,25 @@ class InternVLProcessor:
             if distance < least or (distance == least and fills):
                 best, least = shape, distance
         return best
+
+
+class _ChatFacts(_Facts, frozen=True):
+    min_dynamic_patch: _Count = 1
+    max_dynamic_patch: _Count = 6
+    dynamic_image_size: Literal[True] = True
+    use_thumbnail: Literal[True] = True
+
+
+class InternVLChatProcessor(InternVLProcessor):
+    """The same pictures in the checkpoints of InternVL's authors, whose files have other names for all."""
+
+    placeholder = written = "<image>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        self.settings = read_settings(files, PictureSettings, {"CLIPImageProcessor": {**CLIP, **_IMAGENET}})
+        facts = read_facts(files, _ChatFacts)
+        self._token = "<IMG_CONTEXT>"
+        self._arrange(facts, facts.min_dynamic_patch, facts.max_dynamic_patch)
 
 
 def square(size: int | list[int]) -> int:

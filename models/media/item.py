@@ -49,9 +49,13 @@ class Layout(msgspec.Struct, frozen=True):
     texts: tuple[tuple[int, str], ...] = ()
     """Texts whose tokens `spelled` puts in front of `tokens[index]`, as (index, text) in order. Each is
     tokenized by itself, with names of special tokens in it."""
+    token: str = ""
+    """The name of the token at the positions of embeddings, where `tokens` cannot have its number."""
 
     def spelled(self, encode: Callable[[str], list[int]]) -> Layout:
-        """The layout without `texts`, whose tokens `encode` gives."""
+        """The layout without texts and names, whose tokens `encode` gives."""
+        given = encode(self.token)[-1:] * len(self.tokens) if self.token else self.tokens
+        encoded = {text: encode(text) for text in {text for _, text in self.texts}}
         tokens: list[int] = []
         runs: list[tuple[int, int]] = []
         done, left = 0, list(self.embeddings)
@@ -59,14 +63,14 @@ class Layout(msgspec.Struct, frozen=True):
             while left and left[0][0] < index:
                 first, length = left.pop(0)
                 runs.append((len(tokens) + first - done, length))
-            tokens += self.tokens[done:index]
-            tokens += encode(text) if text else []
+            tokens += given[done:index]
+            tokens += encoded.get(text, [])
             done = index
         return Layout(tokens, runs, self.before, self.after)
 
 
-def interleaved(token: int, parts: Iterable[int | str]) -> Layout:
-    """The layout of texts and of numbers of embeddings, at whose positions `token` stands."""
+def interleaved(token: int | str, parts: Iterable[int | str]) -> Layout:
+    """The layout of texts and numbers of embeddings, whose positions have `token`, or that of the name."""
     tokens, runs, texts = 0, list[tuple[int, int]](), list[tuple[int, str]]()
     for part in parts:
         if isinstance(part, str):
@@ -74,7 +78,8 @@ def interleaved(token: int, parts: Iterable[int | str]) -> Layout:
         else:
             runs.append((tokens, part))
             tokens += part
-    return Layout([token] * tokens, runs, texts=tuple(texts))
+    number, name = (0, token) if isinstance(token, str) else (token, "")
+    return Layout([number] * tokens, runs, texts=tuple(texts), token=name)
 
 
 class Processor(Protocol):

@@ -62,8 +62,7 @@ class LlavaNextProcessor:
             raise ConfigError(
                 f"config.json: vision_feature_select_strategy {strategy!r} does not fit the tower"
             )
-        ratio = usual[2] and (facts.vision_aspect_ratio or usual[2])
-        self._most = most_tiles(ratio)
+        self._most = most_tiles(usual[2] and (facts.vision_aspect_ratio or usual[2]))
 
     def prepare(self, picture: Picture) -> Prepared:
         check_ratio(*picture.size)

@@ -20,8 +20,7 @@ _DEFAULTS = {
     }
 }
 _MERGES = {"Mistral3ForConditionalGeneration": 2, "LlavaForConditionalGeneration": 1}
-_PATCHES = {"Mistral3ForConditionalGeneration": 14, "LlavaForConditionalGeneration": 16}
-"""The side of a patch where config.json does not tell, as `_MERGES` for the sides of merged squares."""
+"""The side of merged squares where config.json does not tell."""
 
 
 class PixtralSettings(PictureSettings, frozen=True, kw_only=True):
@@ -29,7 +28,7 @@ class PixtralSettings(PictureSettings, frozen=True, kw_only=True):
 
 
 class _Tower(msgspec.Struct, frozen=True):
-    patch_size: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None
+    patch_size: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -45,7 +44,7 @@ class PixtralProcessor:
         self.settings = read_settings(files, PixtralSettings, _DEFAULTS)
         facts = read_facts(files, _Facts)
         self._token = facts.image_token_index
-        self._patch = facts.vision_config.patch_size or _PATCHES[files.architecture]
+        self._patch = facts.vision_config.patch_size
         self._merge = facts.spatial_merge_size or _MERGES[files.architecture]
 
     def prepare(self, picture: Picture) -> Prepared:

@@ -18,6 +18,7 @@ PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
     "Idefics3ForConditionalGeneration": "idefics3:Idefics3Processor",
+    "InternVLChatModel": "internvl:InternVLChatProcessor",
     "InternVLForConditionalGeneration": "internvl:InternVLProcessor",
     "LlavaForConditionalGeneration": "llava:llava_processor",
     "LlavaNextForConditionalGeneration": "llava_next:LlavaNextProcessor",

@@ -129,11 +129,13 @@ class TowerLayer(nn.Module):
         *,
         head_dim: int | None = None,
         bias: bool = True,
+        out_bias: bool = True,
         causal: bool = False,
     ) -> None:
         """`head_dim`: the width of a head, if it is not that of an equal part of `size`.
 
-        `bias`: whether queries, keys and values have biases. `causal`: whether rows see no later ones.
+        `bias`: whether queries, keys and values have biases; `out_bias`: whether what follows attention has
+        one. `causal`: whether rows see no later ones.
         """
         super().__init__()
         dim = head_dim or size // heads
@@ -141,7 +143,7 @@ class TowerLayer(nn.Module):
         self.names = names
         self.qkv = Linear(size, [part] * 3, bias=bias, sources=names.qkv if len(names.qkv) > 1 else ())
         self.attention = EncoderAttention(head_dim=dim, scale=dim**-0.5, causal=causal)
-        self.out = Linear(part, size, bias=True)
+        self.out = Linear(part, size, bias=out_bias)
         self.mlp = mlp
         self.norms = nn.ModuleList(norms)
         self.scales = nn.ModuleList(Learned(size) for _ in names.scales)

@@ -1,18 +1,19 @@
-"""LLaVA-1.5: what one of the last layers of a CLIP or SigLIP tower gives, projected to the text's width."""
+"""LLaVA: what one of the last layers of a CLIP, SigLIP or Pixtral tower gives, as wide as the text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError
-from models.layers.linear import Linear
-from models.layers.mlp import activation_kind
+from models.vision.pixtral import PixtralFields, PixtralVision
+from models.vision.projector import Projector
 from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower_inputs import read_tower_fields, unused_layers
 from models.vision.vit import VisionTransformer, read_vit
 
 _TOWERS = (
@@ -38,32 +39,41 @@ class _Fields(msgspec.Struct, frozen=True):
 
 class LlavaTower(nn.Module):
     levels = 0
+    usual: ClassVar[Mapping[str, object]] = {}
+    """Fields that config.json leaves out, where they differ from those of LLaVA-1.5."""
 
     def __init__(self, setup: TowerSetup) -> None:
         super().__init__()
-        try:
-            fields = msgspec.convert(setup.config, _Fields)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"config.json: {error}") from None
-        vit, layer, size = read_vit(setup.config), fields.vision_feature_layer, setup.hidden_size
-        count = vit.num_hidden_layers
-        without = count - layer if layer >= 0 else -1 - layer
-        if not 0 <= without <= count:
-            raise ConfigError(f"config.json: the field 'vision_feature_layer' is {layer}, of {count} layers")
-        self.vision = VisionTransformer(vit, setup.pictures, without=without)
-        self.first_row = int(fields.vision_feature_select_strategy == "default")
-        bias, activation = fields.multimodal_projector_bias, activation_kind(fields.projector_hidden_act)
-        self.inner = Linear(vit.hidden_size, size, bias=bias, activation=activation)
-        self.outer = Linear(size, size, bias=bias)
+        config: dict[str, Any] = {**self.usual, **setup.config}
+        fields = read_tower_fields(config, _Fields)
+        layer, pictures = fields.vision_feature_layer, setup.pictures
+        self.vision: PixtralVision | VisionTransformer
+        if config["vision_config"].get("model_type") == "pixtral":
+            pixtral = read_tower_fields(config["vision_config"], PixtralFields)
+            size, without = pixtral.hidden_size, unused_layers(layer, pixtral.num_hidden_layers)
+            self.vision = PixtralVision(pixtral, pictures, without=without)
+            self.others = self.first_row = 0
+        else:
+            vit = read_vit(config)
+            size, without = vit.hidden_size, unused_layers(layer, vit.num_hidden_layers)
+            self.vision = VisionTransformer(vit, pictures, without=without)
+            self.others = int(vit.has_class_token)
+            self.first_row = int(fields.vision_feature_select_strategy == "default")
+        self.projector = Projector(
+            size,
+            setup.hidden_size,
+            activation=fields.projector_hidden_act,
+            bias=fields.multimodal_projector_bias,
+        )
 
     def pull(self, weights: Weights) -> None:
-        tower, projector = weights.first(*_TOWERS), weights.first(*_PROJECTORS)
+        tower = weights.first(*_TOWERS)
         tower.ignore(*_UNUSED)
         load(self.vision, tower)
-        load(self.inner, projector / "linear_1")
-        load(self.outer, projector / "linear_2")
+        load(self.projector, weights.first(*_PROJECTORS))
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         delta, stream = self.vision(items)
-        rows = (stream if delta is None else stream + delta).view(len(items), self.vision.rows, -1)
-        return list(self.outer(self.inner(rows[:, self.first_row :].flatten(0, 1))).chunk(len(items)))
+        rows = self.projector(stream if delta is None else stream + delta)
+        pieces = rows.split([prod(item.grid) + self.others for item in items])
+        return [piece[self.first_row :] for piece in pieces]

@@ -92,12 +92,15 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def read_vit(config: Mapping[str, object]) -> VitFields:
-    """Read the fields of a vision_config; `config` is config.json, whole."""
+def read_vit(config: Mapping[str, object], usual: Mapping[str, object] | None = None) -> VitFields:
+    """Read the fields of a vision_config; `config` is config.json, whole.
+
+    `usual` has the fields that it leaves out, if these do not depend on its model_type.
+    """
     given = config.get("vision_config")
     tower = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
     kind = tower.get("model_type")
-    defaults = _DEFAULTS.get(kind) if isinstance(kind, str) else None
+    defaults = usual or (_DEFAULTS.get(kind) if isinstance(kind, str) else None)
     if defaults is None:
         known = " and ".join(_DEFAULTS)
         raise ConfigError(

@@ -94,7 +94,7 @@ class Prompts:
                 continue
             number = self._numbers.setdefault(id(piece), len(self._numbers))
             item = self.items.setdefault(number, self.processor.prepare(piece))
-            layout = self.processor.layout(item)
+            layout = self.processor.layout(item).spelled(lambda text: [6 + len(text) % 7])
             place = MediaPlace(
                 number=number,
                 kind=item.kind,

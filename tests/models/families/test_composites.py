@@ -97,6 +97,7 @@ _WIDE_VISION = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+_LLAMA = {"text_config": {**_TEXT, "model_type": "llama"}, "vision_config": _ENCODER}
 _PARTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {
@@ -117,6 +118,19 @@ _PARTS: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, **_of("Gemma4UnifiedForCausalLM")},
         "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
         "audio_config": {},
+    },
+    **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _LLAMA),
+    "InternVLForConditionalGeneration": {
+        "text_config": {**_TEXT, "model_type": "qwen3"},
+        "vision_config": {**_ENCODER, "image_size": [28, 28], "patch_size": [14, 14]},
+    },
+    "LlavaNextForConditionalGeneration": {
+        "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": _WINDOW},
+        "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
+    },
+    "LlavaOnevisionForConditionalGeneration": {
+        "text_config": {**_TEXT, "model_type": "qwen2"},
+        "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
     },
     "LlavaForConditionalGeneration": {
         "text_config": {**_TEXT, "model_type": "qwen2"},
@@ -229,6 +243,7 @@ def test_both_ways_of_naming_its_tensors_are_read(
 
 def test_every_composite_is_built() -> None:
     others = {"Gemma3nForConditionalGeneration"}  # transformers needs another package to build it
+    others |= {"InternVLChatModel"}  # transformers has it under other names
     assert {kind.partition(" ")[0] for kind in _PARTS} == set(COMPOSITES) - others
 
 

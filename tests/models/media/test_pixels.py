@@ -91,7 +91,7 @@ CASES = {
     ),
     "mistral3": Case(
         "Mistral3ForConditionalGeneration",
-        {"vision_config": {"model_type": "pixtral"}, "image_token_index": 12},
+        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "image_token_index": 12},
         PixtralImageProcessorPil(size={"longest_edge": 620}, patch_size={"height": 28, "width": 28}),
     ),
     "llava next": Case(

@@ -1,0 +1,192 @@
+"""InternVL: a ViT with factors behind attention and MLP, of whose rows squares are merged and projected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.config import ConfigError, Eps, Size
+from models.context import use_context
+from models.layers.mlp import MLP
+from models.layers.norm import LayerNorm, Norm, RMSNorm
+from models.media.files import PictureSettings
+from models.media.internvl import square
+from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
+from models.vision.projector import Projector, merge_squares
+from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower_inputs import cut_tiles, read_tower_fields, unused_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spelling:
+    """The names of a checkpoint's parts."""
+
+    towers: tuple[str, ...]
+    embeddings: tuple[str, str, str]
+    """The names of the class token, the patches and the positions."""
+    layers: str
+    layer: TowerNames
+    projectors: tuple[str, ...]
+    projector: tuple[str, str, str]
+    """The names of the norm and of two linear layers."""
+
+
+_TRANSFORMERS = _Spelling(
+    towers=("model.vision_tower", "vision_tower"),
+    embeddings=("cls_token", "patch_embeddings.projection", "position_embeddings"),
+    layers="encoder.layer",
+    layer=TowerNames(
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        out="attention.projection_layer",
+        norms=("layernorm_before", "layernorm_after"),
+        scales=("lambda_1", "lambda_2"),
+    ),
+    projectors=("model.multi_modal_projector", "multi_modal_projector"),
+    projector=("layer_norm", "linear_1", "linear_2"),
+)
+_ORIGINAL = _Spelling(
+    towers=("vision_model",),
+    embeddings=("class_embedding", "patch_embedding", "position_embedding"),
+    layers="encoder.layers",
+    layer=TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"), scales=("ls1", "ls2")),
+    projectors=("mlp1",),
+    projector=("0", "1", "3"),
+)
+
+
+class InternFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a vision_config."""
+
+    hidden_size: Size = 1024
+    intermediate_size: Size = 4096
+    num_hidden_layers: Size = 24
+    num_attention_heads: Size = 16
+    image_size: Size | list[Size] = 448
+    patch_size: Size | list[Size] = 14
+    hidden_act: str = "gelu"
+    layer_norm_eps: Eps = 1e-6
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    attention_bias: bool = False
+    use_qk_norm: Literal[False] = False
+    use_mean_pooling: Literal[True] = True
+    use_absolute_position_embeddings: Literal[True] = True
+
+    def norm(self) -> Norm:
+        kind = LayerNorm if self.norm_type == "layer_norm" else RMSNorm
+        return kind(self.hidden_size, self.layer_norm_eps)
+
+
+class InternVision(nn.Module):
+    """Tiles of one size -> the rows of all of them [N * rows, hidden_size], behind the last layer."""
+
+    ignored = ("embeddings.mask_token",)  # for training alone
+
+    def __init__(
+        self, fields: InternFields, pictures: PictureSettings, names: _Spelling, *, without: int
+    ) -> None:
+        super().__init__()
+        self.names = names
+        size, patch = fields.hidden_size, square(fields.patch_size)
+        self.side, self.patch = square(fields.image_size), patch
+        self.across = self.side // patch
+        self.class_token = Learned(1, 1, size)
+        self.patches = PatchEmbedding(size, patch, pictures, bias=True)
+        self.positions = Learned(1, self.across**2 + 1, size)
+
+        def build() -> TowerLayer:
+            mlp = MLP(
+                *(size, fields.intermediate_size, WHOLE),
+                activation=fields.hidden_act,
+                names=("fc1", "fc2"),
+                bias=True,
+            )
+            norms = fields.norm(), fields.norm()
+            return TowerLayer(
+                size, fields.num_attention_heads, mlp, norms, names.layer, bias=fields.attention_bias
+            )
+
+        self.layers = TowerLayers(fields.num_hidden_layers - without, build, without)
+
+    def pull(self, weights: Weights) -> None:
+        weights.ignore(*self.ignored)
+        embeddings = weights / "embeddings"
+        parts = self.class_token, self.patches, self.positions
+        for part, name in zip(parts, self.names.embeddings, strict=True):
+            load(part, embeddings / name)
+        load(self.layers, weights / self.names.layers)
+
+    def forward(self, items: Sequence[TowerInput]) -> Tensor:
+        tiles = cut_tiles(items, self.side, self.patch)
+        patches = self.patches(tiles).unflatten(0, (len(tiles), -1))  # [N, patches, size]
+        first = self.class_token.weight.expand(len(tiles), 1, -1)
+        stream = (torch.cat([first, patches], dim=1) + self.positions.weight).flatten(0, 1)
+        with use_context(segments([self.across**2 + 1] * len(tiles), stream.device)):
+            delta, stream = self.layers(stream)
+        return stream if delta is None else stream + delta
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    vision_config: InternFields
+    downsample_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    vision_feature_layer: int = -1
+    vision_feature_select_strategy: Literal["default"] = "default"
+    ps_version: Literal["v2"] = "v2"
+    """The order in which the original code merges squares."""
+    projector_hidden_act: str = "gelu"
+
+
+class InternVLTower(nn.Module):
+    levels = 0
+    names: ClassVar[_Spelling] = _TRANSFORMERS
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__()
+        fields = read_tower_fields(self.translated(setup.config), _Fields)
+        tower, self.merge = fields.vision_config, int(1 / fields.downsample_ratio)
+        without = unused_layers(fields.vision_feature_layer, tower.num_hidden_layers)
+        self.vision = InternVision(tower, setup.pictures, self.names, without=without)
+        if self.vision.across % self.merge:
+            raise ConfigError(f"config.json: downsample_ratio does not divide {self.vision.across} patches")
+        merged, act = tower.hidden_size * self.merge**2, fields.projector_hidden_act
+        self.norm = LayerNorm(merged, 1e-5)
+        self.projector = Projector(
+            *(merged, setup.hidden_size), activation=act, bias=True, names=self.names.projector[1:]
+        )
+
+    def translated(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give config.json the names of transformers."""
+        return config
+
+    def pull(self, weights: Weights) -> None:
+        load(self.vision, weights.first(*self.names.towers))
+        projector = weights.first(*self.names.projectors)
+        load(self.norm, projector / self.names.projector[0])
+        load(self.projector, projector)
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        across = self.vision.across
+        patches = self.vision(items).unflatten(0, (-1, across**2 + 1))[:, 1:].flatten(0, 1)
+        squares = merge_squares(patches, across, across, self.merge)
+        return list(self.projector(self.norm(squares)).split([item.embeddings for item in items]))
+
+
+class InternVLChatTower(InternVLTower):
+    """The tower under the names of InternVL's authors."""
+
+    names = _ORIGINAL
+
+    def translated(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        tower = config["vision_config"]
+        fields = {
+            **tower,
+            "attention_bias": tower.get("qkv_bias", False),
+            "use_qk_norm": tower.get("qk_normalization", True),
+            "use_mean_pooling": True,
+        }
+        return {**config, "vision_config": fields, "vision_feature_layer": config.get("select_layer", -1)}

@@ -1,0 +1,145 @@
+"""Pixtral's tower, whose pictures have any shape, and Mistral 3, which merges squares of what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.weights import Weights, load
+from models.config import Eps, Size
+from models.context import use_context
+from models.layers.linear import Linear
+from models.layers.mlp import GATE_AND_UP, GatedMLP
+from models.layers.norm import RMSNorm, enter
+from models.media.files import PictureSettings
+from models.vision.blocks import WHOLE, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
+from models.vision.projector import Projector, merge_squares
+from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower_inputs import read_tower_fields, unused_layers
+
+_EPS = 1e-5
+_NAMES = TowerNames(
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    out="attention.o_proj",
+    norms=("attention_norm", "ffn_norm"),
+    mlp="feed_forward",
+)
+
+
+class _Rope(msgspec.Struct, frozen=True):
+    rope_theta: Annotated[float, msgspec.Meta(gt=0)] = 10_000.0
+
+
+class PixtralFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a vision_config."""
+
+    hidden_size: Size = 1024
+    intermediate_size: Size = 4096
+    num_hidden_layers: Size = 24
+    num_attention_heads: Size = 16
+    patch_size: Size = 16
+    hidden_act: str = "gelu"
+    rope_theta: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    rope_parameters: _Rope = _Rope()
+
+
+class PixtralVision(nn.Module):
+    """Pictures of any shapes -> the rows of all of them [P, hidden_size], behind the last layer."""
+
+    def __init__(self, fields: PixtralFields, pictures: PictureSettings, *, without: int = 0) -> None:
+        """`without`: the last layers that are left out."""
+        super().__init__()
+        size, heads = fields.hidden_size, fields.num_attention_heads
+        self.pairs = size // heads // 2
+        self.theta = fields.rope_theta or fields.rope_parameters.rope_theta
+        self.patches = PatchEmbedding(size, fields.patch_size, pictures, bias=False)
+        self.first_norm = RMSNorm(size, _EPS)
+
+        def build() -> TowerLayer:
+            mlp = GatedMLP(
+                size, fields.intermediate_size, WHOLE, activation=fields.hidden_act, sources=GATE_AND_UP
+            )
+            norms = RMSNorm(size, _EPS), RMSNorm(size, _EPS)
+            return TowerLayer(size, heads, mlp, norms, _NAMES, bias=False, out_bias=False)
+
+        self.layers = TowerLayers(fields.num_hidden_layers - without, build, without)
+
+    def pull(self, weights: Weights) -> None:
+        load(self.patches, weights / "patch_conv")
+        load(self.first_norm, weights / "ln_pre")
+        load(self.layers, weights / "transformer.layers")
+
+    def forward(self, items: Sequence[TowerInput]) -> tuple[Tensor | None, Tensor]:
+        """The stream, and what is still to be added to it, ahead of it, as `enter` takes them."""
+        stream = self.first_norm(self.patches(items))
+        cos_sin = torch.cat([self._angles(*item.grid, stream.device) for item in items])
+        with use_context(segments([prod(item.grid) for item in items], stream.device)):
+            return self.layers(stream, cos_sin)
+
+    def _angles(self, frames: int, rows: int, columns: int, device: torch.device) -> Tensor:
+        """The rotations of a picture's patches: even pairs turn by the row, odd ones by the column."""
+        powers = torch.arange(0, 2 * self.pairs, 2, dtype=torch.float32, device=device) / (2 * self.pairs)
+        frequencies = 1.0 / self.theta**powers
+        down = torch.arange(rows, device=device).unsqueeze(1) * frequencies[0::2]
+        across = torch.arange(columns, device=device).unsqueeze(1) * frequencies[1::2]
+        turned = torch.cat([down.repeat_interleave(columns, 0), across.repeat(frames * rows, 1)], dim=1)
+        return torch.cat([turned.cos(), turned.sin()], dim=1)
+
+
+class _Text(msgspec.Struct, frozen=True):
+    rms_norm_eps: Eps = 1e-6
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """The fields of Mistral 3's config.json."""
+
+    vision_config: PixtralFields
+    text_config: _Text
+    spatial_merge_size: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+    vision_feature_layer: int = -1
+    projector_hidden_act: str = "gelu"
+    multimodal_projector_bias: bool = False
+
+
+class Mistral3Tower(nn.Module):
+    levels = 0
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__()
+        fields = read_tower_fields(setup.config, _Fields)
+        tower, self.merge = fields.vision_config, fields.spatial_merge_size
+        size, merged = tower.hidden_size, tower.hidden_size * self.merge**2
+        without = unused_layers(fields.vision_feature_layer, tower.num_hidden_layers)
+        self.vision = PixtralVision(tower, setup.pictures, without=without)
+        self.norm = RMSNorm(size, fields.text_config.rms_norm_eps)
+        self.merging = Linear(merged, size)
+        self.projector = Projector(
+            size,
+            setup.hidden_size,
+            activation=fields.projector_hidden_act,
+            bias=fields.multimodal_projector_bias,
+        )
+
+    def pull(self, weights: Weights) -> None:
+        load(self.vision, weights.first("model.vision_tower", "vision_tower"))
+        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        load(self.norm, projector / "norm")
+        load(self.merging, projector / "patch_merger.merging_layer")
+        load(self.projector, projector)
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        normed, _ = enter(self.norm, *self.vision(items))
+        pieces = normed.split([prod(item.grid) for item in items])
+        squares = torch.cat(
+            [
+                merge_squares(piece, *item.grid[1:], self.merge)
+                for piece, item in zip(pieces, items, strict=True)
+            ]
+        )
+        by_channel = squares.unflatten(1, (self.merge**2, -1)).transpose(1, 2).flatten(1)
+        return list(self.projector(self.merging(by_channel)).split([item.embeddings for item in items]))

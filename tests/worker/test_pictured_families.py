@@ -1,0 +1,331 @@
+"""Tiny random models of each family that sees pictures give the rows and the tokens of transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from media_files import noise
+from opened import open_runner
+from pictured import TEXT, VISION, Engine, Prompts, expected, write_pictured
+from PIL.Image import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from models.config import read_config
+from models.loader import LoadOptions, load_model
+from models.vision.model import find_tower
+from models.vision.tower import TowerInput
+from worker.protocol import Encode
+
+Inputs = dict[str, Any]
+OUTPUT = 4
+SQUARE = {"height": 28, "width": 28}
+PATCHES = {"height": 14, "width": 14}
+
+
+class Family(NamedTuple):
+    architecture: str
+    fields: dict[str, Any]
+    reference: Any
+    """The image processor of transformers, whose settings the checkpoint has."""
+    prepare: Callable[[Any, list[Image]], Inputs] = lambda reference, pictures: dict(
+        reference(images=pictures, return_tensors="pt")
+    )
+    settings: dict[str, Any] = {}
+
+
+def llama(**fields: object) -> dict[str, Any]:
+    return {"text_config": {**TEXT, "model_type": "llama"}, "tie_word_embeddings": False, **fields}
+
+
+def pixtral(**fields: object) -> dict[str, Any]:
+    return {
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-3},
+        "vision_config": {
+            **VISION,
+            "model_type": "pixtral",
+            "image_size": 112,
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+        },
+        "image_token_index": 310,
+        "tie_word_embeddings": False,
+        **fields,
+    }
+
+
+def as_pixtral(unit: int) -> Callable[[Any, list[Image]], Inputs]:
+    def prepare(reference: Any, pictures: list[Image]) -> Inputs:
+        side = {"height": unit, "width": unit}
+        made = dict(reference(images=pictures, patch_size=side, return_tensors="pt"))
+        return {**made, "image_sizes": torch.as_tensor(made["image_sizes"])}
+
+    return prepare
+
+
+def as_nested(reference: Any, pictures: list[Image]) -> Inputs:
+    made = reference(images=[pictures], return_tensors="pt")
+    return {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
+
+
+def as_onevision(reference: Any, pictures: list[Image]) -> Inputs:
+    made = reference(images=pictures, return_tensors="pt")
+    return {**made, "batch_num_images": torch.as_tensor(made["batch_num_images"])}
+
+
+CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 16}
+SIGLIP = {**VISION, "model_type": "siglip_vision_model"}
+IDEFICS = {**VISION, "image_size": 56}
+PINPOINTS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84], [84, 84]]
+FAMILIES = {
+    "mistral3": Family(
+        "Mistral3ForConditionalGeneration",
+        pixtral(spatial_merge_size=2, vision_feature_layer=-1),
+        PixtralImageProcessorPil(size={"longest_edge": 112}),
+        as_pixtral(28),
+    ),
+    "mistral3 of two layers": Family(
+        "Mistral3ForConditionalGeneration",
+        pixtral(spatial_merge_size=3, vision_feature_layer=-2, multimodal_projector_bias=True),
+        PixtralImageProcessorPil(size={"longest_edge": 126}),
+        as_pixtral(42),
+    ),
+    "pixtral": Family(
+        "LlavaForConditionalGeneration",
+        pixtral(vision_feature_layer=-1, vision_feature_select_strategy="full"),
+        PixtralImageProcessorPil(size={"longest_edge": 100}),
+        as_pixtral(14),
+    ),
+    "llava next": Family(
+        "LlavaNextForConditionalGeneration",
+        llama(vision_config=CLIP, image_token_index=310, image_grid_pinpoints=PINPOINTS),
+        LlavaNextImageProcessorPil(
+            size={"shortest_edge": 28}, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS
+        ),
+    ),
+    "onevision": Family(
+        "LlavaOnevisionForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": SIGLIP,
+            "image_token_index": 310,
+            "image_grid_pinpoints": PINPOINTS,
+            "vision_aspect_ratio": "anyres_max_3",
+            "tie_word_embeddings": False,
+        },
+        LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=PINPOINTS),
+        as_onevision,
+    ),
+    "idefics3": Family(
+        "Idefics3ForConditionalGeneration",
+        llama(vision_config=IDEFICS, image_token_id=310),
+        Idefics3ImageProcessorPil(size={"longest_edge": 150}, max_image_size={"longest_edge": 56}),
+        as_nested,
+    ),
+    "smolvlm": Family(
+        "SmolVLMForConditionalGeneration",
+        llama(vision_config={**IDEFICS, "image_size": 84}, image_token_id=310, scale_factor=3),
+        Idefics3ImageProcessorPil(size={"longest_edge": 100}, max_image_size={"longest_edge": 84}),
+        as_nested,
+    ),
+    "internvl": Family(
+        "InternVLForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                **VISION,
+                "image_size": [28, 28],
+                "patch_size": [14, 14],
+                "attention_bias": True,
+            },
+            "image_token_id": 310,
+            "tie_word_embeddings": False,
+        },
+        GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True, max_patches=6),
+        lambda reference, pictures: {
+            "pixel_values": reference(images=pictures, return_tensors="pt").pixel_values
+        },
+    ),
+    "internvl of Qwen 3": Family(
+        "InternVLForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "qwen3"},
+            "vision_config": {
+                **VISION,
+                "image_size": [56, 56],
+                "patch_size": [14, 14],
+                "norm_type": "rms_norm",
+                "layer_norm_eps": 1e-3,
+            },
+            "image_token_id": 310,
+            "vision_feature_layer": -2,
+            "tie_word_embeddings": False,
+        },
+        GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=2),
+        lambda reference, pictures: {
+            "pixel_values": reference(images=pictures, return_tensors="pt").pixel_values
+        },
+    ),
+}
+
+
+class Written:
+    """A tiny checkpoint of a family, prompts with pictures, and what transformers makes of them."""
+
+    def __init__(self, family: Family, folder: Path) -> None:
+        self.family = family
+        model: Any = write_pictured(family.architecture, folder, family.fields, family.reference.to_dict())
+        self.prompts = prompts = Prompts(folder)
+        wide, high, square = noise(100, 40), noise(31, 90), noise(64, 64)
+        self.asked = [
+            prompts.make([5, 9, 17], wide, [44, 200, 7]),
+            prompts.make([5, 9, 17, 44, 200, 7]),
+            prompts.make(high, square, [12]),
+            prompts.make([5], square, [7, 8], square, wide),
+        ]
+        self.answers = [expected(model, each, OUTPUT, self._inputs) for each in self.asked]
+        with torch.no_grad():
+            features = model.get_image_features(**self._inputs([wide, high, square], [])).pooler_output
+        self.rows = torch.cat([each.flatten(0, -2) for each in features])
+
+    def _inputs(self, pictures: list[Image], ids: list[int]) -> Inputs:
+        return self.family.prepare(self.family.reference, pictures)
+
+    def assert_rows(self, folder: Path) -> None:
+        """The tower of the checkpoint gives the rows of transformers, together and one by one."""
+        tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
+        items = [as_input(self.prompts.encode(number)) for number in range(3)]
+        ours = tower.encode(items)
+        assert [len(rows) for rows in ours] == [item.embeddings for item in items]
+        worst = (torch.cat(ours) - self.rows).abs().max()
+        assert worst <= 1e-4 * max(1.0, float(self.rows.abs().max()))
+
+    def assert_answers(self, folder: Path, chunk: int) -> None:
+        runner = open_runner(
+            folder, max_num_seqs=4, block_size=4, num_gpu_blocks_override=512, max_model_len=400
+        )
+        engine = Engine(runner.launch, runner.facts, self.prompts, chunk=chunk)
+        answers = engine.run(self.asked, OUTPUT)
+        for answer, other in zip(answers, self.answers, strict=True):
+            assert answer.tokens == other.tokens
+            assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        alone = Engine(runner.launch, runner.facts, self.prompts, chunk=chunk)
+        assert alone.run(self.asked[-1:], OUTPUT) == answers[-1:]
+
+
+def as_input(item: Encode) -> TowerInput:
+    pixels = torch.frombuffer(bytearray(item.pixels.data), dtype=torch.uint8)
+    return TowerInput(item.kind, pixels.view(item.shape), item.grid, item.embeddings)
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_and_texts_give_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    written = Written(FAMILIES[name], tmp_path)
+    written.assert_rows(tmp_path)
+    written.assert_answers(tmp_path, 7)
+    written.assert_answers(tmp_path, 512)
+
+
+def rename(folder: Path, *names: tuple[str, str]) -> None:
+    """Give tensors the names that patterns make of theirs."""
+    found = load_file(folder / "model.safetensors")
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        for pattern, other in names:
+            name = re.sub(pattern, other, name)
+        renamed[name] = tensor
+    save_file(renamed, folder / "model.safetensors")
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize("name", ["mistral3", "llava next", "onevision", "internvl"])
+def test_other_names_of_tensors_are_read_too(name: str, tmp_path: Path) -> None:
+    written = Written(FAMILIES[name], tmp_path)
+    rename(
+        tmp_path,
+        (r"^language_model\.model", "model.language_model"),
+        (r"^language_model\.lm_head", "lm_head"),
+        (r"^(vision_tower|multi_modal_projector|image_newline)", r"model.\1"),
+    )
+    written.assert_rows(tmp_path)
+    written.assert_answers(tmp_path, 512)
+
+
+def publish(folder: Path, reference: Any) -> None:
+    """Write a checkpoint of InternVL's under the names of its authors."""
+    rename(
+        folder,
+        (r"^vision_tower", "vision_model"),
+        (r"(?<=embeddings\.)(cls_token|patch_embeddings\.projection|position_embedding)s?", _as_published),
+        (r"encoder\.layer\.", "encoder.layers."),
+        (r"layernorm_before", "norm1"),
+        (r"layernorm_after", "norm2"),
+        (r"lambda_(\d)", r"ls\1"),
+        (r"attention\.projection_layer", "attn.proj"),
+        (r"multi_modal_projector\.layer_norm", "mlp1.0"),
+        (r"multi_modal_projector\.linear_1", "mlp1.1"),
+        (r"multi_modal_projector\.linear_2", "mlp1.3"),
+    )
+    found = load_file(folder / "model.safetensors")
+    for number in range(VISION["num_hidden_layers"]):
+        for kind in ("weight", "bias"):
+            parts = [f"vision_model.encoder.layers.{number}.attention.{part}_proj.{kind}" for part in "qkv"]
+            if parts[0] in found:
+                joined = torch.cat([found.pop(part) for part in parts])
+                found[f"vision_model.encoder.layers.{number}.attn.qkv.{kind}"] = joined
+    save_file(found, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(published_config(config, reference.max_patches)))
+    means = {"image_mean": reference.image_mean, "image_std": reference.image_std}
+    settings = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 448, **means}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def published_config(config: dict[str, Any], most: int) -> dict[str, Any]:
+    vision = config["vision_config"]
+    kept = {key: value for key, value in vision.items() if key not in ("attention_bias", "use_qk_norm")}
+    names = {"qkv_bias": vision["attention_bias"], "qk_normalization": False}
+    sizes = {"image_size": vision["image_size"][0], "patch_size": 14}
+    return {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "llm_config": config["text_config"],
+        "vision_config": {**kept, **names, **sizes},
+        "select_layer": config["vision_feature_layer"],
+        "max_dynamic_patch": most,
+        "ps_version": "v2",
+    }
+
+
+def _as_published(found: re.Match[str]) -> str:
+    return {"cls_token": "class_embedding", "patch_embeddings.projection": "patch_embedding"}.get(
+        found[1], "position_embedding"
+    )
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize("name", ["internvl", "internvl of Qwen 3"])
+def test_internvl_is_read_as_its_authors_published_it(name: str, tmp_path: Path) -> None:
+    written = Written(FAMILIES[name], tmp_path)
+    publish(tmp_path, written.family.reference)
+    written.assert_rows(tmp_path)
+    written.assert_answers(tmp_path, 512)
+    again = Prompts(tmp_path)
+    places = [again.make(*[each.pictures[0]]).media for each in written.asked if each.pictures]
+    assert [place.runs for (place,) in places] == [
+        each.media[0].runs for each in written.asked if each.pictures
+    ]
