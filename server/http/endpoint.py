@@ -84,13 +84,15 @@ class BodyMemory:
 BODY_MEMORY = BodyMemory()
 
 
-async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int | None = None) -> bytes:
-    """Returns the whole body. Raises ClientDisconnect if the connection ends before it.
+async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int = MAX_BODY) -> bytes:
+    """Returns the whole body, of `most` bytes at most. Raises ClientDisconnect if the connection ends before
+    it."""
+    return bytes(await read_buffer(receive, memory, most))
 
-    `most` is the most bytes that are taken of this one, if not MAX_BODY.
-    """
-    most = MAX_BODY if most is None else most
-    parts: list[bytes] = []
+
+async def read_buffer(receive: Receive, memory: BodyMemory, most: int) -> bytes | bytearray:
+    """The same, without the time at the end in which all of a long body would be copied."""
+    body: bytes | bytearray = b""
     size = taken = 0
     try:
         while True:
@@ -106,9 +108,13 @@ async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most:
                     raise no_room_for_body()
                 memory.taken += size - taken
                 taken = size
-            parts.append(part)
+            if size == len(part):
+                body = part
+            else:
+                body = bytearray(body) if isinstance(body, bytes) else body
+                body += part
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return body
     finally:
         memory.give_back(taken)
 
@@ -219,9 +225,9 @@ class Endpoint(APIRoute):
         if media is None or not self._takes_media:
             raw = await read_body(request.receive, most=most)
         else:
-            raw = await read_body(request.receive, most=most + media.most_bytes)
+            whole = await read_buffer(request.receive, BODY_MEMORY, most + media.most_bytes)
             inline = request.scope[INLINE] = InlineFiles()
-            raw = inline.cut(raw, most)
+            raw = inline.cut(whole, most)
             if len(raw) > most:
                 raise body_too_large(most)
         if is_long(raw):

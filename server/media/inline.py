@@ -12,6 +12,8 @@ from server.media.sources import Content
 
 SHORTEST = 8 << 10
 """Files in base64 of fewer bytes stay where they are."""
+MOST_FILES = 256
+"""The most files that are cut out of a body."""
 _STEP = SHORTEST // 2
 _REFERENCE = "inline:"
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
@@ -26,12 +28,12 @@ class InlineFiles:
     def __init__(self) -> None:
         self._files: dict[str, memoryview] = {}
 
-    def cut(self, raw: bytes, most_left: int) -> bytes:
+    def cut(self, raw: bytes | bytearray, most_left: int) -> bytes:
         """The body with references in place of long files. No more than `most_left` bytes of it are searched,
         files not counted."""
-        pieces: list[bytes] = []
+        pieces: list[bytes | bytearray] = []
         at = done = cut = 0
-        while (middle := at + _STEP) < len(raw) and at - cut <= most_left:
+        while (middle := at + _STEP) < len(raw) and at - cut <= most_left and len(self._files) < MOST_FILES:
             start, stop = raw.rfind(b'"', at, middle) + 1, raw.find(b'"', middle)
             if stop < 0:
                 break
@@ -41,7 +43,7 @@ class InlineFiles:
                 pieces += [raw[done:start], reference.encode()]
                 done, cut = stop, cut + stop - start
             at = stop
-        return b"".join([*pieces, raw[done:]])
+        return b"".join([*pieces, raw[done:]]) if pieces else bytes(raw)
 
     def take(self, url: str) -> Content | None:
         """The file for which a reference stands; None if the URL is none. Each is taken once."""
@@ -61,7 +63,7 @@ def is_reference(data: str) -> bool:
     return data.startswith(_REFERENCE)
 
 
-def _head_of_file(raw: bytes, start: int, stop: int) -> int | None:
+def _head_of_file(raw: bytes | bytearray, start: int, stop: int) -> int | None:
     """How many bytes of a string come before its base64; None if it is no long file of a media part."""
     if stop - start < SHORTEST or raw[stop - 1] == ord("\\"):
         return None

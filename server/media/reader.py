@@ -22,11 +22,9 @@ from server.media.sources import Content, Sources
 from server.metrics.media_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
-from server.options.server_config import MediaOptions, ServerConfig
+from server.options.server_config import SERVED_KINDS, MediaOptions, ServerConfig
 from server.text.tokenizer import Tokenizer
 
-KINDS = ("image",)
-"""The kinds of items that are prepared."""
 _MOST_WORKERS = 4
 
 
@@ -37,7 +35,7 @@ def open_reader(
 
     Raises ConfigError if a file of the checkpoint cannot be used.
     """
-    files = find_media(folder) if config.media.most_of(KINDS) else None
+    files = find_media(folder) if config.media.most_of(SERVED_KINDS) else None
     if files is None:
         return None
     return MediaReader(files, config.media, tokenizer, metrics.of_media(), config.log.style)
@@ -65,7 +63,7 @@ class MediaReader:
             processor.placeholder,
             processor.written,
             tuple(token for token in tokenizer.added_tokens if token in processor.written),
-            options.most_of(KINDS),
+            options.most_of(SERVED_KINDS),
         )
         self.kept = KeptItems(int(options.mm_processor_cache_gb * (1 << 30)))
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))

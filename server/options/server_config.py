@@ -106,6 +106,8 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MEDIA_KINDS = ("image", "audio", "video")
+SERVED_KINDS = ("image",)
+"""The kinds of items that models are served with."""
 DEFAULT_ITEMS = 16
 """The most items of a kind in a prompt where the operator does not say."""
 

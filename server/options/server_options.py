@@ -36,6 +36,7 @@ from server.options.server_config import (
     LOGS,
     MEDIA,
     REPORTS,
+    SERVED_KINDS,
     TEXT,
     ServerConfig,
 )
@@ -254,6 +255,8 @@ def _build(values: dict[str, object]) -> ServerConfig:
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)
     check(config)
+    if not config.media.most_of(SERVED_KINDS):
+        config = assemble(ServerConfig, {**values, "language_model_only": True})
     return config
 
 

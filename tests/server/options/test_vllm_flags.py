@@ -25,7 +25,7 @@ def read(line: str) -> ServerConfig:
     [
         "--enable-auto-tool-choice",
         "--disable-log-requests --swap-space 4 --max-log-len 100",
-        "--language-model-only --interleave-mm-strings --limit-mm-per-prompt '{}'",
+        "--interleave-mm-strings --limit-mm-per-prompt '{}'",
         "-O3",
         "-O 2",
         "-O.mode=3",
@@ -55,7 +55,9 @@ def test_start_lines_that_ask_for_what_is_so_anyway(line: str) -> None:
     ],
 )
 def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> None:
-    assert read(line).media.most_of(("image", "video")) == most
+    config = read(line)
+    assert config.media.most_of(("image", "video")) == most
+    assert config.engine.worker.language_model_only is ("image" not in most)
 
 
 @pytest.mark.parametrize(
