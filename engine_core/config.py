@@ -134,6 +134,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
     planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
     or four times a step of one token if that is longer; elsewhere 0."""
+    max_num_encoder_input_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
+    """Most embeddings of pictures that are encoded in a step, if it encodes several. Default: as many as the
+    step has tokens."""
+    disable_chunked_mm_input: Annotated[bool, Doc(SCHEDULER)] = False
+    """Compute all tokens of a picture in one step."""
+    mm_processor_cache_gb: Annotated[float, Doc(SCHEDULER, least=0)] = 4.0
+    """Most GiB of prepared items that an API process keeps; 0 keeps none. An engine takes as many of live
+    requests, but 1 at least: new ones beyond get 503."""
     scheduling_policy: Annotated[str, Doc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
     """Order of requests."""
     steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None

@@ -297,6 +297,14 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The kernels that the worker has compiled since its start, in total."""
     experts: ExpertStats | None = None
     """News of experts that are balanced by load, once there are any."""
+    media_encoded: int = 0
+    """The media items that were encoded, in total."""
+    media_reused: int = 0
+    """How often a request has found the embeddings of an item that was encoded before, in total."""
+    media_embeddings: int = 0
+    """The embeddings that are held."""
+    media_bytes: int = 0
+    """The bytes that the media of live requests take."""
 
 
 PHASES = {

@@ -77,20 +77,18 @@ class StepMedia:
     def update(self, step: StepInput) -> None:
         """Drop the items that a step forgets, then encode those that it brings.
 
-        Behind a failed step, the engine does not know whether that one has done so.
+        Behind a failed step all are dropped: the engine does not know what that one has done.
         """
         if not self._encodes:
             return
         brought = {item.number for item in step.encode}
-        if not step.fresh:
-            unknown, twice = (
-                set(step.forget) - self._rows.keys(),
-                self._rows.keys() & brought - set(step.forget),
-            )
-            if unknown or twice:
-                raise ValueError(f"step {step.number} forgets items {unknown} and brings {twice} again")
-        for number in (*step.forget, *brought):
-            self._rows.pop(number, None)
+        if step.fresh:
+            self._rows.clear()
+        unknown, twice = set(step.forget) - self._rows.keys(), self._rows.keys() & brought - set(step.forget)
+        if unknown or twice:
+            raise ValueError(f"step {step.number} forgets items {unknown} and brings {twice} again")
+        for number in step.forget:
+            del self._rows[number]
         held = sum(map(len, self._rows.values())) + sum(item.embeddings for item in step.encode)
         if held > self._most:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")

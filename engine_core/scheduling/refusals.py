@@ -8,11 +8,13 @@ sequence fits into the cache when it is alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from math import isfinite
+from math import isfinite, prod
 
 from engine_core.config import EngineConfig
+from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Thinking
 from engine_core.scheduling.cache.cache_manager import blocks_needed
+from engine_core.scheduling.media import cuts_no_item
 from worker.protocol import Pooling, Sampling, WorkerFacts
 
 POLICIES = ("fcfs", "priority")
@@ -42,9 +44,9 @@ def token_limit(add: Add, facts: WorkerFacts) -> int:
     return min((add.prompt_len or len(add.tokens)) + add.params.max_tokens, facts.max_model_len)
 
 
-def refusal(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
+def refusal(add: Add, config: EngineConfig, facts: WorkerFacts, vocab_size: int) -> str | None:
     """The reason why the request cannot be run, or None if it can."""
-    if reason := _bad_length(add, facts):
+    if reason := _bad_length(add, facts) or (_bad_media(add, config, facts) if add.media else None):
         return reason
     if not _all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
@@ -81,6 +83,47 @@ def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
             f"the prompt has {count} tokens, and the model's {longest} must hold it "
             "and at least one more: shorten the prompt"
         )
+    return None
+
+
+def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None:
+    if not facts.most_embeddings:
+        return "this model is served for text only: send no media"
+    count, end = add.prompt_len or len(add.tokens), 0
+    for media in add.media:
+        if media.length < 1 or not end <= media.at <= media.end <= count:
+            return f"media must lie within the prompt's {count} tokens, in order, and must not overlap"
+        end = media.end
+        if reason := _bad_item(media, facts):
+            return reason
+        if cuts_no_item(config, facts) and media.length > facts.max_num_batched_tokens:
+            return (
+                f"an item takes {media.length} tokens of the prompt, which one step must compute: set "
+                f"--max-num-batched-tokens (now {facts.max_num_batched_tokens}) to as many at least"
+            )
+    if not (config.enable_chunked_prefill and facts.causal):
+        embeddings = sum({media.hash: media.embeddings for media in add.media}.values())
+        if embeddings > facts.most_embeddings:
+            return (
+                f"the media have {embeddings} embeddings, and one step, which must compute the whole prompt, "
+                f"holds {facts.most_embeddings}: send fewer or smaller ones"
+            )
+    return None
+
+
+def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
+    end = 0
+    for first, length in media.runs:
+        if length < 1 or not end <= first <= first + length <= media.length:
+            return f"the embeddings of an item must lie within its {media.length} tokens, in order"
+        end = first + length
+    if not 1 <= media.embeddings <= facts.most_embeddings:
+        return (
+            f"an item has {media.embeddings} embeddings, and must have from 1 to {facts.most_embeddings}: "
+            "send a smaller one"
+        )
+    if min(*media.shape, *media.grid) < 1 or not prod(media.grid) <= prod(media.shape) == len(media.pixels):
+        return f"an item's shape {media.shape}, grid {media.grid} and {len(media.pixels)} bytes do not fit"
     return None
 
 

@@ -28,6 +28,7 @@ from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
+from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.deadlines import Deadlines, late
 from engine_core.scheduling.queue.failed_steps import Suspects
@@ -74,12 +75,15 @@ class Scheduler:
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
+        self.media = MediaItems(config, facts)
         self._shares = TimeShares()
         self.suspects = Suspects()
         self.deadlines = Deadlines()
         self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
         self.results = StepResults(
-            *(self.pace, self.cache, self.paused, self.suspects), preempt=self._preempt, end=self._end
+            *(self.pace, self.cache, self.media, self.paused, self.suspects),
+            preempt=self._preempt,
+            end=self._end,
         )
         self._cache_full = False
         """Whether a sequence waits for memory, as of the step planned last."""
@@ -97,6 +101,7 @@ class Scheduler:
             matcher = ThinkingMatcher(request.thinking, self._config.depth - 1, matcher)
         if matcher is not None and (reason := catch_up(matcher, request)):
             return Failed(id=request.id, code=400, message=reason)
+        request = self.media.enter(request)
         arrived = request.sent or now  # an engine reads requests between steps
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
@@ -122,7 +127,8 @@ class Scheduler:
         """The reason why a request cannot be taken in; so many others wait for their grammars."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        if reason := refusal(request, self._facts, self._vocab_size):
+        reason = refusal(request, self._config, self._facts, self._vocab_size)
+        if reason := reason or self.media.refusal(request):
             return Failed(id=request.id, code=400, message=reason)
         queued, limit = (
             self.waiting.count + compiling - len(self.cache.free_slots),
@@ -130,6 +136,10 @@ class Scheduler:
         )
         if limit is not None and queued >= limit and not request.prompt_len:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
+        if request.media and self.media.lacks_room(request) and not request.prompt_len:
+            return Failed(
+                id=request.id, code=503, message="other requests have too many media: try again later"
+            )
         return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
@@ -171,7 +181,7 @@ class Scheduler:
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
         self.cache.begin_step()
-        step = StepBuilder(self._config, self._facts, self.pace.line)
+        step = StepBuilder(self._config, self._facts, self.pace.line, self.media)
         if not (self.suspects.groups or self.suspects.settling):
             self._plan(step, now)
         elif self.suspects.may_begin(now):
@@ -234,7 +244,10 @@ class Scheduler:
             if running and not ahead:
                 seq = running.pop(0)
                 if step.rows < most_running and seq.slot is not None:
-                    self._shares.charge(turn, self._continue(seq, step))
+                    cost = self._continue(seq, step)
+                    self._shares.charge(turn, cost)
+                    if not cost and seq.computed < seq.media_end:
+                        waiting = set()  # nor must they take the room in steps that its next item waits for
             elif first is None:
                 classes = classes - {turn}
             elif (prefix := self.cache.match(first)) is None:
@@ -271,7 +284,7 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
-        count = step.chunk(seq.gap, seq.computed, alone=len(self.running) == 1)
+        count = step.chunk(seq, seq.computed, alone=len(self.running) == 1)
         fits = count and step.can_pool(seq, ends=count == seq.gap)
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
             return 0.0
@@ -282,7 +295,7 @@ class Scheduler:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
         start = len(prefix[0]) * self._facts.block_size
         gap = seq.gap - start
-        count = step.chunk(gap, start, alone=not self.running)
+        count = step.chunk(seq, start, alone=not self.running)
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)
@@ -306,7 +319,7 @@ class Scheduler:
                 self.counters.prefix_hits += seq.cached
         elif isinstance(params, Sampling) and not seq.owes_prompt_logprobs:
             params = replace(params, prompt_logprobs=None)  # they were sent before it was preempted
-        return NewSeq(slot, list(seq.tokens), seq.prompt_len, params)
+        return NewSeq(slot, list(seq.tokens), seq.prompt_len, params, self.media.places(seq))
 
     def _grow(self, seq: Sequence, positions: int) -> list[int] | None:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
@@ -341,6 +354,7 @@ class Scheduler:
         self.pace.leave(seq)
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
+        self.media.leave(seq)
         del self.live[seq.key]
         if seq.slot is not None:
             self._release(seq)
@@ -379,4 +393,8 @@ class Scheduler:
             landed=counters.landed.buckets,
             kernel_compilations=counters.kernel_compilations,
             experts=counters.experts.stats,
+            media_encoded=self.media.encoded,
+            media_reused=self.media.reused,
+            media_embeddings=self.media.embeddings,
+            media_bytes=self.media.bytes,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.grammar.matcher import TokenMatcher
+from engine_core.prompt_media import overlapping
 from engine_core.protocol import Add, CacheMiss, Timing
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
@@ -37,6 +38,8 @@ class Sequence:
     """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
+    media_end: int = 0
+    """The position behind its last media item; 0 if it has none."""
     computed: int = 0
     """Positions whose cache entries are written by the steps planned so far."""
     pending: int = 0
@@ -83,6 +86,8 @@ class Sequence:
         self.work_class = class_of(self.request)
         self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
+        if self.request.media:
+            self.media_end = self.request.media[-1].end
         if self.resumed:
             self.started = self.arrived
             self.first_token = self.request.began or self.arrived
@@ -149,7 +154,9 @@ class Sequence:
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)
-            self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size]))
+            media = overlapping(self.request.media, at, at + block_size) if at < self.media_end else ()
+            places = [(each.hash, each.at - at) for each in media]
+            self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], places))
         return self.hashes[index]
 
     def timing(self, now: float) -> Timing:

@@ -11,8 +11,9 @@ from math import inf
 
 from engine_core.config import EngineConfig
 from engine_core.scheduling.cache.states import StepStates
+from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import POOLED, READ, TOKEN, CostLine, Work
+from engine_core.scheduling.step_cost import ENCODED, POOLED, READ, TOKEN, CostLine, Work
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
 
 
@@ -43,7 +44,9 @@ class PlannedStep:
 class StepBuilder:
     """Collects the rows of one step under its budgets."""
 
-    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine) -> None:
+    def __init__(self, config: EngineConfig, facts: WorkerFacts, line: CostLine, media: MediaItems) -> None:
+        media.begin_step()
+        self._media = media
         self.budget = facts.max_num_batched_tokens
         self.left = inf
         """The expected seconds that can still be added."""
@@ -58,7 +61,7 @@ class StepBuilder:
         self._has_prefill = False  # a row has several tokens
         self._binds = False
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
-        self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self.new: list[NewSeq] = []
         """The sequences that enter their slots with this step."""
         self._rows: list[SeqStep] = []
@@ -73,20 +76,29 @@ class StepBuilder:
     def full(self) -> bool:
         return not self.budget or self.left <= 0
 
-    def chunk(self, gap: int, start: int, *, alone: bool) -> int:
+    def chunk(self, seq: Sequence, start: int, *, alone: bool) -> int:
         """The number of its uncomputed tokens, from position `start` on, that a sequence gets; 0: none.
 
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
-        starve; if prompts are computed whole, it gets all.
+        starve; if prompts, or media items, are computed whole, it gets all.
         """
+        gap = seq.gap + seq.computed - start
+        if start >= seq.media_end:
+            return self._fitting(gap, start, 1, alone=alone)
+        count = self._fitting(gap, start, self._media.least(seq, start), alone=alone)
+        encoded = inf if self.left == inf else self._line.encoded(max(self.left, 0.0))
+        return self._media.reach(seq, start, count, encoded)
+
+    def _fitting(self, gap: int, start: int, least: int, *, alone: bool) -> int:
+        """How many of `gap` tokens fit into what is left; not fewer than `least` for want of time alone."""
         if self._longest and not alone and self.may_split:
-            gap = min(gap, self._longest)
+            gap = min(gap, max(self._longest, least))
         gap = min(gap, self.budget)
         if self.left == inf:
             return gap
         fitting = self._line.fitting(max(self.left, 0.0), start)
         if self.may_split:
-            return min(gap, fitting if self._has_prefill else max(1, fitting))
+            return min(gap, fitting if self._has_prefill else max(least, fitting))
         return gap if gap <= fitting or not self._has_prefill else 0
 
     def can_pool(self, seq: Sequence, *, ends: bool) -> bool:
@@ -128,7 +140,8 @@ class StepBuilder:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
             return None
-        step = StepInput(number, self.new, self._rows)
+        media = self._media
+        step = StepInput(number, self.new, self._rows, encode=media.encode, forget=media.forget)
         bounded = self.left < inf
         return PlannedStep(
             *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),
@@ -143,6 +156,10 @@ class StepBuilder:
         cost = line.tokens(count, reads)
         work[TOKEN] += count
         work[READ] += reads
+        if start < seq.media_end:
+            encoded = self._media.read(seq, start, count)
+            cost += line.end(ENCODED, encoded)
+            work[ENCODED] += encoded
         if ends:
             amount = self._pooled_rows(seq) if seq.pools else 1
             cost += line.end(seq.term, amount)

@@ -1,8 +1,8 @@
 """The expected time of a step: a line over what it computes, whose coefficients are learned from the steps.
 
 A step reads the weights once, and then takes time for each new token, for each cached position that a token
-attends to, and for each row that is pooled or sampled. It knows no clock: whoever runs steps hands in how
-long each one took.
+attends to, for each row that is pooled or sampled, and for each embedding of media that are encoded. It knows
+no clock: whoever runs steps hands in how long each one took.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from math import exp, log, sqrt
 
 from worker.protocol import Pooling, Sampling
 
-STEP, TOKEN, READ, POOLED, PLAIN, FILTERED, LOGPROBS = _TERMS = range(7)
-"""The terms of the line: the step itself, new tokens, cached positions read, hidden states pooled, and
-sampled rows by kind (only a temperature, filters and penalties, logprobs)."""
+STEP, TOKEN, READ, POOLED, PLAIN, FILTERED, LOGPROBS, ENCODED = _TERMS = range(8)
+"""The terms of the line: the step itself, new tokens, cached positions read, hidden states pooled,
+sampled rows by kind (only a temperature, filters and penalties, logprobs), embeddings of encoded media."""
 
 Work = list[float]
 """The amount of each term in a step, in the order above."""
 
-_OF_TOKEN = (20.0, 1.0, 1e-4, 0.02, 0.2, 1.0, 1.0)
+_OF_TOKEN = (20.0, 1.0, 1e-4, 0.02, 0.2, 1.0, 1.0, 1.0)
 """A first guess of each coefficient, as a multiple of that of a token."""
 _UNKNOWN_TOKEN = 1e-4
 """The guess for a token itself, in seconds, if no step was timed at warm-up."""
 
-_DOUBT = (1.0, 1.0, 6.0, 4.0, 4.0, 4.0, 4.0)
-"""The variance of the logarithm of each first guess. Attention differs most between models and machines."""
+_DOUBT = (1.0, 1.0, 6.0, 4.0, 4.0, 4.0, 4.0, 6.0)
+"""The variance of the logarithm of each first guess. Attention and towers differ most between models."""
 _NOISE, _DRIFT = 0.1, 1e-3
 """The variances of the logarithm of a step's time, and of what a coefficient itself changes by in a step."""
 _BOUND = 0.3
@@ -77,8 +77,12 @@ class CostLine:
         return self._seconds[TOKEN] * count + self._seconds[READ] * reads
 
     def end(self, term: int, count: int) -> float:
-        """The seconds of sampling or pooling `count` rows under this term."""
+        """The seconds of sampling or pooling `count` rows, or encoding embeddings, under this term."""
         return self._seconds[term] * count
+
+    def encoded(self, seconds: float) -> float:
+        """The embeddings of media that can be encoded within this time."""
+        return seconds / self._seconds[ENCODED]
 
     def fitting(self, seconds: float, start: int) -> int:
         """The number of tokens from position `start` on that can be computed within this time."""

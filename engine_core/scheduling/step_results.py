@@ -11,6 +11,7 @@ from itertools import repeat
 from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.failed_steps import Suspects
 from engine_core.scheduling.queue.waiting import PausedSequences
@@ -29,6 +30,7 @@ class StepResults:
         self,
         pace: Pace,
         cache: CacheManager,
+        media: MediaItems,
         paused: PausedSequences,
         suspects: Suspects,
         *,
@@ -37,6 +39,7 @@ class StepResults:
     ) -> None:
         self._pace = pace
         self._cache = cache
+        self._media = media
         self._paused = paused
         self._suspects = suspects
         self._preempt = preempt
@@ -74,6 +77,7 @@ class StepResults:
     ) -> OutputsByClient:
         """Let the sequences of a step that failed, but not `behind` another, run apart; one alone ends."""
         self._pace.land(planned, now)
+        self._media.lose()
         number, rows = planned.step.number, list(zip(planned.seqs, planned.step.seqs, strict=True))
         for seq, row in rows:
             self._cache.land_states(seq, row, wanted=False)

@@ -38,7 +38,8 @@ def open_reader(
     files = find_media(folder) if config.media.most_of(SERVED_KINDS) else None
     if files is None:
         return None
-    return MediaReader(files, config.media, tokenizer, metrics.of_media(), config.log.style)
+    kept_bytes = int(config.engine.mm_processor_cache_gb * (1 << 30))
+    return MediaReader(files, config.media, kept_bytes, tokenizer, metrics.of_media(), config.log.style)
 
 
 class MediaReader:
@@ -48,6 +49,7 @@ class MediaReader:
         self,
         files: MediaFiles,
         options: MediaOptions,
+        kept_bytes: int,
         tokenizer: Tokenizer,
         metrics: MediaMetrics,
         log_level: str = "info",
@@ -65,7 +67,7 @@ class MediaReader:
             tuple(token for token in tokenizer.added_tokens if token in processor.written),
             options.most_of(SERVED_KINDS),
         )
-        self.kept = KeptItems(int(options.mm_processor_cache_gb * (1 << 30)))
+        self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         limits = PreparingLimits(processes=workers, seconds=options.media_seconds)
         self._preparer = Preparer(files, self.kept, limits, log_level)

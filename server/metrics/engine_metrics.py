@@ -104,6 +104,10 @@ _NUMBERS = (
     (_COUNTER, "vllm:num_preemptions", "preemptions", "Requests put back for want of memory."),
     (_COUNTER, "facet:engine_busy_seconds", "busy", "Seconds spent on steps."),
     (_GAUGE, "facet:expected_wait_seconds", "expected_wait", "Until a new request's first token."),
+    (_COUNTER, "facet:media_encoded", "media_encoded", "Pictures encoded."),
+    (_COUNTER, "facet:media_reused", "media_reused", "Pictures of requests that were encoded already."),
+    (_GAUGE, "facet:media_embeddings", "media_embeddings", "Embeddings of pictures that are held."),
+    (_GAUGE, "facet:media_bytes", "media_bytes", "Bytes of the decoded pictures of live requests."),
     (_COUNTER, "facet:kernel_compilations", "kernel_compilations", "Kernels that a worker has compiled."),
 )
 """Kind of metric, its name, the field of Stats that it shows, its help text."""

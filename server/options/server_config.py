@@ -128,8 +128,6 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     another one."""
     media_seconds: Annotated[float, Doc(MEDIA, least=0.1)] = 30.0
     """Seconds in which a file must be fetched, and an item be prepared."""
-    mm_processor_cache_gb: Annotated[float, Doc(MEDIA, least=0)] = 4.0
-    """Most GiB of prepared items that an API process keeps; 0 keeps none."""
     mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
     """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
     trust_request_mm_kwargs: Annotated[bool, Doc(MEDIA)] = False

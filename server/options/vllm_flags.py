@@ -104,7 +104,7 @@ _HARMLESS_SWITCHES = """
     enable-ep-weight-filter disable-cascade-attn
     disable-nccl-for-dp-synchronization aggregate-engine-logging fail-on-environ-validation
     enable-log-deltas use-tqdm-on-load enable-flashinfer-autotune kv-sharing-fast-prefill
-    disable-mm-preprocessor-cache disable-chunked-mm-input skip-mm-profiling
+    disable-mm-preprocessor-cache skip-mm-profiling
     interleave-mm-strings
 """
 _HARMLESS_VALUES = """

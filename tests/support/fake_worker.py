@@ -21,6 +21,7 @@ from pathlib import Path
 
 import zmq
 from fake_cache import FakeCache, entries_of
+from fake_media import FakeMedia
 from fake_states import FakeStates
 
 from engine_core import process
@@ -115,6 +116,8 @@ def facts(
     has_idle_work: bool = False,
     remembered_states: int | None = None,
     windows: tuple[int, ...] = (0,),
+    most_embeddings: int = 0,
+    whole_media: bool = False,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -133,6 +136,8 @@ def facts(
         windows=windows,
         widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
         whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
+        most_embeddings=most_embeddings,
+        whole_media=whole_media,
     )
 
 
@@ -140,17 +145,18 @@ def facts(
 class _Row:
     tokens: list[int]
     prompt_len: int
-    tells_prompt: bool
+    told: list[int]
+    """The tokens about which logprobs of the prompt are told, if they are asked for."""
     pooling: Pooling | None
 
 
-def _row(new: NewSeq) -> _Row:
+def _row(new: NewSeq, tokens: list[int]) -> _Row:
     if isinstance(new.params, Pooling):
-        return _Row(list(new.tokens), new.prompt_len, tells_prompt=False, pooling=new.params)
+        return _Row(tokens, new.prompt_len, told=[], pooling=new.params)
     tells_prompt = new.params.prompt_logprobs is not None
     if tells_prompt and len(new.tokens) > new.prompt_len:
         raise ValueError("prompt logprobs are asked for again")
-    return _Row(list(new.tokens), new.prompt_len, tells_prompt, pooling=None)
+    return _Row(tokens, new.prompt_len, list(new.tokens) if tells_prompt else [], pooling=None)
 
 
 @dataclass(slots=True)
@@ -207,6 +213,7 @@ class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self._cache = FakeCache(facts)
+        self.media = FakeMedia(facts)
         self._rows: dict[int, _Row] = {}
         self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
@@ -222,8 +229,9 @@ class FakeWorker:
         if len({seq.slot for seq in step.seqs}) < len(step.seqs):
             raise ValueError("a row occurs twice")
         for new in step.new:
-            self._rows[new.slot] = _row(new)
+            self._rows[new.slot] = _row(new, self.media.begin(new))
             self._cache.begin(new.slot)
+        self.media.follow(step, {slot: row.tokens for slot, row in self._rows.items()})
         if self._states is not None:
             self._states.follow(step.seqs, {slot: row.tokens for slot, row in self._rows.items()})
         if self.facts.causal:  # all rows write before any of them reads
@@ -233,7 +241,7 @@ class FakeWorker:
         if any(seq.bound for seq in step.seqs):
             self._bind(step, tokens, following)
         prompt_logprobs = {
-            seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].tells_prompt
+            seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].told
         }
         pooled = {seq.slot: self._vectors(seq) for seq in step.seqs if seq.pools}
         failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
@@ -305,7 +313,7 @@ class FakeWorker:
         """Logprobs that name the token they are about, so that a test sees each of them once and in order."""
         row = self._rows[seq.slot]
         about = range(seq.start + 1, min(seq.start + seq.count + 1, row.prompt_len))
-        return [TokenLogprobs([row.tokens[position]], [0.0], 1) for position in about]
+        return [TokenLogprobs([row.told[position]], [0.0], 1) for position in about]
 
 
 class FakeExecutor:

@@ -22,7 +22,7 @@ def config(**changes: object) -> EngineConfig:
 
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
-    *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len"),
+    *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
 )
 
 
@@ -51,6 +51,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.facts, vocab_size=50)
         self.worker = FakeWorker(self.facts)
+        self.worker.media.whole |= self.config.disable_chunked_mm_input
 
     def add(self, request: Add, client: int = 0) -> None:
         self.now += 1
@@ -95,6 +96,8 @@ class Bench:
         elif plan is None:
             return False
         self.check()
+        if not self.scheduler.live:
+            assert not self.scheduler.media.bytes
         return True
 
     def run(self) -> None:

@@ -16,12 +16,16 @@ def root_hash(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
 
 
-def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
+def chain_hash(parent: bytes, tokens: list[int], media: Iterable[tuple[bytes, int]] = ()) -> bytes:
     """The hash of a block's tokens and, through `parent`, of all tokens before them.
 
-    It is cryptographic: with a weaker one, a prompt could be made to find somebody else's block.
+    `media` has the hash of each item that overlaps the block, and its place counted from the block's first
+    token. The hash is cryptographic: with a weaker one, a prompt could be made to find somebody else's block.
     """
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=_HASH_BYTES).digest()
+    data = parent + array("i", tokens).tobytes()
+    for hash, place in media:
+        data += array("q", (len(hash), place)).tobytes() + hash
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
 
 
 class RecentHashes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from hashlib import shake_256
 from typing import Literal
 
 from engine_core.protocol import CacheMiss
@@ -26,7 +27,7 @@ _WIDTH = array("i").itemsize  # bytes of a token
 class RememberedPrompt:
     """The prompt of a sequence, and the outputs that it has computed."""
 
-    __slots__ = ("_bytes", "_prompt_len", "_tokens", "cost", "key", "salt", "state")
+    __slots__ = ("_bytes", "_media", "_prompt_len", "_tokens", "cost", "key", "salt", "state")
 
     def __init__(self, seq: Sequence) -> None:
         self.key = seq.key
@@ -35,6 +36,7 @@ class RememberedPrompt:
         """The reason why its tokens are not cached, should they never have been published."""
         self._prompt_len = seq.prompt_len
         self.cost = self._prompt_len + OVERHEAD
+        self._media = [(media.at, media.length, media.hash) for media in seq.request.media]
         self._tokens = seq.tokens  # the sequence's own list, which grows while it runs
         self._bytes = b""
 
@@ -44,7 +46,9 @@ class RememberedPrompt:
 
     def as_bytes(self) -> bytes:
         """The tokens as int32 [number of tokens], which are compared at once; converted when first asked."""
-        if len(self._bytes) != len(self) * _WIDTH:
+        if not self._bytes:
+            self._bytes = _as_bytes(self._tokens[: len(self)], self._media)
+        elif len(self._bytes) != len(self) * _WIDTH:
             self._bytes += array("i", self._tokens[len(self._bytes) // _WIDTH : len(self)]).tobytes()
         return self._bytes
 
@@ -97,7 +101,8 @@ class PrefixMemory:
         size, index = self._block_size, seq.computed // self._block_size
         while index < seq.prompt_len // size and pool.known(seq.block_hash(index, size)):
             index += 1
-        tokens = array("i", seq.tokens).tobytes()
+        media = [(media.at, media.length, media.hash) for media in seq.request.media]
+        tokens = _as_bytes(seq.tokens, media)
         prompts = list(reversed(self._by_salt.get(seq.request.salt, ())))  # the newest first
         common, nearest = _nearest(tokens, prompts)
         matched = max(common, index * size)
@@ -147,6 +152,17 @@ class PrefixMemory:
         del of_salt[prompt]
         if not of_salt:
             del self._by_salt[prompt.salt]
+
+
+def _as_bytes(tokens: list[int], media: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Tokens as int32 [number of tokens]; those of media items are numbers made of the item's hash instead.
+
+    `media` has the position of each item, the number of its tokens and its hash.
+    """
+    found = bytearray(array("i", tokens).tobytes())
+    for at, length, hash in media:
+        found[at * _WIDTH : (at + length) * _WIDTH] = shake_256(hash).digest(length * _WIDTH)
+    return bytes(found)
 
 
 def _new(seq: Sequence, common: int, nearest: list[RememberedPrompt]) -> MissReason:

@@ -6,22 +6,28 @@ import random
 from collections import Counter, deque
 
 import pytest
+from fake_media import picture, seen_tokens
 from fake_worker import EOS, facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool
 
+from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Failed, Pooled, Tokens
 from worker.protocol import Pooling, Sampling, WorkerFacts, blocks_held
 
 WINDOWS = ((0, 5), (0, 9, 9), (7,), (4, 20), (0, 0, 3), (0, 2, 6, 17))
 """Groups of layers, of which some read the last positions only."""
 
+LONGEST_ITEM = 5
+"""The tokens of the largest picture, of which one is a text between embeddings."""
+
 
 def random_facts(
-    rnd: random.Random, windows: tuple[int, ...], tasks: tuple[str, ...], *, chunked: bool
+    rnd: random.Random, windows: tuple[int, ...], tasks: tuple[str, ...], *, chunked: bool, media: bool
 ) -> WorkerFacts:
     block_size = rnd.choice([1, 2, 4, 8])
     spare, slots = rnd.choice([0, 2, 20]), rnd.choice([1, 2, 4, 8])
     step = rnd.choice([3, 8, 64]) if chunked else 64
+    most = rnd.choice([LONGEST_ITEM, LONGEST_ITEM + 2, 3 * LONGEST_ITEM]) if chunked else 64
     return facts(
         block_size=block_size,
         num_blocks=blocks_held(45, step, block_size, windows) + spare,
@@ -31,14 +37,33 @@ def random_facts(
         tasks=tasks,
         remembered_states=rnd.choice([None, None, 0, 1, 2, 5, 40]),
         windows=windows,
+        most_embeddings=most * media,
+        whole_media=media and step >= LONGEST_ITEM and rnd.random() < 0.4,
     )
 
 
-def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> tuple[Bench, list[tuple[int, Add]]]:
-    """A configuration, and requests that share prefixes, salts and a tiny alphabet."""
+def random_media(rnd: random.Random, tokens: list[int]) -> tuple[Media, ...]:
+    """Some of few pictures among these tokens. The same one always takes as many."""
+    media: list[Media] = []
+    at = rnd.choice([0, 0, 1, 5])
+    while len(media) < 3:
+        name = rnd.randrange(6)
+        length = 1 + name % 3 * 2
+        if at + length > len(tokens):
+            break
+        runs = ((0, 2), (3, 2)) if length == LONGEST_ITEM else None
+        media.append(picture(b"%d" % name, at, length, runs))
+        at += length + rnd.choice([0, 0, 1, 4])
+    return tuple(media)
+
+
+def random_bench(
+    rnd: random.Random, windows: tuple[int, ...], *, media: bool = False
+) -> tuple[Bench, list[tuple[int, Add]]]:
+    """A configuration, and requests that share prefixes, salts, pictures and a tiny alphabet."""
     chunked = rnd.random() < 0.8
     tasks = ["embed", "token_embed"] if windows == (0,) else ["embed"]
-    limits = random_facts(rnd, windows, ("generate", *tasks), chunked=chunked)
+    limits = random_facts(rnd, windows, ("generate", *tasks), chunked=chunked, media=media)
     chosen = config(
         enable_prefix_caching=rnd.random() < 0.8,
         enable_chunked_prefill=chunked,
@@ -46,6 +71,8 @@ def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> tuple[Bench, l
         scheduling_policy=rnd.choice(["fcfs", "priority"]),
         pipeline_parallel_size=rnd.choice([1, 1, 1, 2, 3, 4]),
         steps_ahead=rnd.choice([0, 1, 1, 2]),
+        max_num_encoder_input_tokens=rnd.choice([None, 1, 6]) if media else None,
+        disable_chunked_mm_input=media and limits.max_num_batched_tokens > 5 and rnd.random() < 0.2,
     )
     top = rnd.choice([2, 49])  # a tiny alphabet makes equal blocks after different prefixes common
     shared = [rnd.randint(1, top) for _ in range(16)]
@@ -56,7 +83,8 @@ def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> tuple[Bench, l
         max_tokens = rnd.choice([rnd.randint(1, 12), 100])
         tokens = shared[: rnd.randint(0, 16)] + own
         priority, salt = rnd.randint(0, 2), rnd.choice(["", "", "a"])
-        owned = {"owner": rnd.choice(owners), "weight": rnd.choice([1.0, 1.0, 0.3, 4.0])}
+        items = random_media(rnd, tokens) if media and rnd.random() < 0.8 else ()
+        owned = {"media": items, "owner": rnd.choice(owners), "weight": rnd.choice([1.0, 1.0, 0.3, 4.0])}
         if rnd.random() < 0.3:
             task = rnd.choice(tasks)
             text = pool(id, tokens, task, priority=priority, salt=salt, **owned)
@@ -80,12 +108,13 @@ def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> tuple[Bench, l
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("part", range(7))
+@pytest.mark.parametrize("part", range(9))
 def test_random_traces_equal_the_reference(part: int) -> None:
     seen = Counter()
     for seed in range(part * 250, (part + 1) * 250):
         rnd = random.Random(seed)
-        bench, requests = random_bench(rnd, (0,) if part < 5 else WINDOWS[seed % len(WINDOWS)])
+        windows = WINDOWS[seed % len(WINDOWS)] if part in (5, 6) else (0,)
+        bench, requests = random_bench(rnd, windows, media=part > 6)
         todo, aborted = deque(requests), set()
         aborts, pauses = rnd.random() < 0.5, rnd.random() < 0.5
         paused = bench.scheduler.paused
@@ -114,23 +143,31 @@ def test_random_traces_equal_the_reference(part: int) -> None:
                 check_pooled(bench, client, request, params, (client, request.id) in aborted)
                 seen["pooled"] += 1
                 continue
-            expected = reference(request.tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
-            text, last = bench.text(request.id, client), bench.last(request.id, client)
-            if (client, request.id) in aborted:
-                expected = expected[: len(text)]
-                assert last.finish == "abort"
-            assert text == expected, f"seed {seed}, request {request.id}"
-            if text:
-                check_first(bench.outputs[client, request.id][0], request)
+            check_text(bench, client, request, params, (client, request.id) in aborted)
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["hits"] += bench.scheduler.counters.prefix_hits
         if bench.facts.remembered_states:
             seen["hits of hybrids"] += bench.scheduler.counters.prefix_hits
             check_states(bench)
         seen["aborted"] += len(aborted)
+        if part > 6:
+            seen["encoded"] += bench.scheduler.media.encoded
+            seen["reused"] += bench.scheduler.media.reused
     names = ("preemptions", "hits", "hits of hybrids", "aborted", "pooled", "pauses")
-    counts = [seen[each] for each in names]
+    counts = [seen[each] for each in (*names, *(("encoded", "reused") if part > 6 else ()))]
     assert min(counts) > 20, "the traces do not exercise enough"
+
+
+def check_text(bench: Bench, client: int, request: Add, params: Sampling, aborted: bool) -> None:
+    tokens = seen_tokens(request)
+    expected = reference(tokens, params.max_tokens, params.stop_token_ids, params.min_tokens)
+    text, last = bench.text(request.id, client), bench.last(request.id, client)
+    if aborted:
+        expected = expected[: len(text)]
+        assert last.finish == "abort"
+    assert text == expected, f"request {request.id}"
+    if text:
+        check_first(bench.outputs[client, request.id][0], request)
 
 
 def check_states(bench: Bench) -> None:
@@ -145,7 +182,7 @@ def check_pooled(bench: Bench, client: int, request: Add, params: Pooling, abort
     if aborted:
         assert isinstance(only, Failed) and only.code == 503
     else:
-        assert isinstance(only, Pooled) and only.vectors == vectors_of(request.tokens, params)
+        assert isinstance(only, Pooled) and only.vectors == vectors_of(seen_tokens(request), params)
 
 
 def check_first(first: Tokens | Pooled | Failed, request: Add) -> None:

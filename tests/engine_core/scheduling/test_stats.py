@@ -44,7 +44,7 @@ def test_what_is_not_due_is_not_made() -> None:
 
 def test_steps_are_counted_by_their_time_and_their_rows() -> None:
     landed = LandedSteps()
-    work = [1.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    work = [1.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     rows: list[Any] = [object()] * 6
     step = PlannedStep(StepInput(1, [], []), rows, [], work, False, False, 0.0, 0.0, prompts=2, texts=1)
     landed.count(step, 0.004)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from engine_core.scheduling.step_cost import (
+    ENCODED,
     FILTERED,
     LOGPROBS,
     PLAIN,
@@ -21,12 +22,21 @@ from engine_core.scheduling.step_cost import (
 )
 from worker.protocol import Pooling, Sampling
 
-TRUE = {STEP: 6e-3, TOKEN: 2.8e-4, READ: 2e-8, POOLED: 1e-6, PLAIN: 1e-4, FILTERED: 3e-4, LOGPROBS: 3e-4}
+TRUE = {
+    STEP: 6e-3,
+    TOKEN: 2.8e-4,
+    READ: 2e-8,
+    POOLED: 1e-6,
+    PLAIN: 1e-4,
+    FILTERED: 3e-4,
+    LOGPROBS: 3e-4,
+    ENCODED: 2e-3,
+}
 
 
 def work(rng: random.Random) -> Work:
     tokens, rows = rng.choice([1, 1, 4, 32, 128, 700]), rng.randint(1, 8)
-    return [1.0, tokens, tokens * rng.randint(1, 2000), rng.choice([0, 0, 200]), rows, 0.0, 0.0]
+    return [1.0, tokens, tokens * rng.randint(1, 2000), rng.choice([0, 0, 200]), rows, 0.0, 0.0, 0.0]
 
 
 def true_seconds(each: Work) -> float:
@@ -64,7 +74,7 @@ def test_a_long_prompt_after_many_short_ones_teaches_what_attention_costs_and_no
     line, rng = CostLine([(1, 6.4e-3), (16, 10.6e-3)]), random.Random(3)
 
     def run(tokens: int, position: int) -> None:
-        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0]
+        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0, 0.0]
         line.learn(each, true_seconds(each) * rng.uniform(0.9, 1.1), bounded=True)
 
     for _ in range(300):
@@ -72,7 +82,7 @@ def test_a_long_prompt_after_many_short_ones_teaches_what_attention_costs_and_no
     for position in range(0, 3000, 60):
         run(60, position)
     for tokens, position in ((1, 200), (100, 100), (30, 2500)):
-        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0]
+        each = [1.0, tokens, tokens * position + tokens * tokens // 2, 0.0, 1.0, 0.0, 0.0, 0.0]
         assert predicted(line, each) == pytest.approx(true_seconds(each), rel=0.12)
 
 
@@ -105,7 +115,7 @@ def test_the_margin_is_what_nearly_all_bounded_steps_keep() -> None:
     line, rng = CostLine([(1, 6e-3), (101, 34e-3)]), random.Random(3)
     late = 0
     for step in range(4000):
-        each = [1.0, 100.0, 1e4, 0.0, 1.0, 0.0, 0.0]
+        each = [1.0, 100.0, 1e4, 0.0, 1.0, 0.0, 0.0, 0.0]
         ratio = rng.uniform(0.9, 1.2)
         late += step >= 2000 and true_seconds(each) * ratio > predicted(line, each) * line.margin
         line.learn(each, true_seconds(each) * ratio, bounded=True)
@@ -115,7 +125,7 @@ def test_the_margin_is_what_nearly_all_bounded_steps_keep() -> None:
 
 def test_a_step_without_time_teaches_nothing() -> None:
     line = CostLine([(1, 6e-3)])
-    line.learn([1.0, 10.0, 0.0, 0.0, 1.0, 0.0, 0.0], 0.0, bounded=False)
+    line.learn([1.0, 10.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], 0.0, bounded=False)
     assert line.step == CostLine([(1, 6e-3)]).step
 
 

@@ -1,0 +1,221 @@
+"""The media of live sequences, and which of their embeddings the worker holds.
+
+Equal items, by their hashes, are one entry, however many sequences have them. A step encodes the items that
+its rows read and whose embeddings the worker does not hold. Embeddings stay until others need the room; those
+that were read longest ago are dropped first, but none that a row of the step reads. Steps run in the order in
+which they were planned, so that steps in flight have read what a later one drops.
+
+Which embeddings are held is a matter of speed alone: as long as a sequence lives, its items can be encoded
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig
+from engine_core.prompt_media import Media, overlapping
+from engine_core.protocol import Add
+from engine_core.scheduling.sequence import Sequence
+from worker.protocol import Encode, MediaPlace, WorkerFacts
+
+_LEAST_BYTES = 1 << 30
+"""What the media of live requests may take at least, though nothing be kept for later ones."""
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A media item of live sequences, or one whose embeddings are held."""
+
+    number: int
+    media: Media | None
+    """As the first of these sequences brought it. None: no live sequence has it."""
+    embeddings: int
+    users: int = 0
+    """How often it occurs in live sequences."""
+
+
+class MediaItems:
+    """Decides which media items a step encodes and forgets, and how far rows can be computed with them."""
+
+    def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
+        self.whole = cuts_no_item(config, facts)
+        self.bytes = 0
+        """The bytes of the media of all live sequences."""
+        self.embeddings = 0
+        """The embeddings that the worker holds."""
+        self.encoded = self.reused = 0
+        """How many items were encoded, and how often a sequence found one that was, in total."""
+        self.encode: list[Encode] = []
+        self.forget: list[int] = []
+        """What the step that is being planned encodes and forgets."""
+        self._most_bytes = max(_LEAST_BYTES, int(config.mm_processor_cache_gb * (1 << 30)))
+        self._most = facts.most_embeddings
+        self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
+        self._splits = config.enable_chunked_prefill and facts.causal
+        self._items: dict[bytes, Item] = {}
+        self._held: dict[bytes, Item] = {}
+        """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
+        read longest ago come first, and those that this step reads last."""
+        self._read: set[Item] = set()
+        """The items that rows of the step that is being planned read."""
+        self._left, self._room = self._per_step, self._most
+        """The embeddings that can still be encoded in the step, and those that no row of it has read."""
+        self._last_number = 0
+
+    # Requests come and go.
+
+    def refusal(self, add: Add) -> str | None:
+        """The reason why the media of a request cannot be what they are said to be."""
+        for media in add.media:
+            known = self._items.get(media.hash)
+            if known is not None and known.media is not None and not _equal(known.media, media):
+                return "two media items that differ have the same hash"
+        return None
+
+    def lacks_room(self, add: Add) -> bool:
+        """Whether the media of live requests would take too many bytes with those of this one."""
+        here = {hash for hash, item in self._items.items() if item.media is not None}
+        new = {media.hash: len(media.pixels) for media in add.media if media.hash not in here}
+        return bool(self.bytes) and self.bytes + sum(new.values()) > self._most_bytes
+
+    def enter(self, add: Add) -> Add:
+        """Take in the items of a request, which is returned with the bytes of those that are here already."""
+        return replace(add, media=tuple([self._enter(media) for media in add.media])) if add.media else add
+
+    def _enter(self, media: Media) -> Media:
+        item = self._items.get(media.hash)
+        if item is None:
+            self._last_number += 1
+            item = self._items[media.hash] = Item(self._last_number, None, media.embeddings)
+        if item.media is None:
+            item.media = media
+            self.bytes += len(media.pixels)
+        item.users += 1
+        return replace(media, pixels=item.media.pixels)
+
+    def leave(self, seq: Sequence) -> None:
+        """Note that a sequence has ended: bytes that no other one needs are dropped."""
+        for media in seq.request.media:
+            item = self._items[media.hash]
+            item.users -= 1
+            if not item.users:
+                self.bytes -= len(media.pixels)
+                item.media = None
+                if media.hash not in self._held:
+                    del self._items[media.hash]
+
+    def places(self, seq: Sequence) -> tuple[MediaPlace, ...]:
+        """The places of the items of a sequence, under the numbers by which the worker knows them."""
+        return tuple(
+            [
+                MediaPlace(self._items[one.hash].number, one.kind, one.at, one.length, one.runs, one.grid)
+                for one in seq.request.media
+            ]
+        )
+
+    # A step is planned.
+
+    def begin_step(self) -> None:
+        self.encode, self.forget = [], []
+        self._read.clear()
+        self._left, self._room = self._per_step, self._most
+
+    def least(self, seq: Sequence, start: int) -> int:
+        """The fewest positions from `start` on that can be computed: one, or an item that is not cut."""
+        if self.whole:
+            for media in overlapping(seq.request.media, start, start + 1):
+                return media.end - start
+        return 1
+
+    def reach(self, seq: Sequence, start: int, count: int, fitting: float = inf) -> int:
+        """As many of the next `count` positions as can be computed in this step; changes nothing.
+
+        The items there must be encoded, or fit into the step: within its budget, within the room, and within
+        the embeddings that are `fitting` into its time. The first one that a step encodes needs room only.
+        """
+        left = most = min(self._left, fitting)
+        room = self._room
+        new: set[Item] = set()
+        stop = start + count
+        for media in overlapping(seq.request.media, start, stop):
+            item = self._items[media.hash]
+            if item in self._read or item in new:
+                continue
+            held = media.hash in self._held
+            first = not self.encode and (left == most or not self._splits)
+            if item.embeddings > room or not (held or first or item.embeddings <= left):
+                stop = media.at
+                break
+            new.add(item)
+            room -= item.embeddings
+            left -= 0 if held else item.embeddings
+        if self.whole:
+            for media in overlapping(seq.request.media, stop - 1, stop):
+                stop = media.at if media.end > stop else stop
+        return max(0, stop - start)
+
+    def read(self, seq: Sequence, start: int, count: int) -> int:
+        """Note that a row reads these positions, as `reach` allows; returns the embeddings it has encoded."""
+        before = self._left
+        media = overlapping(seq.request.media, start, start + count)
+        for each in media:
+            if each.hash in self._held:
+                self._pin(each.hash)
+                self.reused += each.at >= start
+        for each in media:
+            if each.hash not in self._held:
+                self._encode(each)
+                self._pin(each.hash)
+        return before - self._left
+
+    def _pin(self, hash: bytes) -> None:
+        """Keep the embeddings of an item for this step, in which they are read."""
+        item = self._held[hash] = self._held.pop(hash)
+        if item not in self._read:
+            self._read.add(item)
+            self._room -= item.embeddings
+
+    def _encode(self, media: Media) -> None:
+        """Have an item encoded in this step, after others are forgotten for which there is no room."""
+        item = self._items[media.hash]
+        while self.embeddings + item.embeddings > self._most:
+            self._drop(next(iter(self._held)))
+        self._held[media.hash] = item
+        self.embeddings += item.embeddings
+        self._left -= item.embeddings
+        self.encoded += 1
+        self.encode.append(
+            Encode(item.number, media.kind, media.shape, media.grid, item.embeddings, media.pixels)
+        )
+
+    def _drop(self, hash: bytes) -> None:
+        item = self._held.pop(hash)
+        self.forget.append(item.number)
+        self._let_go(hash, item)
+
+    def _let_go(self, hash: bytes, item: Item) -> None:
+        self.embeddings -= item.embeddings
+        if not item.users:
+            del self._items[hash]
+
+    def lose(self) -> None:
+        """Note that a step has failed: the next one begins without any embeddings (`StepInput.fresh`)."""
+        for hash, item in self._held.items():
+            self._let_go(hash, item)
+        self._held = {}
+
+
+def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:
+    """Whether all tokens of an item are computed in one step."""
+    return facts.whole_media or config.disable_chunked_mm_input
+
+
+def _equal(one: Media, other: Media) -> bool:
+    facts = [
+        (media.kind, media.shape, media.grid, media.embeddings, len(media.pixels)) for media in (one, other)
+    ]
+    return facts[0] == facts[1]

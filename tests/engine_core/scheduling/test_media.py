@@ -1,0 +1,265 @@
+"""Media in a scheduler: what a step encodes and forgets, and where rows end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+
+import pytest
+from fake_media import picture, seen_tokens
+from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
+from msgspec.structs import replace
+from scheduler_bench import Bench, add, config, pool
+
+from engine_core.protocol import Add, CacheMiss, Failed, Tokens
+from engine_core.scheduling import media
+from engine_core.scheduling.step_builder import PlannedStep
+from worker.protocol import Pooling, Sampling, StepBounds, StepInput
+
+CAT, DOG, OWL = b"cat", b"dog", b"owl"
+
+
+def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: object) -> Add:
+    """A request with pictures, a token of text before each of them, and some at the end."""
+    items = tuple(picture(each, 1 + at * (length + 1), length) for at, each in enumerate(hashes))
+    tokens = [7] * (len(hashes) * (length + 1)) + [9] * text
+    return add(id, tokens, media=items, **changes)
+
+
+def bench(most: int = 64, *, whole: bool = False, depth: int = 0, size: int = 64, **options: object) -> Bench:
+    limits = facts(most_embeddings=most, whole_media=whole, max_num_batched_tokens=size)
+    return Bench(config(**options), limits, depth=depth)
+
+
+def right(made: Bench, *requests: Add) -> bool:
+    return all(
+        made.text(each.id) == reference(seen_tokens(each), each.params.max_tokens)
+        for each in requests
+        if isinstance(each.params, Sampling)
+    )
+
+
+def steps(made: Bench) -> list[StepInput]:
+    """Run all; returns the steps."""
+    seen: list[StepInput] = []
+    launch = made.worker.launch
+
+    def noted(step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
+        seen.append(step)
+        return launch(step, following)
+
+    made.worker.launch = noted
+    made.run()
+    return seen
+
+
+def test_an_item_is_encoded_once_for_all_choices_and_for_later_requests() -> None:
+    made = bench()
+    choices = [asks(id, CAT, CAT, seed=id) for id in range(4)]
+    made.add_all(choices)
+    first, *others = steps(made)
+    assert [(each.number, each.embeddings) for each in first.encode] == [(1, 4)]
+    assert not any(step.encode or step.forget for step in others)
+    assert {place.number for new in first.new for place in new.media} == {1}
+    made.serve(asks(9, DOG, CAT))
+    stats = made.scheduler.stats(made.now)
+    assert (stats.media_encoded, stats.media_reused, stats.media_embeddings) == (2, 7, 8)
+    assert right(made, *choices)
+
+
+def test_items_lie_in_the_prompt_of_their_sequence_under_numbers() -> None:
+    made = bench()
+    made.add(asks(1, CAT, DOG, CAT))
+    [new] = steps(made)[0].new
+    assert [(place.number, place.at, place.length) for place in new.media] == [
+        (1, 1, 4), (2, 6, 4), (1, 11, 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_room_for_one_item_is_enough_and_what_was_read_longest_ago_goes(depth: int) -> None:
+    made = bench(most=4, depth=depth)
+    requests = [asks(1, CAT, DOG), asks(2, OWL)]
+    made.add_all(requests)
+    seen = steps(made)
+    assert [[each.number for each in step.encode] for step in seen[:3]] == [[1], [2], [3]]
+    assert [step.forget for step in seen[:3]] == [[], [1], [2]]
+    assert [row.count for row in seen[0].seqs] == [6, 1], "rows end where the next item begins"
+    assert right(made, *requests)
+    roomy = bench(most=8)
+    for id, hash in enumerate((CAT, DOG, CAT, OWL, CAT)):
+        roomy.serve(asks(id, hash, salt=str(id)))
+    assert roomy.scheduler.media.encoded == 3
+
+
+def test_a_step_encodes_no_more_than_its_budget_but_one_item_at_least() -> None:
+    made = bench(max_num_encoder_input_tokens=6)
+    made.add(asks(1, CAT, DOG, OWL))
+    assert [len(step.encode) for step in steps(made)][:3] == [1, 1, 1]
+    made = bench(max_num_encoder_input_tokens=8)
+    made.add(asks(1, CAT, DOG, OWL))
+    assert [len(step.encode) for step in steps(made)][:2] == [2, 1]
+
+
+def test_what_a_cached_prefix_covers_is_not_encoded_again() -> None:
+    made = bench(most=5)
+    made.serve(asks(1, CAT, length=5, text=10))
+    made.serve(asks(2, DOG, length=5, text=10))  # forgets the cat
+    again = asks(3, CAT, length=5, text=11)
+    made.serve(again)
+    assert made.cached(3) == 16 and made.scheduler.media.encoded == 2
+    inside = replace(asks(4, CAT, length=5, text=0), tokens=[7] * 6 + [3])
+    made.serve(inside)
+    assert made.cached(4) == 4 and made.scheduler.media.encoded == 3
+    assert right(made, again, inside)
+
+
+@pytest.mark.parametrize("options", [{"whole": True}, {"disable_chunked_mm_input": True}])
+def test_an_item_that_may_not_be_cut_waits_for_a_step_that_has_room(options: dict[str, bool]) -> None:
+    made = bench(size=6, long_prefill_token_threshold=2, **options)
+    made.add_all([add(8, [1], 20), add(9, [2], 20)])
+    made.steps(3)
+    request = asks(1, CAT, DOG, length=5)
+    made.add(request)
+    made.add_all([add(id, [3], 20) for id in (10, 11)])
+    made.run()  # the worker without tensors checks that none is cut
+    assert right(made, request)
+    made.add(asks(2, CAT, length=7))
+    [failed] = made.outputs[0, 2]
+    assert isinstance(failed, Failed) and failed.code == 400
+    assert "an item takes 7 tokens" in failed.message and "--max-num-batched-tokens (now 6)" in failed.message
+
+
+def test_while_somebody_reads_a_stream_one_item_is_encoded_in_a_step() -> None:
+    made = bench(max_token_gap_ms=1.0)
+    made.add(add(1, [1], 40, streams=True))
+    made.steps(3)
+    made.add(asks(2, CAT, DOG, OWL, length=9))
+    assert max(len(step.encode) for step in steps(made)) == 1
+
+
+def test_the_bytes_of_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_LEAST_BYTES", 6)
+    made = bench(mm_processor_cache_gb=0)
+    made.add_all([asks(1, CAT, DOG), asks(2, CAT, CAT)])
+    assert made.scheduler.stats(made.now).media_bytes == 6
+    made.add_all([asks(3, CAT, OWL), asks(4, DOG)])
+    [failed] = made.outputs[0, 3]
+    assert isinstance(failed, Failed) and (failed.code, "too many media" in failed.message) == (503, True)
+    made.add(replace(asks(5, OWL), tokens=[7] * 6 + [1], prompt_len=6))  # an engine that ended had begun it
+    assert made.scheduler.stats(made.now).media_bytes == 9
+    made.run()
+    assert made.scheduler.stats(made.now).media_bytes == 0
+    large = asks(6)
+    made.add(replace(large, media=(picture(OWL, 0, 1, pixels=bytes(60)),)))
+    assert (0, 6) in made.scheduler.live, "one alone is always taken"
+
+
+def test_equal_items_share_their_bytes_and_different_ones_may_not_have_one_hash() -> None:
+    made = bench()
+    made.add_all([asks(1, CAT), asks(2, CAT)])
+    one, two = (made.scheduler.live[0, id].request.media[0] for id in (1, 2))
+    assert one.pixels is two.pixels
+    made.add(asks(3, CAT, length=5))
+    [failed] = made.outputs[0, 3]
+    assert isinstance(failed, Failed) and (failed.code, "same hash" in failed.message) == (400, True)
+
+
+def test_a_prompt_with_another_picture_does_not_match() -> None:
+    made = bench()
+    made.serve(asks(1, CAT, length=8, text=4))
+    for id, (request, matched) in enumerate(
+        ((asks(0, CAT, length=8, text=4), 13), (asks(0, DOG, length=8, text=4), 1), (add(0, [7] * 9), 1)), 2
+    ):
+        made.serve(replace(request, id=id, diagnoses=True))
+        miss = made.miss(id)
+        assert isinstance(miss, CacheMiss) and miss.matched == matched
+
+
+def test_texts_computed_whole_have_all_their_items_in_one_step() -> None:
+    limits = facts(causal=False, most_embeddings=8, tasks=("embed",), max_model_len=32)
+    made = Bench(config(max_num_encoder_input_tokens=1), limits)
+    texts = [as_text(asks(0, CAT, DOG)), as_text(asks(1, OWL))]
+    made.add_all(texts)
+    made.run()
+    for text in texts:
+        assert isinstance(text.params, Pooling)
+        assert made.pooled(text.id).vectors == vectors_of(seen_tokens(text), text.params)
+    assert made.scheduler.media.encoded == 3
+    made.add(as_text(asks(7, CAT, DOG, OWL)))
+    [failed] = made.outputs[0, 7]
+    assert isinstance(failed, Failed) and "12 embeddings" in failed.message
+
+
+def as_text(request: Add) -> Add:
+    """The same prompt, to be pooled."""
+    return pool(request.id, request.tokens, media=request.media)
+
+
+class FaultyWorker(FakeWorker):
+    """Fails some steps after it has forgotten and encoded what they say, or half of it."""
+
+    chance: random.Random
+
+    def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
+        try:
+            if (step.fresh or not self.failed) and self.chance.random() < 0.06:
+                if self.chance.random() < 0.5:
+                    self.media.follow(replace(step, seqs=[]), {})
+                raise RuntimeError("this step fails by chance")
+            return super().launch(step, following)
+        except Exception as error:
+            self.failed = True
+            return Landed(error)
+
+
+class FaultyBench(Bench):
+    failing = False
+
+    def step(self) -> bool:
+        self.now += 1
+        waits = self.failing and self.in_flight
+        may_plan = not waits and self.scheduler.may_plan(len(self.in_flight))
+        plan = self.scheduler.schedule(self.now) if may_plan else None
+        if plan is not None:
+            step = replace(plan.step, fresh=self.failing)
+            self.failing = False
+            self.in_flight.append((plan, self.worker.launch(step)))
+        elif self.in_flight:
+            self._land(*self.in_flight.popleft())
+        return bool(plan or self.scheduler.live or self.in_flight)
+
+    def _land(self, plan: PlannedStep, landed: Landed) -> None:
+        results = self.scheduler.results
+        if isinstance(landed.output, Exception):
+            assert "chance" in str(landed.output) or self.failing, landed.output
+            behind, self.failing = self.failing, True
+            self.collect(results.land_failed(plan, self.now, short_of_memory=False, behind=behind))
+        else:
+            self.collect(results.land(plan, landed.output, self.now))
+
+
+def test_after_failed_steps_items_are_encoded_again() -> None:
+    seen = Counter()
+    for seed in range(150):
+        rnd = random.Random(seed)
+        limits = facts(
+            most_embeddings=rnd.choice([4, 9, 40]), max_num_batched_tokens=rnd.choice([8, 64]), num_blocks=20
+        )
+        made = FaultyBench(config(steps_ahead=rnd.choice([0, 1, 2])), limits)
+        made.worker = FaultyWorker(limits)
+        made.worker.chance = rnd
+        todo = deque(asks(id, *rnd.choices((CAT, DOG, OWL), k=rnd.randint(0, 3))) for id in range(10))
+        requests = list(todo)
+        while todo or made.scheduler.live or made.in_flight:
+            if todo and rnd.random() < 0.5:
+                made.add(todo.popleft())
+            made.step()
+            assert made.now < 3000, f"no end with seed {seed}"
+        for request in requests:
+            last = made.outputs[0, request.id][-1]
+            seen[type(last)] += 1
+            assert not isinstance(last, Tokens) or right(made, request), f"seed {seed}"
+        seen["encoded"] += made.scheduler.media.encoded
+    assert seen[Tokens] > 1000 and seen[Failed] > 20 and seen["encoded"] > 800, seen
