@@ -221,7 +221,7 @@ def _part(part: object) -> dict[str, str]:
 
 Content = Annotated[
     str | list[dict[str, str]] | None,
-    PlainValidator(_content, json_schema_input_type=str | list[dict[str, str]] | None),
+    PlainValidator(_content, json_schema_input_type=str | list[dict[str, Any]] | None),
 ]
 
 

@@ -123,7 +123,8 @@ class Frontend:
         """Gets ready for media, unless the operator wants none."""
         from server.media.reader import open_reader  # what only these models need
 
-        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics)
+        most = facts.ready.worker.most_embeddings
+        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics, most)
         self._facts = replace(facts, media=None if self.media is None else self.media.facts)
 
     @property

@@ -149,7 +149,12 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
         found = await read(NO_MEDIA)
     except MediaNeeded as needed:
         caller = caller_of(request)
-        items = await reader.prepare(needed, inline or InlineFiles(), caller.owner if caller.key else "")
+        key = caller.owner if caller.key else ""
+        work = reader.prepare(needed, inline or InlineFiles(), key)
+        try:
+            items = await while_connected(request.receive, work)
+        except ClientGone:
+            raise ClientDisconnect from None
         scope[ITEMS] = {item.hash: item for item in items.values()}
         found = await read(reader.lay(items))
     if inline is not None:

@@ -36,6 +36,8 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     memory: int = 3 << 30
     """Bytes of address space beyond those that a process has when it waits."""
     pixels: int = 178_956_970
+    embeddings: int = 1 << 30
+    """The most embeddings that the engine takes of an item."""
     waiting_bytes: int = 512 << 20
     """Bytes of all items together that are being prepared or wait for it."""
 

@@ -41,6 +41,11 @@ def main() -> int:
             picture = fitted(picture, LOW_DETAIL) if asked.low_detail else picture
             own = make_processor(with_settings(setup.files, asked.settings)) if asked.settings else None
             answer: Answer = (own or processor).prepare(picture)
+            if answer.embeddings > limits.embeddings:
+                raise BadRequest(
+                    f"A picture may become {limits.embeddings} tokens at most, and this one becomes "
+                    f"{answer.embeddings}: send a smaller one."
+                )
         except MediaError as error:
             answer = sent_error(BadRequest(str(error)))
         except ApiError as error:

@@ -29,17 +29,19 @@ _MOST_WORKERS = 4
 
 
 def open_reader(
-    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics
+    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics, most_embeddings: int
 ) -> MediaReader | None:
     """The reader for a checkpoint's media; None if it has none, or the operator allows none.
 
+    The engine takes items of up to `most_embeddings` embeddings.
     Raises ConfigError if a file of the checkpoint cannot be used.
     """
     files = find_media(folder) if config.media.most_of(SERVED_KINDS) else None
     if files is None:
         return None
     kept_bytes = int(config.engine.mm_processor_cache_gb * (1 << 30))
-    return MediaReader(files, config.media, kept_bytes, tokenizer, metrics.of_media(), config.log.style)
+    options, counts, style = config.media, metrics.of_media(), config.log.style
+    return MediaReader(files, options, kept_bytes, tokenizer, counts, style, most_embeddings=most_embeddings)
 
 
 class MediaReader:
@@ -53,6 +55,8 @@ class MediaReader:
         tokenizer: Tokenizer,
         metrics: MediaMetrics,
         log_level: str = "info",
+        *,
+        most_embeddings: int = PreparingLimits().embeddings,
     ) -> None:
         _check_names(options.mm_processor_kwargs, files)
         self._files = files = with_settings(files, options.mm_processor_kwargs)
@@ -69,7 +73,7 @@ class MediaReader:
         )
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
-        limits = PreparingLimits(processes=workers, seconds=options.media_seconds)
+        limits = PreparingLimits(processes=workers, seconds=options.media_seconds, embeddings=most_embeddings)
         self._preparer = Preparer(files, self.kept, limits, log_level)
         domains = frozenset(options.allowed_media_domains) or None
         folder = options.allowed_local_media_path

@@ -109,6 +109,8 @@ async def test_a_picture_gets_only_so_much_memory() -> None:
         await preparer.prepare(PICTURE)
     async with preparing(pixels=599) as preparer:
         assert "at most 599 pixels" in (await refusal(preparer, PICTURE)).message
+    async with preparing(embeddings=5) as preparer:
+        assert "5 tokens at most, and this one becomes 6" in (await refusal(preparer, PICTURE)).message
 
 
 async def test_what_waits_is_bounded() -> None:

@@ -52,3 +52,14 @@ def test_a_developer_keeps_the_role_where_the_template_knows_it() -> None:
 
 def test_what_needs_no_arrangement_is_left_alone() -> None:
     assert arrange(STRICT, ("user", "a")) == [("user", "a")]
+
+
+def test_pictures_of_the_system_stay_where_they_are() -> None:
+    picture = {"type": "image_url", "image_url": "u"}
+    said = [
+        Message(role="system", content=[picture, {"type": "text", "text": "a"}]),
+        Message(role="system", content="b"),
+        Message(role="user", content="c"),
+    ]
+    [first, _] = arranged(said, ChatTemplate({"default": STRICT}, {}))
+    assert first.content == [picture, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,18 +10,20 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-from fake_api import make_app, make_client, post, refusal
+from fake_api import leave, make_app, make_client, post, refusal
 from fake_frontend import FakeFrontend
 from media_files import noise, saved
 from media_frontend import FILES, PAD, PICTURE, SMALL, data_url, seeing
 from msgspec.structs import replace
 from PIL import Image
+from starlette.types import ASGIApp
 
 from engine_core.prompt_media import Media
 from models.media.registry import make_processor
 from server.http import endpoint
 from server.media.inline import SHORTEST, InlineFiles
 from server.media.reader import MediaReader
+from server.media.sources import Content
 
 CHAT = "/v1/chat/completions"
 
@@ -187,6 +190,26 @@ async def test_items_that_cannot_be_read(
     error = await refusal(client, CHAT, status=status, messages=user(image(), part))
     assert message in error["message"]
     await post(client, CHAT, messages=CONVERSATION)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_nothing_is_fetched_for_a_client_that_has_left(
+    app: ASGIApp, reader: MediaReader, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    ended = asyncio.Event()
+
+    async def read(url: str) -> Content:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        raise AssertionError(url)
+
+    monkeypatch.setattr(reader, "read", read)
+    monkeypatch.setattr(endpoint, "is_long", lambda raw: elsewhere)
+    part = {"type": "image_url", "image_url": "http://example.com/a"}
+    await leave(app, CHAT, {"messages": user(part)}, after=0)
+    assert ended.is_set()
 
 
 async def test_files_elsewhere_in_a_body_are_refused(client: httpx.AsyncClient, reader: MediaReader) -> None:

@@ -1,0 +1,254 @@
+"""Pictures at a real server with a tiny LLaVA: answers are those of transformers, and none harms another."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import signal
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from live import LiveServer, serving, wait_until
+from media_files import noise, saved
+from pictured import Prompts, expected
+from pictured_chat import SETTINGS, write_llava
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import CLIPImageProcessorPil
+
+SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
+CHILD = b"server.media.preparing_process"
+
+
+class Llava:
+    """The checkpoint, the server over it, and transformers' model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: nn.Module = write_llava(folder)
+        self.folder = folder
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        (folder / "allowed").mkdir()
+        (folder / "allowed" / "link.png").symlink_to("/etc/passwd")
+        (folder / "allowed" / "a.png").write_bytes(saved(noise(40, 28)))
+
+    def answer(self, *pieces: str | Image.Image, count: int = 8) -> list[int]:
+        prompts = Prompts(self.folder)
+        ids = [
+            self.tokenizer.encode(piece, add_special_tokens=False).ids if isinstance(piece, str) else piece
+            for piece in pieces
+        ]
+        return expected(self.model, prompts.make(*ids), count, self._inputs).tokens
+
+    def _inputs(self, pictures: list[Image.Image], ids: list[int]) -> dict[str, Any]:
+        processor = CLIPImageProcessorPil(**SETTINGS)
+        return {"pixel_values": processor(pictures, return_tensors="pt")["pixel_values"]}
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
+    return Llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def server(llava: Llava) -> Iterator[LiveServer]:
+    allowed = ("--allowed-local-media-path", str(llava.folder / "allowed"), "--media-seconds", "3")
+    details = ("--enable-prompt-tokens-details", "--max-media-mb", "48")
+    with serving(str(llava.folder), *SIZES, *allowed, *details) as server:
+        yield server
+
+
+def url(file: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def part(file: bytes | str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(file) if isinstance(file, bytes) else file}}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def asked(*content: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": list(content)}]
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+    return {**body, "return_token_ids": True}
+
+
+def tokens(server: LiveServer, *content: dict[str, Any], **fields: Any) -> list[int]:
+    response = server.post("/v1/chat/completions", asked(*content, **fields))
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["token_ids"]
+
+
+ONE, TWO = noise(40, 28), noise(31, 90)
+
+
+def test_answers_are_those_of_transformers(llava: Llava, server: LiveServer) -> None:
+    right = llava.answer("user: see ", ONE, " and ", TWO, " ")
+    content = [text("see "), part(saved(ONE)), text(" and "), part(saved(TWO))]
+    for _ in range(2):
+        assert tokens(server, *content) == right
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": content}],  # pyright: ignore[reportArgumentType]
+            max_tokens=8,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        *_, last = stream
+    assert last.usage is not None and last.usage.prompt_tokens_details is not None
+    assert last.usage.prompt_tokens_details.model_extra == {"multimodal_tokens": 8}
+    assert last.usage.prompt_tokens_details.cached_tokens
+    assert tokens(server, part(f"file://{llava.folder}/allowed/a.png")) == llava.answer("user: ", ONE, " ")
+
+
+def test_pictures_of_one_size_are_told_apart(llava: Llava, server: LiveServer) -> None:
+    for seed in range(3):
+        picture = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (28, 28, 3), dtype=np.uint8))
+        assert tokens(server, part(saved(picture)), text("what")) == llava.answer("user: ", picture, "what ")
+
+
+def test_choices_share_a_picture(llava: Llava, server: LiveServer) -> None:
+    body = asked(part(saved(ONE)), n=4, temperature=1, seed=1)
+    assert len(server.post("/v1/chat/completions", body).json()["choices"]) == 4
+
+
+class _Site(BaseHTTPRequestHandler):
+    """A site that redirects, or sends a body that never ends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"x" * (1 << 16 if "endless" in self.path else 1))
+                if "slow" in self.path:
+                    time.sleep(0.2)
+        except OSError:
+            pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://localhost:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+BOMB = (
+    b"\x89PNG\r\n\x1a\n"
+    + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    + chunk(b"IDAT", zlib.compress(bytes(10_000)))
+    + chunk(b"IEND", b"")
+)
+
+
+def animation(frames: int) -> bytes:
+    file = io.BytesIO()
+    pictures = [Image.new("L", (2, 2), n % 256) for n in range(frames)]
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:])
+    return file.getvalue()
+
+
+HOSTILE: dict[str, tuple[Any, int, str]] = {
+    "loopback": ("http://127.0.0.1:1/", 400, "no public address"),
+    "cloud": ("http://169.254.169.254/latest/meta-data", 400, "no public address"),
+    "file": ("file:///etc/passwd", 400, "lies outside of the folder"),
+    "link": ("file://ALLOWED/link.png", 400, "lies outside of the folder"),
+    "bomb": (BOMB, 400, "60000 x 60000"),
+    "strip": (saved(Image.new("RGB", (1, 100_000))), 400, "200"),
+    "cut": (saved(noise(300, 300))[:5000], 400, "ends too early"),
+    "none": (b"not a picture", 400, "A picture must be one of"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_item_that_is_refused_harms_no_other(llava: Llava, server: LiveServer, name: str) -> None:
+    file, status, message = HOSTILE[name]
+    if isinstance(file, str):
+        file = file.replace("ALLOWED", f"{llava.folder}/allowed")
+    response = server.post("/v1/chat/completions", asked(part(file)))
+    assert (response.status_code, message in response.text) == (status, True), response.text
+    assert tokens(server, part(saved(ONE))) == llava.answer("user: ", ONE, " ")
+
+
+@pytest.mark.slow
+def test_bodies_that_do_not_end(llava: Llava, site: str) -> None:
+    flags = ("--allowed-media-domains", "localhost", "--max-media-mb", "1", "--media-seconds", "2")
+    with serving(str(llava.folder), *SIZES, *flags) as server:
+        endless = server.post("/v1/chat/completions", asked(part(f"{site}/endless")))
+        assert endless.status_code == 422 and "more than the 1048576 bytes" in endless.text
+        slow = server.post("/v1/chat/completions", asked(part(f"{site}/slow")))
+        assert slow.status_code == 422 and "not fetched within 2 s" in slow.text
+        many = server.post("/v1/chat/completions", asked(*[part(saved(ONE))] * 17))
+        assert many.status_code == 400 and "At most 16 image(s)" in many.text
+        assert tokens(server, text("hi")) and not server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_is_odd_is_read(llava: Llava, server: LiveServer) -> None:
+    black = Image.new("RGB", (2, 2))
+    assert tokens(server, part(animation(2000))) == llava.answer("user: ", black, " ")
+    jpeg = "data:video/mp4;base64," + base64.b64encode(saved(ONE)).decode()
+    assert tokens(server, part(jpeg)) == llava.answer("user: ", ONE, " ")
+    quoted = tokens(server, text("an <image> is "), part(saved(ONE)))
+    assert quoted == llava.answer("user: an <", "image> is ", ONE, " ")
+
+
+def test_a_process_that_dies_is_replaced(llava: Llava, server: LiveServer) -> None:
+    tokens(server, part(saved(TWO)))
+    for pid in server._running(CHILD):  # pyright: ignore[reportPrivateUsage]
+        os.kill(pid, signal.SIGKILL)
+    assert tokens(server, part(saved(noise(29, 28)))) == llava.answer("user: ", noise(29, 28), " ")
+
+
+@pytest.mark.slow
+def test_signs_of_life_come_while_large_pictures_are_read(server: LiveServer) -> None:
+    large = saved(Image.effect_noise((5000, 4000), 50).convert("RGB"), "JPEG")
+    waits: list[float] = []
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(server.post, "/v1/chat/completions", asked(part(large + bytes([n]))), 120)
+            for n in range(8)
+        ]
+        while not all(job.done() for job in jobs):
+            since = time.monotonic()
+            assert server.get("/health").status_code == 200
+            waits.append(time.monotonic() - since)
+            time.sleep(0.05)
+    assert [job.result().status_code for job in jobs] == [200] * 8
+    assert sorted(waits)[len(waits) // 2] < 0.5
+
+
+def test_no_child_is_left(llava: Llava) -> None:
+    with serving(str(llava.folder), *SIZES) as server:
+        assert not server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+        tokens(server, part(saved(ONE)))
+        children = server.children()
+        assert server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
+        server.terminate()
+        wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), 10, lambda: "")
