@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import tokenizers
 from fake_frontend import VOCAB_SIZE, byte_tokenizer
+from media_files import media_files, noise
 from model_facts import READY, changed
 from tokenizers import models, normalizers
 
 from models.media.item import Layout
+from models.media.registry import make_processor
 from server.api.chat import ChatRequest
 from server.errors import BadRequest
 from server.media.parts import MediaPart
@@ -188,3 +190,23 @@ def test_a_final_message_is_continued_and_repeated() -> None:
     found = read_chat(body, context())
     assert found.prompt.ids == [*[IMAGE] * 3, *text("what|it is <image>")]
     assert found.last.content == "it is <image>"
+
+
+def test_layouts_with_texts_give_the_tokens_of_their_whole_text() -> None:
+    settings = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 28}}
+    config = {"image_token_id": IMAGE, "vision_config": {"image_size": 28, "patch_size": 14}}
+    processor = make_processor(media_files("Idefics3ForConditionalGeneration", config, settings))
+    fake = "<fake_token_around_image>"
+    tokenizer = byte_tokenizer("<image>", fake, "<global-img>", "<row_1_col_1>", template=PARTS)
+    layout = processor.layout(processor.prepare(noise(60, 30)))
+    placed = Laid(b"a", layout.spelled(lambda text: tokenizer.encode(text, False)))
+    facts = msgspec.structs.replace(FACTS, ready=changed(READY, vocab_size=VOCAB_SIZE + 9))
+    media = {MediaPart("image", "a"): placed}
+    body = chat("x", image("a"), "y", image("a"))
+    prompt = read_chat(body, ReadingContext(facts, tokenizer, ReadingOptions(), media=media)).prompt
+    rows = [f"{fake}<row_{row}_col_{column}><image>" for row in (1, 2) for column in (1, 2, 3)]
+    rows[3] = f"\n{rows[3]}"
+    whole = f"{''.join(rows)}\n\n{fake}<global-img><image>{fake}"
+    assert prompt.ids == tokenizer.encode(f"x{whole}y{whole}|", False)
+    found = [one.at + first for one in prompt.media for first, _ in one.runs]
+    assert found == [place for place, token in enumerate(prompt.ids) if token == IMAGE]
