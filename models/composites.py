@@ -83,6 +83,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite(
         texts={"gemma3_text": "Gemma3ForCausalLM"},
         beside=_VISION_TOWER,
+        tower="gemma3:Gemma3Tower",
         defaults={
             "vocab_size": 262_208,
             "num_attention_heads": 8,

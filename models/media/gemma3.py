@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from models.media.files import MediaFiles, read_facts
 from models.media.fixed_size import GEMMA3, SIGLIP, FixedSize
 from models.media.item import Layout, Picture, Prepared
+from models.plain_files import ConfigError
 
 _DEFAULTS = {"Gemma3ImageProcessor": GEMMA3, "SiglipImageProcessor": SIGLIP}
 
@@ -27,6 +29,12 @@ class Gemma3Processor:
         self._size = FixedSize(files, _DEFAULTS)
         self.settings = self._size.settings
         self._facts = read_facts(files, _Facts)
+        side, count = isqrt(self._size.patches), self._facts.mm_tokens_per_image
+        if isqrt(count) ** 2 != count or side % isqrt(count):
+            raise ConfigError(
+                f"config.json: the field 'mm_tokens_per_image' is {count}, which does not cut {side} x "
+                f"{side} patches into equal squares"
+            )
 
     def prepare(self, picture: Picture) -> Prepared:
         return self._size.prepare(picture, self._facts.mm_tokens_per_image)

@@ -14,15 +14,8 @@ from models.vision.pixtral import PixtralFields, PixtralVision
 from models.vision.projector import Projector
 from models.vision.tower import TowerInput, TowerSetup
 from models.vision.tower_inputs import read_tower_fields, unused_layers
-from models.vision.vit import VisionTransformer, read_vit
+from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
-_TOWERS = (
-    "model.vision_tower.vision_model",
-    "vision_tower.vision_model",
-    "model.vision_tower",
-    "vision_tower",
-)
-_PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
 _UNUSED = ("post_layernorm", "head")
 
 
@@ -67,10 +60,10 @@ class LlavaTower(nn.Module):
         )
 
     def pull(self, weights: Weights) -> None:
-        tower = weights.first(*_TOWERS)
+        tower = weights.first(*TOWERS)
         tower.ignore(*_UNUSED)
         load(self.vision, tower)
-        load(self.projector, weights.first(*_PROJECTORS))
+        load(self.projector, weights.first(*PROJECTORS))
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         delta, stream = self.vision(items)

@@ -22,6 +22,14 @@ from models.media.files import PictureSettings
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
 from models.vision.tower import TowerInput
 
+TOWERS = (
+    "model.vision_tower.vision_model",
+    "vision_tower.vision_model",
+    "model.vision_tower",
+    "vision_tower",
+)
+PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
+"""The scopes in which checkpoints of LLaVA's kind have their tower, and what follows it."""
 _NAMES = TowerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.out_proj",

@@ -35,6 +35,7 @@ from models.ops.pooling_ops import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
 from models.state_rows import STATE_COLUMNS
+from models.vision.model import find_tower
 from worker.host.machine import usable_cores
 from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
@@ -50,6 +51,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
     lay_out_single_tokens,
 )
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
+from worker.media import sees_media
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.tables.recorded_forms import SlotStates
 from worker.tables.slots import Slots
@@ -256,11 +258,16 @@ def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_d
     for layer in model.modules():
         if isinstance(layer, StateLayer):
             layer.states = [_no_states(shape) for shape in layer.state_shapes()]
+    tower = find_tower(model)
+    most = max(sum(new) for new, _ in _STEPS)
+    tables = [None] if tower is None or not sees_media(tower) else [None, _nowhere((most,), torch.int32)]
     for new, total in _STEPS:
         stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)
-        with use_context(step):
-            model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
+        for last in tables:
+            step.last = last if last is None else last[: sum(new)]
+            with use_context(step):
+                model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
     _lay_out_tokens(block_size, paged=model.causal)
     if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
         for rows in _SAMPLED:
