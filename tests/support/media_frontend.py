@@ -40,7 +40,7 @@ async def seeing(frontend: FakeFrontend, **options: Any) -> AsyncIterator[MediaR
     """Lets a frontend take pictures. `options` are those of media."""
     frontend.tokenizer = byte_tokenizer(*NAMES, template=TEMPLATE)
     reader = frontend.media = MediaReader(
-        FILES, MediaOptions(**options), frontend.tokenizer, frontend.metrics.of_media()
+        FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()
     )
     ready = changed(frontend.facts.ready, vocab_size=VOCAB_SIZE + len(NAMES))
     frontend.facts = msgspec.structs.replace(frontend.facts, ready=ready, media=reader.facts)
