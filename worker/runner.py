@@ -136,7 +136,7 @@ class Runner:
         self._failed = True  # until it has come to its end
         if self._balancer:
             self._balancer.before_step()
-        if self._media is not None and (step.encode or step.forget):
+        if self._media is not None and (step.encode or step.forget or step.fresh):
             self._media.update(step)
         if not step.seqs:
             return self._take_part(step)

@@ -86,7 +86,7 @@ def test_a_known_prefix_may_end_inside_a_picture(pictured: Pictured, runner: Run
     source = 0 if has_states else -1
     second = SeqStep(1, known, length - known, blocks, samples=True, source=source)
     new = NewSeq(1, prompt.tokens, length, GREEDY, prompt.media)
-    token, logprob = run(runner, new, second)
+    token, logprob = run(runner, new, second, **given)
     assert (token, logprob) == (right.tokens[0], pytest.approx(right.logprobs[0], abs=1e-4))
 
 

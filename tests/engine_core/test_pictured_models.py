@@ -1,0 +1,155 @@
+"""A real engine with a tiny LLaVA gives the tokens of transformers, however its steps are planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from media_files import noise
+from pictured import TEXT, VISION, Answer, Prompt, Prompts, expected, write_pictured
+from PIL.Image import Image
+from sizes import engine_config
+from transformers import CLIPImageProcessorPil
+
+from engine_core.engine import Engine
+from engine_core.prompt_media import Media
+from engine_core.protocol import Add, Stats, Tokens
+from worker.buffers import Buffer
+from worker.limits import WorkerLimits
+from worker.protocol import Sampling
+
+SETTINGS: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 28},
+    "crop_size": {"height": 28, "width": 28},
+}
+FIELDS: dict[str, Any] = {
+    "text_config": {**TEXT, "model_type": "llama"},
+    "vision_config": {**VISION, "model_type": "clip_vision_model"},
+    "image_token_index": 310,
+}
+OUTPUT = 5
+ITEM = 4
+"""The embeddings of a picture."""
+BESIDE = {"block_size": 4, "max_model_len": 64, "num_gpu_blocks_override": 256, "cpu_threads": 1}
+
+
+class Llava:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        model = write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
+        self.prompts = Prompts(folder)
+        one, two = noise(40, 28), noise(31, 90)
+        make = self.prompts.make
+        self.asked = [
+            make([5, 9, 17], one, [44, 200, 7]),
+            make([5, 9, 17], one, [80, 81, 82]),  # shares a block that ends inside the picture
+            make([5, 9, 17], two, [44, 200, 7]),  # shares none
+            make([5, 6, 7, 8, 9], one, [3, 3, 3, 3, 3]),
+            make([5, 6, 7, 8, 9], two, [3, 3, 3, 3, 3]),  # shares the block before the picture
+            make([5, 6, 7, 8, 9], one, [3, 3, 3, 3, 7]),  # shares what is behind it, too
+            make(one, two, one, [12]),
+            make([5, 9, 17, 44, 200, 7]),
+        ]
+        self.answers = [expected(model, each, OUTPUT, self.inputs) for each in self.asked]
+
+    def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
+        processor = CLIPImageProcessorPil(**SETTINGS)
+        return {"pixel_values": processor(pictures, return_tensors="pt")["pixel_values"]}
+
+    def add(self, id: int, prompt: Prompt) -> Add:
+        return Add(id, prompt.tokens, Sampling(OUTPUT, temperature=0, logprobs=0), media=self.media(prompt))
+
+    def media(self, prompt: Prompt) -> tuple[Media, ...]:
+        pairs = [(place, self.prompts.items[place.number]) for place in prompt.media]
+        return tuple(
+            Media(
+                *(
+                    b"%d" % place.number,
+                    place.kind,
+                    place.at,
+                    place.length,
+                    place.runs,
+                    item.shape,
+                    item.grid,
+                ),
+                pixels=Buffer(item.pixels),
+            )
+            for place, item in pairs
+        )
+
+    def run(self, prompts: list[Prompt], **options: Any) -> tuple[list[Answer], list[int], Stats]:
+        """The answers to all of these at once, how many tokens of each were cached, and statistics."""
+        return self.run_waves([prompts], **options)
+
+    def run_waves(self, waves: list[list[Prompt]], **options: Any) -> tuple[list[Answer], list[int], Stats]:
+        engine = Engine.start(engine_config(self.folder, **{**BESIDE, **options}), lambda _: None)
+        answers, cached = [Answer() for wave in waves for _ in wave], dict[int, int]()
+        ids = iter(range(len(answers)))
+        try:
+            for wave in waves:
+                for prompt in wave:
+                    engine.add(0, self.add(next(ids), prompt))
+                while engine.busy:
+                    for output in engine.step().get(0, []):
+                        assert isinstance(output, Tokens), output
+                        cached.setdefault(output.id, output.cached)
+                        answers[output.id].tokens += output.tokens
+                        answers[output.id].logprobs += [entry.values[0] for entry in output.logprobs]
+            return answers, [cached[id] for id in sorted(cached)], engine.stats()
+        finally:
+            engine.stop()
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
+    return Llava(tmp_path_factory.mktemp("llava"))
+
+
+def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
+    for answer, other in zip(answers, right, strict=True):
+        assert answer.tokens == other.tokens
+        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "room"),
+    [
+        ({"steps_ahead": 0, "max_num_batched_tokens": 64}, None),
+        ({"steps_ahead": 1, "max_num_batched_tokens": 16}, ITEM),
+        (
+            {
+                "steps_ahead": 2,
+                "max_num_batched_tokens": 16,
+                "num_gpu_blocks_override": 8,
+                "max_model_len": 32,
+            },
+            ITEM,
+        ),
+        ({"steps_ahead": 2, "max_num_batched_tokens": 17, "disable_chunked_mm_input": True}, 2 * ITEM),
+        ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, ITEM),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, 3 * ITEM),
+    ],
+)
+def test_sixteen_at_once_get_the_tokens_of_transformers(
+    llava: Llava, options: dict[str, Any], room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if room is not None:
+        monkeypatch.setattr(WorkerLimits, "most_embeddings", room)
+    answers, _, stats = llava.run(llava.asked * 2, **{"max_num_seqs": 16, **options})
+    assert_answers(answers, llava.answers * 2)
+    assert stats.media_encoded >= 2 and stats.media_embeddings <= (room or 2 * ITEM)
+    assert room is not None or stats.media_encoded == 2, "each picture is encoded once"
+    assert (stats.preemptions > 0) == ("num_gpu_blocks_override" in options)
+    assert not stats.media_bytes
+
+
+@pytest.mark.parametrize("room", [ITEM, 64])
+def test_known_prefixes_end_before_inside_and_behind_a_picture(
+    llava: Llava, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerLimits, "most_embeddings", room)
+    answers, cached, _ = llava.run_waves([[each] for each in llava.asked])
+    assert_answers(answers, llava.answers)
+    assert cached[:6] == [0, 4, 0, 0, 4, 12]
