@@ -151,6 +151,28 @@ COMPOSITES: Mapping[str, Composite] = {
     "SmolVLMForConditionalGeneration": _IDEFICS3,
 }
 
+_COMPARED: Mapping[str, Mapping[str, object]] = {
+    "CLIPModel": {
+        "vocab_size": 49_408,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 77,
+        "hidden_act": "quick_gelu",
+        "layer_norm_eps": 1e-5,
+    },
+    "SiglipModel": {
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 64,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
+}
+"""Such fields of texts that are compared with pictures, by the architecture of both."""
+
 
 def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
     """The text's part of config.json, with what its architecture leaves out; None if there is none."""
@@ -160,6 +182,10 @@ def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
     text = whole.get(known.text_field if known else "text_config")
     if not isinstance(text, Mapping):
         return None
+    if isinstance(name, str) and name in _COMPARED:
+        width = {"projection_size": whole.get("projection_dim", 512)} if name == "CLIPModel" else {}
+        usual = {"num_hidden_layers": 12, **_COMPARED[name]}
+        return {**usual, **cast("Mapping[str, object]", text), **width}
     if known is None:
         return cast("Mapping[str, object]", text)
     kind = cast("object", text.get("model_type"))

@@ -83,8 +83,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_size(self) -> int:
-        """The width of the trunk's hidden states. OPT may narrow them to the width of its embeddings."""
-        width = self.raw.get("word_embed_proj_dim")
+        """The width of the trunk's hidden states. OPT may narrow them to the width of its embeddings, and
+        those of models that compare pictures with texts are projected to vectors."""
+        width = self.raw.get("word_embed_proj_dim", self.raw.get("projection_size"))
         return width if isinstance(width, int) else self.hidden_size
 
 

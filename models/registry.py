@@ -115,7 +115,10 @@ _ENCODERS = {
 }
 """The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
 
-ARCHITECTURES: dict[str, str] = _DECODERS | {
+_COMPARED = {"CLIPModel": "contrastive:CLIPModel", "SiglipModel": "contrastive:SiglipModel"}
+"""Models of pictures and texts, whose vectors are compared."""
+
+ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

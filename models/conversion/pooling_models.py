@@ -73,7 +73,8 @@ class _Native(PoolingModel):
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__(setup)
         if getattr(self.base, "head", None) is None:
-            self.pooler = embedding_pooler(setup, self.default_mode)
+            for_tokens = getattr(self.base, "has_token_rows", True)
+            self.pooler = embedding_pooler(setup, self.default_mode, for_tokens=for_tokens)
         else:
             self.pooler = label_pooler(
                 setup, self.base.head, self.default_mode, for_texts=not self.base.token_head
@@ -182,9 +183,14 @@ def _derive(kind: type[PoolingModel], cls: type, name: str) -> type:
 # The poolers of each kind of model, and the parts of which the head of each task is made.
 
 
-def embedding_pooler(setup: ModelSetup, default: Mode) -> Pooler:
-    """A pooler that makes vectors of texts and of tokens; `default` is the family's pooling mode."""
+def embedding_pooler(setup: ModelSetup, default: Mode, *, for_tokens: bool = True) -> Pooler:
+    """A pooler that makes vectors of texts and, unless it is not `for_tokens`, of tokens.
+
+    `default` is the family's pooling mode.
+    """
     heads, projections = _embedding_heads(setup, default)
+    if not for_tokens:
+        del heads["token_embed"]
     return Pooler(heads, projections)
 
 

@@ -47,6 +47,10 @@ class LayerFields(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str
     layer_norm_eps: Eps
 
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
     def layers(self, *, causal: bool = False, without: int = 0) -> TowerLayers:
         """Make all layers but the last ones, `without` in number, which a checkpoint may have unused."""
 

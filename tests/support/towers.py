@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
+import transformers
 from media_files import noise
+from tiny import EOS_ID, PAD_ID, VOCAB_SIZE, randomise, write_tokenizer
 from torch import Tensor
 
 from models.media.files import PictureSettings
@@ -30,3 +35,25 @@ def normalised(one: TowerInput, pictures: PictureSettings) -> Tensor:
     scaled = (one.pixels.numpy().astype(np.float64) * pictures.rescale_factor).astype(np.float32)
     mean, deviation = np.float32(pictures.image_mean), np.float32(pictures.image_std)
     return torch.from_numpy((scaled - mean) / deviation).permute(2, 0, 1)[None]
+
+
+def comparing_checkpoint(architecture: str, folder: Path, **text: object) -> Path:
+    """A tiny CLIP or SigLIP; `text` are fields of its text_config."""
+    kind = architecture.removesuffix("Model")
+    config_class = getattr(transformers, f"{kind}Config")
+    texts = {**LAYERS, "num_attention_heads": 2, "max_position_embeddings": 24, "vocab_size": VOCAB_SIZE}
+    own = {"projection_dim": 24} if kind == "CLIP" else {}
+    config = config_class(
+        text_config={**texts, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, **text},
+        vision_config=VISION,
+        architectures=[architecture],
+        **own,
+    )
+    model = getattr(transformers, architecture)(config)
+    randomise(model, seed=3, scale=0.3)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    square = {"height": 56, "width": 56}
+    settings = {"image_processor_type": f"{kind}ImageProcessor", "size": square, "crop_size": square}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
