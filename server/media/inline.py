@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from server.errors import BadRequest
-from server.media.sources import Content
+from server.media.parts import MediaFile
 
 SHORTEST = 8 << 10
 """Files in base64 of fewer bytes stay where they are."""
@@ -45,10 +45,10 @@ class InlineFiles:
             at = stop
         return b"".join([*pieces, raw[done:]]) if pieces else bytes(raw)
 
-    def take(self, url: str) -> Content | None:
+    def take(self, url: str) -> MediaFile | None:
         """The file for which a reference stands; None if the URL is none. Each is taken once."""
         file = self._files.pop(url, None)
-        return None if file is None else Content(file, is_base64=True)
+        return None if file is None else MediaFile(file, is_base64=True)
 
     def check_taken(self) -> None:
         """Refuses a body in which references stand elsewhere than in media parts."""

@@ -25,6 +25,14 @@ _PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
 Content = str | list[dict[str, str]] | None
 
 
+class MediaFile(msgspec.Struct, frozen=True):
+    """The file of one media item, not decoded."""
+
+    data: bytes | bytearray | memoryview
+    is_base64: bool = False
+    """Whether `data` is still written in base64, which the process that decodes it undoes."""
+
+
 class MediaPart(msgspec.Struct, frozen=True):
     """A media item as a message names it. Equal parts of a request are the same item."""
 

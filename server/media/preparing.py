@@ -18,7 +18,7 @@ from models.media.files import MediaFiles
 from models.media.item import Prepared
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.media.kept_items import Item, KeptItems
-from server.media.sources import Content
+from server.media.parts import MediaFile
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import ReceivedError, SentError, sent_error
 
@@ -87,7 +87,7 @@ class Preparer:
         self._bytes = 0
 
     async def prepare(
-        self, content: Content, *, low_detail: bool = False, settings: Mapping[str, Any] | None = None
+        self, content: MediaFile, *, low_detail: bool = False, settings: Mapping[str, Any] | None = None
     ) -> Item:
         """The item that a file becomes. Raises the error with which its request ends.
 
@@ -121,7 +121,7 @@ class Preparer:
         for process in self._processes:
             await process.close()
 
-    def _digest(self, order: bytes, content: Content) -> bytes:
+    def _digest(self, order: bytes, content: MediaFile) -> bytes:
         digest = hashlib.blake2b(order, digest_size=32, key=self._salt)
         digest.update(content.data)
         return digest.digest()
@@ -130,7 +130,7 @@ class Preparer:
         del self._under_way[digest]
         self._bytes -= size
 
-    async def _make(self, order: bytes, content: Content) -> Answer:
+    async def _make(self, order: bytes, content: MediaFile) -> Answer:
         process = await self._idle.get()
         try:
             answer = await process.ask([order, content.data], self._limits.seconds)

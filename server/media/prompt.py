@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine_core.prompt_media import Media
 from models.media.item import Layout
 from server.errors import BadRequest, Internal
-from server.media.kept_items import Item
 from server.media.parts import MediaPart
 from server.model_facts import MediaFacts
 from server.text.tokenizer import Tokenizer
 from worker.buffers import Buffer
+
+if TYPE_CHECKING:
+    from server.media.kept_items import Item
 
 _MARK = f"q{secrets.token_hex(12)}w"
 _MARKED = re.compile(f"{_MARK}([0-9]+)q")
@@ -98,7 +100,7 @@ def marked(value: Any, facts: MediaFacts, media: LaidMedia, tokenizer: Tokenizer
     """What users have written, a JSON value, with marks for all that would read as a placeholder."""
     ids = {id for laid in media.values() for id in laid.layout.tokens}
     names = {name for name in map(tokenizer.token_name, ids) if name in tokenizer.added_tokens}
-    return _with_marks(value, sorted(names.union(facts.reserved)))
+    return _with_marks(value, sorted(names.union(facts.reserved), key=len, reverse=True))
 
 
 def _with_marks(value: Any, words: Sequence[str]) -> Any:

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
-from models.media.item import Layout
+from models.media.item import Layout, Processor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import BadRequest, Unprocessable
 from server.media.fetch import Fetcher
 from server.media.inline import InlineFiles
 from server.media.kept_items import Item, KeptItems
-from server.media.parts import MediaPart
+from server.media.parts import MediaFile, MediaPart
 from server.media.preparing import Preparer, PreparingLimits
 from server.media.prompt import Laid, MediaNeeded
-from server.media.sources import Content, Sources
+from server.media.sources import Sources
 from server.metrics.media_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
@@ -68,7 +68,7 @@ class MediaReader:
         self.facts = MediaFacts(
             processor.placeholder,
             processor.written,
-            tuple(token for token in tokenizer.added_tokens if token in processor.written),
+            _reserved(processor, tokenizer),
             options.most_of(SERVED_KINDS),
         )
         self.kept = KeptItems(kept_bytes)
@@ -116,17 +116,23 @@ class MediaReader:
         layout = self._processor.layout(item.prepared)
         return layout.spelled(lambda text: self._tokenizer.encode(text, False)) if layout.texts else layout
 
-    async def read(self, url: str) -> Content:
+    async def read(self, url: str) -> MediaFile:
         with self.metrics.timed("read"):
             return await self._sources.read(url)
 
-    async def make(self, content: Content, part: MediaPart, settings: Mapping[str, object]) -> Item:
+    async def make(self, content: MediaFile, part: MediaPart, settings: Mapping[str, object]) -> Item:
         with self.metrics.timed("prepare"):
             return await self._preparer.prepare(content, low_detail=part.low_detail, settings=settings)
 
     async def close(self) -> None:
         """Ends the processes that prepare."""
         await self._preparer.close()
+
+
+def _reserved(processor: Processor, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What would be no text if users could write it: the placeholder, and the tokens that go with it."""
+    tokens = [token for token in tokenizer.added_tokens if token in processor.written]
+    return tuple(dict.fromkeys([processor.placeholder, *tokens])) if processor.placeholder else ()
 
 
 def _check_names(settings: Mapping[str, object], files: MediaFiles) -> None:

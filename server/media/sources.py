@@ -11,18 +11,9 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import msgspec
-
 from server.errors import BadRequest
 from server.media.fetch import Fetcher
-
-
-class Content(msgspec.Struct, frozen=True):
-    """The file of one media item, not decoded."""
-
-    data: bytes | bytearray | memoryview
-    is_base64: bool = False
-    """Whether `data` is still written in base64, which the process that decodes it undoes."""
+from server.media.parts import MediaFile
 
 
 class Sources:
@@ -34,15 +25,15 @@ class Sources:
         self._folder = folder
         self._most_bytes = most_bytes
 
-    async def read(self, url: str) -> Content:
+    async def read(self, url: str) -> MediaFile:
         """The file behind a URL. Raises an error for the client if there is none, or if it is not allowed."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             return _inline(url)
         if scheme == "file":
-            return Content(await asyncio.to_thread(self._read_file, url))
+            return MediaFile(await asyncio.to_thread(self._read_file, url))
         if scheme in ("http", "https"):
-            return Content(await self._fetcher.fetch(url))
+            return MediaFile(await self._fetcher.fetch(url))
         raise BadRequest("A media URL must begin with data:, http:, https: or file:.")
 
     def _read_file(self, url: str) -> bytes:
@@ -59,12 +50,12 @@ class Sources:
             raise BadRequest("The file of a media URL cannot be read.") from None
 
 
-def _inline(url: str) -> Content:
+def _inline(url: str) -> MediaFile:
     data = memoryview(url.encode("utf-8", "replace"))
     head, comma, _ = url[:200].partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise BadRequest("A data URL must be data:TYPE;base64,DATA.")
-    return Content(data[len(head.encode("utf-8", "replace")) + 1 :], is_base64=True)
+    return MediaFile(data[len(head.encode("utf-8", "replace")) + 1 :], is_base64=True)
 
 
 def _read_within(folder: Path, name: str, most_bytes: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -22,13 +22,15 @@ from server.frontend.text_output import ALL_TOKENS
 from server.http.endpoint import ITEMS
 from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
-from server.media.kept_items import Item
 from server.media.prompt import as_media
 from server.reading.prompts import MessageText, Prompt
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
 from worker.protocol import Sampling
+
+if TYPE_CHECKING:
+    from server.media.kept_items import Item
 
 _NO_OPTIONS = StreamOptions()
 

@@ -21,11 +21,11 @@ from PIL import Image
 from models.media.registry import make_processor
 from server.errors import ApiError
 from server.media.kept_items import Item, KeptItems
+from server.media.parts import MediaFile
 from server.media.preparing import Preparer, PreparingLimits
-from server.media.sources import Content
 
 NOISE = noise(30, 20)
-PICTURE = Content(saved(NOISE))
+PICTURE = MediaFile(saved(NOISE))
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def preparing(most_kept: int = 1 << 30, **limits: Any) -> AsyncIterator[Pr
         await preparer.close()
 
 
-async def refusal(preparer: Preparer, content: Content) -> ApiError:
+async def refusal(preparer: Preparer, content: MediaFile) -> ApiError:
     with pytest.raises(ApiError) as refused:
         await preparer.prepare(content)
     return refused.value
@@ -47,11 +47,11 @@ async def test_an_item_is_what_its_processor_makes_of_it() -> None:
     async with preparing() as preparer:
         item = await preparer.prepare(PICTURE)
         assert item.prepared == make_processor(QWEN).prepare(NOISE)
-        again = Content(base64.b64encode(saved(NOISE)), is_base64=True)
+        again = MediaFile(base64.b64encode(saved(NOISE)), is_base64=True)
         assert (await preparer.prepare(again)).prepared == item.prepared
-        broken = await refusal(preparer, Content(b"YWJj", is_base64=True))
+        broken = await refusal(preparer, MediaFile(b"YWJj", is_base64=True))
         assert (broken.status, broken.message[:24]) == (400, "A picture must be one of")
-        strip = await refusal(preparer, Content(saved(Image.new("RGB", (1, 100_000)))))
+        strip = await refusal(preparer, MediaFile(saved(Image.new("RGB", (1, 100_000)))))
         assert "this one has 1 x 100000 pixels" in strip.message
 
 
@@ -61,7 +61,7 @@ def test_a_server_without_pictures_does_not_import_pillow() -> None:
 
 
 async def test_low_detail_fits_a_picture_into_a_square() -> None:
-    content = Content(saved(Image.new("RGB", (2048, 1024))))
+    content = MediaFile(saved(Image.new("RGB", (2048, 1024))))
     async with preparing() as preparer:
         high = await preparer.prepare(content)
         low = await preparer.prepare(content, low_detail=True)
@@ -84,16 +84,16 @@ async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
         pid = preparer._processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        late = await refusal(preparer, Content(saved(NOISE, "BMP")))
+        late = await refusal(preparer, MediaFile(saved(NOISE, "BMP")))
         assert (late.status, late.message) == (400, "Preparing a picture took more than 1 s.")
-        await preparer.prepare(Content(saved(NOISE, "BMP")))
+        await preparer.prepare(MediaFile(saved(NOISE, "BMP")))
         pid = preparer._processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        dying = asyncio.create_task(refusal(preparer, Content(saved(NOISE, "TIFF"))))
+        dying = asyncio.create_task(refusal(preparer, MediaFile(saved(NOISE, "TIFF"))))
         while not preparer._idle.empty():
             await asyncio.sleep(0.01)
-        waiting = asyncio.create_task(preparer.prepare(Content(saved(NOISE, "WEBP"))))
+        waiting = asyncio.create_task(preparer.prepare(MediaFile(saved(NOISE, "WEBP"))))
         os.kill(pid, signal.SIGKILL)
         assert (await dying).message == "A picture cannot be decoded: the process that tried has ended."
         assert (await waiting).prepared.kind == "image"
@@ -103,7 +103,7 @@ async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
 
 
 async def test_a_picture_gets_only_so_much_memory() -> None:
-    large = Content(saved(Image.new("RGB", (8000, 8000)), compress_level=1))
+    large = MediaFile(saved(Image.new("RGB", (8000, 8000)), compress_level=1))
     async with preparing(memory=100 << 20) as preparer:
         assert (await refusal(preparer, large)).message == "Decoding a picture took more memory than it may."
         await preparer.prepare(PICTURE)
@@ -118,7 +118,7 @@ async def test_what_waits_is_bounded() -> None:
         first = asyncio.create_task(preparer.prepare(PICTURE))
         while preparer._bytes == 0:
             await asyncio.sleep(0)
-        assert (await refusal(preparer, Content(b"x" * 101))).status == 503
+        assert (await refusal(preparer, MediaFile(b"x" * 101))).status == 503
         await first
         assert preparer._bytes == 0
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from server.errors import ApiError
-from server.media.sources import Content, Sources
+from server.media.parts import MediaFile
+from server.media.sources import Sources
 
 NO_FETCHER = cast("Any", None)
 
@@ -24,7 +25,7 @@ async def refused(sources: Sources, url: str) -> str:
 async def test_data_urls_are_passed_on_in_base64() -> None:
     sources = Sources(NO_FETCHER, None, 100)
     for head in ("data:image/png;base64,", "data:;base64,", "DATA:text/plain;charset=x;Base64,"):
-        assert await sources.read(f"{head}YWJj") == Content(memoryview(b"YWJj"), is_base64=True)
+        assert await sources.read(f"{head}YWJj") == MediaFile(memoryview(b"YWJj"), is_base64=True)
     for url in ("data:image/png,abc", "data:abc", f"data:{'a' * 300};base64,YWJj"):
         assert await refused(sources, url) == "A data URL must be data:TYPE;base64,DATA."
     assert "must begin with data:" in await refused(sources, "ftp://host/x")
@@ -42,7 +43,7 @@ async def test_files_are_read_below_one_folder(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe")
     sources = Sources(NO_FETCHER, folder, 6)
     for name in ("a%20b.png", "inner", "up/allowed/inner"):
-        assert await sources.read(f"file://{folder}/{name}") == Content(b"pixels")
+        assert await sources.read(f"file://{folder}/{name}") == MediaFile(b"pixels")
     for name in ("outer", "up/allowed.txt", "../allowed.txt", "..%2fallowed.txt", "../../../../etc/passwd"):
         assert "lies outside of the folder" in await refused(sources, f"file://{folder}/{name}")
     assert "lies outside of the folder" in await refused(sources, "file:///etc/passwd")

@@ -22,8 +22,8 @@ from engine_core.prompt_media import Media
 from models.media.registry import make_processor
 from server.http import endpoint
 from server.media.inline import SHORTEST, InlineFiles
+from server.media.parts import MediaFile
 from server.media.reader import MediaReader
-from server.media.sources import Content
 
 CHAT = "/v1/chat/completions"
 
@@ -198,7 +198,7 @@ async def test_nothing_is_fetched_for_a_client_that_has_left(
 ) -> None:
     ended = asyncio.Event()
 
-    async def read(url: str) -> Content:
+    async def read(url: str) -> MediaFile:
         try:
             await asyncio.sleep(60)
         finally:
