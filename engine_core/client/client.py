@@ -120,10 +120,28 @@ class EngineClient:
         **options: Unpack[AddOptions],
     ) -> Stream[protocol.Tokens]:
         """Send a request, to one replica if it is named. The stream ends with exactly one terminal answer."""
-        add = protocol.Add(id=self.new_number(), tokens=tokens, params=params, sent=self._now(), **options)
-        stream: Stream[protocol.Tokens] = Stream(add.id, self._loop)
-        self._dispatcher.dispatch([InFlight(add, stream, replica)])
+        [stream] = self.submit_choices(tokens, [params], replica=replica, **options)
         return stream
+
+    def submit_choices(
+        self,
+        tokens: list[int],
+        params: Iterable[Sampling],
+        *,
+        replica: int | None = None,
+        **options: Unpack[AddOptions],
+    ) -> list[Stream[protocol.Tokens]]:
+        """Send a request for several answers to one prompt, whose media are sent once to each replica.
+
+        The option `diagnoses` is for the first, which tells for all.
+        """
+        sent, requests = self._now(), list[InFlight]()
+        for each in params:
+            add = protocol.Add(id=self.new_number(), tokens=tokens, params=each, sent=sent, **options)
+            requests.append(InFlight(add, Stream[protocol.Tokens](add.id, self._loop), replica))
+            options.pop("diagnoses", None)
+        self._dispatcher.dispatch(requests)
+        return [one.stream for one in requests]
 
     def submit_many(
         self,

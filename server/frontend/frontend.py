@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
-from engine_core.protocol import Failed, Pooled
+from engine_core.protocol import Failed, Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
@@ -334,24 +334,32 @@ class Frontend:
     async def _generate_all(self, asked: CheckedPrompt) -> AsyncGenerator[Delta, None]:
         own = asked.admission or self._admit(len(asked.params), asked.request_id)
         asked.admission, given = own, asked.admission
-        choices = [self._generate(asked, index) for index in range(len(asked.params))]
+        streams: list[Stream[Tokens]] = []
         try:
+            own.check()
+            prompt = unpack(asked.prompt)
+            streams += self._client.submit_choices(
+                prompt, asked.params, replica=asked.replica, **asked.options
+            )
+            own.streams.update(stream.id for stream in streams)
+            choices = [self._generate(asked, index, stream) for index, stream in enumerate(streams)]
             async with aclosing(merged(choices)) as deltas:
                 async for _, delta in deltas:
                     yield delta
         finally:
+            self._client.abort([stream.id for stream in streams])
+            own.streams.difference_update(stream.id for stream in streams)
             if given is None:
                 own.release()
 
-    async def _generate(self, asked: CheckedPrompt, index: int) -> AsyncGenerator[Delta, None]:
-        """Yields the deltas of one choice."""
+    async def _generate(
+        self, asked: CheckedPrompt, index: int, stream: Stream[Tokens] | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Yields the deltas of one choice, which is sent first unless it has a stream already."""
         admission = asked.admission or self._admit(len(asked.params), asked.request_id)
         admission.check()
         prompt, params, eos = unpack(asked.prompt), asked.params[index], self.facts.eos_token_ids
-        options = asked.options.copy()
-        if index:
-            options.pop("diagnoses", None)  # the first choice tells for all
-        stream = self._client.submit(prompt, params, replica=asked.replica, **options)
+        stream = stream or self._client.submit(prompt, params, replica=asked.replica, **asked.options)
         text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
         may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
         work = admission.begin_work(len(prompt), params.max_tokens, may_stop=may_stop)

@@ -92,6 +92,20 @@ class FakeClient:
         self.submitted.append(Submitted(tokens, params, options, stream, replica))
         return stream
 
+    def submit_choices(
+        self,
+        tokens: list[int],
+        params: Iterable[Sampling],
+        *,
+        replica: int | None = None,
+        **options: Unpack[AddOptions],
+    ) -> list[Stream[Tokens]]:
+        streams: list[Stream[Tokens]] = []
+        for each in params:
+            streams.append(self.submit(tokens, each, replica=replica, **options))
+            options.pop("diagnoses", None)
+        return streams
+
     def submit_many(
         self,
         requests: Iterable[tuple[list[int], Pooling]],
