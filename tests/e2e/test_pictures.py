@@ -22,34 +22,37 @@ import pytest
 from live import LiveServer, serving, wait_until
 from media_files import noise, saved
 from pictured import Prompts, expected
-from pictured_chat import SETTINGS, write_llava
+from pictured_chat import SETTINGS, write_llava, write_qwen
 from PIL import Image
+from qwen_pictured import inputs
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import CLIPImageProcessorPil
 
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
 CHILD = b"server.media.preparing_process"
 
 
+def encoded(tokenizer: Tokenizer, *pieces: str | Image.Image) -> list[list[int] | Image.Image]:
+    """The pieces of a prompt, texts as token ids."""
+    return [
+        tokenizer.encode(piece, add_special_tokens=False).ids if isinstance(piece, str) else piece
+        for piece in pieces
+    ]
+
+
 class Llava:
     """The checkpoint, the server over it, and transformers' model."""
 
     def __init__(self, folder: Path) -> None:
-        self.model: nn.Module = write_llava(folder)
+        self.model, self.tokenizer = write_llava(folder)
         self.folder = folder
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         (folder / "allowed").mkdir()
         (folder / "allowed" / "link.png").symlink_to("/etc/passwd")
         (folder / "allowed" / "a.png").write_bytes(saved(noise(40, 28)))
 
     def answer(self, *pieces: str | Image.Image, count: int = 8) -> list[int]:
-        prompts = Prompts(self.folder)
-        ids = [
-            self.tokenizer.encode(piece, add_special_tokens=False).ids if isinstance(piece, str) else piece
-            for piece in pieces
-        ]
-        return expected(self.model, prompts.make(*ids), count, self._inputs).tokens
+        prompt = Prompts(self.folder).make(*encoded(self.tokenizer, *pieces))
+        return expected(self.model, prompt, count, self._inputs).tokens
 
     def _inputs(self, pictures: list[Image.Image], ids: list[int]) -> dict[str, Any]:
         processor = CLIPImageProcessorPil(**SETTINGS)
@@ -116,6 +119,27 @@ def test_answers_are_those_of_transformers(llava: Llava, server: LiveServer) -> 
     assert last.usage.prompt_tokens_details.model_extra == {"multimodal_tokens": 8}
     assert last.usage.prompt_tokens_details.cached_tokens
     assert tokens(server, part(f"file://{llava.folder}/allowed/a.png")) == llava.answer("user: ", ONE, " ")
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+    ],
+)
+def test_pictures_of_any_shape_in_steps_that_cut_them(architecture: str, tmp_path: Path) -> None:
+    pictured, tokenizer = write_qwen(architecture, tmp_path)
+    wide, square = noise(170, 40), noise(100, 96)
+    begin, end = "<|vision_start|>", "<|vision_end|>"
+    pieces = (f"user: see {begin}", wide, f"{end} and {begin}", square, f"{end} ok ")
+    prompt = pictured.prompts.make(*encoded(tokenizer, *pieces))
+    right = expected(pictured.model, prompt, 8, lambda *given: inputs(pictured.settings, *given)).tokens
+    content = [text("see "), part(saved(wide)), text(" and "), part(saved(square)), text(" ok")]
+    with serving(str(tmp_path), *SIZES, "--block-size", "16", "--max-num-batched-tokens", "24") as server:
+        assert tokens(server, *content) == tokens(server, *content) == right
 
 
 def test_pictures_of_one_size_are_told_apart(llava: Llava, server: LiveServer) -> None:
