@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ from turns import waiting_on
 def pytest_addoption(parser: pytest.Parser) -> None:
     about = "the number of a day: leave out slow tests and cases that have their turn on other days"
     parser.addoption("--day", type=int, help=about)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is collected is garbage, which Python would look for in all of it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

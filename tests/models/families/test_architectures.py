@@ -28,7 +28,7 @@ def one_thread(reference: None) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-OURS, OTHERS = pytest.mark.turns(4), pytest.mark.turns(3)
+OURS, OTHERS = pytest.mark.turns(7), pytest.mark.turns(5)
 """Families of our own have a test of equality in decoders/ or encoders/ that runs every day; so have
 composites, in test_composites.py."""
 

@@ -50,6 +50,7 @@ def test_scores_of_pairs_that_are_read_together(tmp_path: Path):
         assert [len(one.outputs.data) for one in rewards] == [len(one.prompt_token_ids) for one in rewards]
 
 
+@pytest.mark.slow
 def test_more_scores_by_tokens_than_queries_are_held_at_once():
     with LLM("demo", tasks=["token_embed"], **OPTIONS) as llm:
         texts = [f"text {number}" for number in range(QUERIES_AT_ONCE + 3)]

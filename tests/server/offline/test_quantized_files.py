@@ -23,7 +23,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("method", FORMS)
 def test_it_answers_its_questions(method: str, tmp_path: Path) -> None:
     folder = write_near(DEMO, tmp_path / "model", FORMS[method])

@@ -56,7 +56,7 @@ def some_logits(rows: int, width: int, spread: float = 3) -> Tensor:
 @pytest.mark.parametrize(
     ("rows", "share", "width", "spread"),
     [
-        (500, 0.1, 1500 + 77, 3),  # a row with a search takes the interpreter 30 ms
+        (200, 0.1, 1500 + 77, 3),  # a row with a search takes the interpreter 30 ms
         (30, 0.7, 4096 + 1, 0.2),  # so flat that all groups are listed
         (12, 0.7, 64, 2),
         (6, 0.7, 32_000 + 5, 3),

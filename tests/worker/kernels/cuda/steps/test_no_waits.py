@@ -117,7 +117,7 @@ def generates_without_waiting(config: WorkerConfig) -> None:
     assert device.replays == 4, "every step is a graph"
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in (WAITING, *CPU_ONLY)])
 def test_decoders_wait_for_nothing(architecture: str, tmp_path: Path) -> None:
     generates_without_waiting(config_of(tiny_checkpoint(architecture, tmp_path)))
