@@ -9,7 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -19,8 +21,10 @@ from torch import Tensor, nn
 from models.config import ModelConfig
 from models.context import ForwardContext, MediaRows
 from models.layers.linear import Linear
-from models.media.positions import AXES, three_axes
+from models.media.positions import AXES
+from models.media.registry import find_media, make_processor
 from models.vision.tower import Tower, TowerInput
+from worker.buffers import Buffer
 from worker.protocol import Encode, StepInput
 from worker.tables.positions import Columns
 from worker.tables.slots import PlacedMedia, Slots
@@ -40,17 +44,22 @@ class MediaRead:
     last: np.ndarray | None = None  # [T]: the last position that a token sees
     axes: np.ndarray | None = None  # [3, T]
 
+    @property
+    def only_shifts(self) -> bool:
+        """Whether each token has one position on all axes, and nothing else because of media."""
+        return not self.tokens and self.axes is not None and bool((self.axes == self.axes[0]).all())
+
     def stage(self, packet: Packet) -> Callable[[ForwardContext], None]:
         """Send the numbers; the returned function shows all of it to a model, once they are there."""
         tokens = packet.ints(np.concatenate(self.tokens)) if self.pieces else None
         last = None if self.last is None else packet.ints(self.last)
         axes = None if self.axes is None else packet.ints(self.axes.ravel())
-        alike = self.axes is not None and bool((self.axes == self.axes[0]).all())
+        only_shifts = self.only_shifts
 
         def show(context: ForwardContext) -> None:
             for each in (context, *context.others):
                 each.last = last
-            if axes is not None and alike:  # such steps are replayed, which read positions where these lie
+            if axes is not None and only_shifts:  # in place, where recordings of small steps read them
                 context.positions.copy_(axes.view(3, -1)[0])
             elif axes is not None:
                 context.axes = axes.view(3, -1).long()
@@ -70,24 +79,19 @@ class StepMedia:
         self._most, self._encodes = most, encodes
         self._rows: dict[int, Tensor] = {}
         """What the tower made of each item [embeddings, (1 + levels) * H], by its number."""
-        self._sees_media, self._three_axes = sees_media(tower), getattr(tower, "three_axes", False)
-        self._known_axes: dict[int, tuple[PlacedMedia, np.ndarray, int]] = {}
-        """The positions of slots' sequences up to their last embedding, and what is added behind it."""
+        self._sees_media = sees_media(tower)
 
     def update(self, step: StepInput) -> None:
-        """Drop the items that a step forgets, then encode those that it brings.
-
-        Behind a failed step all are dropped: the engine does not know what that one has done.
-        """
+        """Drop the items that a step forgets, or all behind a failed one, then encode those it brings."""
         if not self._encodes:
             return
-        brought = {item.number for item in step.encode}
         if step.fresh:
             self._rows.clear()
-        unknown, twice = set(step.forget) - self._rows.keys(), self._rows.keys() & brought - set(step.forget)
+        brought, forgotten = {item.number for item in step.encode}, set(step.forget)
+        unknown, twice = forgotten - self._rows.keys(), brought & (self._rows.keys() - forgotten)
         if unknown or twice:
-            raise ValueError(f"step {step.number} forgets items {unknown} and brings {twice} again")
-        for number in step.forget:
+            raise ValueError(f"step {step.number} forgets items {[*unknown]} and brings {[*twice]} again")
+        for number in forgotten:
             del self._rows[number]
         held = sum(map(len, self._rows.values())) + sum(item.embeddings for item in step.encode)
         if held > self._most:
@@ -97,17 +101,32 @@ class StepMedia:
             for item, rows in zip(items, made, strict=True):
                 self._rows[item.number] = rows.clone() if len(items) > 1 else rows  # each is freed alone
 
+    @torch.inference_mode()
+    def warm_up(self, folder: Path) -> None:
+        """Encode what the smallest picture becomes, for which a device may have to compile kernels."""
+        files = find_media(folder) if self._encodes else None
+        if files is None:
+            return
+        picture = import_module("PIL.Image").new("RGB", (1, 1))  # imported only where kernels are compiled
+        item = make_processor(files).prepare(picture)
+        encode = Encode(0, item.kind, item.shape, item.grid, item.embeddings, Buffer(item.pixels))
+        self._tower.encode([self._on_device(encode)])
+
     def read(self, columns: Columns) -> MediaRead | None:
         """What a step reads of the media of its sequences; None if that is nothing."""
-        read = MediaRead([], [], self._tower.levels)
+        slots, read = self._slots, MediaRead([], [], self._tower.levels)
+        shifts = slots.shift[columns.slots]
+        if shifts.any():
+            read.axes = np.stack([_positions(columns) + np.repeat(shifts, columns.counts)] * AXES)
         for row, slot in enumerate(columns.slots):
-            placed = self._slots.media.get(slot)
-            if placed is None:
+            placed, start = slots.media.get(slot), columns.starts[row]
+            if placed is None or start >= placed.end:
                 continue
-            start, end, begin = columns.starts[row], columns.ends[row], columns.query_starts[row]
-            if self._three_axes:
+            end, begin = columns.ends[row], columns.query_starts[row]
+            if placed.axes is not None:
                 read.axes = np.stack([_positions(columns)] * AXES) if read.axes is None else read.axes
-                read.axes[:, begin : begin + end - start] = self._axes(slot, placed, start, end)
+                known = placed.axes[:, start:end]
+                read.axes[:, begin : begin + known.shape[1]] = known
             first, stop = np.searchsorted(placed.positions, (start, end)).tolist()
             if first == stop:
                 continue
@@ -117,15 +136,6 @@ class StepMedia:
                 read.last = _positions(columns) if read.last is None else read.last
                 read.last[read.tokens[-1]] = placed.ends[first:stop]
         return read if read.tokens or read.axes is not None else None
-
-    def _axes(self, slot: int, placed: PlacedMedia, start: int, end: int) -> np.ndarray:
-        """The positions of a sequence's tokens [start, end) on each axis."""
-        known = self._known_axes.get(slot)
-        if known is None or known[0] is not placed:
-            known = self._known_axes[slot] = placed, *three_axes(int(placed.positions[-1]) + 1, placed.items)
-        _, axes, shift = known
-        behind = np.arange(max(start, axes.shape[1]), end) + shift
-        return np.concatenate([axes[:, start:end], np.stack([behind] * AXES)], axis=1)
 
     def _pieces(self, placed: PlacedMedia, first: int, stop: int) -> Iterator[Tensor]:
         """The rows of a sequence's embeddings [first, stop), from the items to which they belong."""

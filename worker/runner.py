@@ -107,9 +107,7 @@ class Runner:
         self._states, self._remembered, limits = self._make_states(limits, tasks)
         self._cache = self._make_cache(limits, tasks)
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
-        sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size
-        has_states, shares = self._states is not None, self._layout.shares
-        self._slots = Slots(target, *sizes, paged=self._model.causal, has_states=has_states, shares=shares)
+        self._slots = self._make_slots(limits)
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
@@ -220,12 +218,20 @@ class Runner:
         )
 
     def _open_media(self, limits: WorkerLimits) -> StepMedia | None:
-        tower = find_tower(self._model)
+        tower, encodes = find_tower(self._model), self._config.place.stage == 0
         if tower is None:
             return None
-        encodes = self._config.place.stage == 0
-        return StepMedia(
-            tower, self._slots, self._device.target, most=limits.most_embeddings, encodes=encodes
+        most = limits.most_embeddings
+        return StepMedia(tower, self._slots, self._device.target, most=most, encodes=encodes)
+
+    def _make_slots(self, limits: WorkerLimits) -> Slots:
+        return Slots(
+            self._device.target,
+            *(limits.max_num_seqs, limits.max_model_len, limits.block_size),
+            paged=self._model.causal,
+            has_states=self._states is not None,
+            shares=self._layout.shares,
+            on_axes=getattr(find_tower(self._model), "three_axes", False),
         )
 
     def _make_planner(self) -> StepPlanner:
@@ -370,6 +376,8 @@ class Runner:
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
         """Run the first steps -> tokens and seconds of each. Raises ValueError if results are not finite."""
         timed: list[tuple[int, float]] = []
+        if self._media is not None and self._device.target.type != "cpu":
+            self._media.warm_up(Path(self._config.folder))
         replicas = self._config.place.expert_replicas
         for step in warm_up_steps(self.facts, self._slots.dummy, replicas):
             started = time.monotonic()

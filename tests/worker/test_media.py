@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from transformers import CLIPImageProcessorPil, LlamaConfig
 
 from models.config import read_config
 from models.loader import LoadOptions, load_model
+from models.vision.model import find_tower
+from worker.media import MOST_PATCHES, media_bytes
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 
@@ -172,14 +175,34 @@ def test_what_contradicts_the_items_that_are_held_is_refused(llava: Llava) -> No
     with pytest.raises(ValueError, match="of which there are 0"):
         launch()
     first = launch(encode=[item]).tokens
-    with pytest.raises(ValueError, match=r"forgets items \{9\}"):
+    with pytest.raises(ValueError, match=r"forgets items \[9\]"):
         launch(fresh=False, forget=[9])
-    launch(encode=[item])
-    with pytest.raises(ValueError, match=r"brings \{0\} again"):
+    assert launch(encode=[item]).tokens == first, "behind a failed step it is not there any more"
+    with pytest.raises(ValueError, match=r"brings \[0\] again"):
         launch(encode=[item], fresh=False)
-    assert launch(encode=[item]).tokens == first, "behind a failed step nothing is there"
+    assert launch(encode=[item]).tokens == launch(fresh=False).tokens == first
     with pytest.raises(ValueError, match="have room"):
         launch(encode=[replace(item, number=2, embeddings=1 << 20)])
+
+
+def test_memory_is_known_from_shapes(llava: Llava, runner: Runner) -> None:
+    model = runner._model  # pyright: ignore[reportPrivateUsage]
+    tower, config = find_tower(model), read_config(llava.folder)
+    assert tower is not None
+    few, more = (media_bytes(tower, config, most, torch.float32) for most in (100, 300))
+    assert more - few == 200 * config.hidden_size * 4
+    assert few > MOST_PATCHES * 3 * 32 * 4, "queries, keys and values of all patches"
+
+
+def test_the_smallest_picture_is_encoded_at_warm_up(llava: Llava, runner: Runner) -> None:
+    media = runner._media  # pyright: ignore[reportPrivateUsage]
+    assert media is not None
+    with mock.patch.object(find_tower(runner._model), "encode") as encode:  # pyright: ignore[reportPrivateUsage]
+        media.warm_up(llava.folder)
+    ((items,), _) = encode.call_args
+    assert [(item.pixels.shape, item.grid, item.embeddings) for item in items] == [
+        ((28, 28, 3), (1, 2, 2), 4)
+    ]
 
 
 def test_what_published_files_leave_out_has_the_values_of_transformers(tmp_path: Path) -> None:

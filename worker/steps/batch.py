@@ -64,9 +64,11 @@ class StepPlanner:
         staged, forms = None, self.forms
         if forms is not None and step.fresh:
             forms.states.forget()
+        may_replay = not step.new and (media is None or media.only_shifts)
+        form = find_form(forms, step.seqs, self.slots) if forms is not None and may_replay else None
+        if forms is not None and form is not None:
+            return self._plan_form(forms, form, step, columns, packet)
         if forms is not None and media is None:
-            if not step.new and (form := find_form(forms, step.seqs, self.slots)) is not None:
-                return self._plan_form(forms, form, step, columns, packet)
             staged = self._stage_mixed(forms, step.seqs, columns, types, packet)
 
         write_tables = self._stage_tables(step, packet)

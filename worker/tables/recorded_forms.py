@@ -22,7 +22,9 @@ from worker.tables.slots import STATE_WORDS, Slots
 from worker.tables.staging import Column, Packet
 
 LENGTH, INDEX, TOP_K, TEMPERATURE, TOP_P, MIN_P, STREAM = range(7)
-"""The words of a row. Temperature, top_p and min_p are bits of float32; the stream of points has 64 bits."""
+SHIFT = STREAM + 2
+"""The words of a row. Temperature, top_p and min_p are bits of float32; the stream of points has 64 bits.
+The shift is that of `Slots`. Words behind it mean nothing."""
 
 
 class SlotStates:
@@ -40,12 +42,13 @@ class SlotStates:
         slots, held = self._slots, np.array([seq.slot for seq in seqs], np.int64)
         self._lengths[held] = [seq.start + seq.count for seq in seqs]
         self._indices[held] = [seq.output_index + seq.samples for seq in seqs]
-        words = np.empty((len(held), STATE_WORDS), np.int32)
+        words = np.zeros((len(held), STATE_WORDS), np.int32)
         words[:, LENGTH], words[:, INDEX] = self._lengths[held], self._indices[held]
         words[:, TOP_K] = slots.top_k[held]
         for word, values in ((TEMPERATURE, slots.temperature), (TOP_P, slots.top_p), (MIN_P, slots.min_p)):
             words[:, word] = values[held].view(np.int32)
-        words[:, STREAM:] = stream(slots.seed[held]).view(np.int32).reshape(-1, 2)
+        words[:, SHIFT] = slots.shift[held]
+        words[:, STREAM:SHIFT] = stream(slots.seed[held]).view(np.int32).reshape(-1, 2)
         flat = held[:, None] * STATE_WORDS + np.arange(STATE_WORDS)
         return flat.reshape(-1), words.reshape(-1)
 

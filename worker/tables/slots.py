@@ -14,10 +14,11 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from models.media.positions import three_axes
 from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
 
 _NO_SAMPLING = Sampling(max_tokens=1)
-STATE_WORDS = 8
+STATE_WORDS = 12
 """The words of what a device knows of a slot to count on by itself (`recorded_forms.py`)."""
 _ALIGNED = 4
 """The words of which a table's beginning is a multiple: other addresses would be compiled for anew."""
@@ -43,15 +44,25 @@ class PlacedMedia:
     ends: np.ndarray  # [E] the last position of the run to which each belongs
     firsts: list[int]
     """For each item its first embedding among all, and behind them E."""
+    axes: np.ndarray | None  # [3, end] the positions of tokens up to `end`, if they have three axes
+    shift: int
+    """What is added to the places of tokens behind it."""
+
+    @property
+    def end(self) -> int:
+        """The position behind the last embedding."""
+        return int(self.positions[-1]) + 1
 
     @classmethod
-    def of(cls, items: Sequence[MediaPlace]) -> PlacedMedia:
+    def of(cls, items: Sequence[MediaPlace], *, on_axes: bool) -> PlacedMedia:
         runs = np.array([(item.at + first, length) for item in items for first, length in item.runs])
         starts, lengths = runs.T
         behind = np.cumsum(lengths)
         positions = np.arange(behind[-1]) + np.repeat(starts - behind + lengths, lengths)
         counts = [sum(length for _, length in item.runs) for item in items]
-        return cls(items, positions, np.repeat(starts + lengths - 1, lengths), [0, *accumulate(counts)])
+        axes, shift = three_axes(int(positions[-1]) + 1, items) if on_axes else (None, 0)
+        ends, firsts = np.repeat(starts + lengths - 1, lengths), [0, *accumulate(counts)]
+        return cls(items, positions, ends, firsts, axes, shift)
 
 
 class Slots:
@@ -65,16 +76,18 @@ class Slots:
         paged: bool = True,
         has_states: bool = False,
         shares: Sequence[int] = (1,),
+        on_axes: bool = False,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
+        `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
         self.groups, self._shares = len(shares), shares
         self.max_len = max_len
         self.block_size = block_size
-        self.paged, self.has_states = paged, has_states
+        self.paged, self.has_states, self._on_axes = paged, has_states, on_axes
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -100,6 +113,8 @@ class Slots:
         """Slots that ask for the logprobs of their prompt."""
         self.media: dict[int, PlacedMedia] = {}
         """The media of the slots whose sequences have some."""
+        self.shift = np.zeros(rows, np.int64)
+        """What is added to the places of tokens behind such media, where those have three axes."""
 
     def _make_tables(self, target: torch.device, rows: int) -> None:
         self.first_block = rows * STATE_WORDS
@@ -148,10 +163,11 @@ class Slots:
         self.prompt_len[slot] = new.prompt_len
         self.blocks[slot] = 0
         self.wants_prompt_logprobs.discard(slot)
+        self.media.pop(slot, None)
+        self.shift[slot] = 0
         if new.media:
-            self.media[slot] = PlacedMedia.of(new.media)
-        else:
-            self.media.pop(slot, None)
+            self.media[slot] = placed = PlacedMedia.of(new.media, on_axes=self._on_axes)
+            self.shift[slot] = placed.shift
         if isinstance(new.params, Pooling):
             self.pooling[slot], self.texts[slot] = new.params, new.tokens
         else:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, StateRows, context
+from models.context import ForwardContext, MediaRows, StateRows, context
 from models.state_rows import StateRow, state_columns
 from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.steps.compute import Compute
@@ -229,6 +229,25 @@ def test_a_sequence_that_is_cut_goes_on_from_its_state(
     for half_step, expected in zip(cut_step(whole, [tokens], 0), (first, second), strict=True):
         assert half_step.states is not None and half_step.states.host == expected
         assert half_step.states.table.tolist() == state_columns(expected)
+
+
+def test_media_are_cut_with_their_tokens() -> None:
+    whole = context_of(STARTS, COUNTS)
+    whole.media = MediaRows(
+        torch.tensor([1, 2, 8]), torch.arange(3.0)[:, None], (torch.arange(3.0)[:, None],)
+    )
+    whole.axes = torch.arange(30).view(3, 10)
+    whole.last = torch.arange(10, dtype=torch.int32)
+    whole.replica_tokens = [10]
+    one, two = cut_step(whole, [2], 0)
+    assert one.media is not None and two.media is not None and one.axes is not None and two.axes is not None
+    assert one.last is not None and two.last is not None
+    assert (one.media.places.tolist(), two.media.places.tolist()) == ([1], [0, 6])
+    for each, rows in ((one, [0.0]), (two, [1.0, 2.0])):
+        assert each.media is not None
+        assert each.media.rows.view(-1).tolist() == each.media.deeper[0].view(-1).tolist() == rows
+    assert torch.equal(torch.cat([one.axes, two.axes], dim=1), whole.axes)
+    assert one.last.tolist() + two.last.tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("first_halves", [[0, 5], [30, 5], [15, 10], [15], [15, 5, 1]])

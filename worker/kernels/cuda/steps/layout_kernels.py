@@ -34,6 +34,7 @@ _TEMPERATURE: constexpr = constexpr(recorded_forms.TEMPERATURE)
 _TOP_P: constexpr = constexpr(recorded_forms.TOP_P)
 _MIN_P: constexpr = constexpr(recorded_forms.MIN_P)
 _STREAM: constexpr = constexpr(recorded_forms.STREAM)
+_SHIFT: constexpr = constexpr(recorded_forms.SHIFT)
 _STEP: constexpr = constexpr(random_bits.STEP)
 
 
@@ -153,7 +154,7 @@ def lay_out_rows(
         held = tl.load(table + at, mask=at <= last, other=0)
         tl.store(own + at, tl.where(at == place, block, held), mask=at <= last)
     tl.store(step.ids + row, tl.load(tokens_ptr + slot * width + length).to(tl.int64))
-    tl.store(step.positions + row, length.to(tl.int64))
+    tl.store(step.positions + row, (length + tl.where(real, tl.load(state + _SHIFT), 0)).to(tl.int64))
     tl.store(step.slot_mapping + row, page * PAGE + length % PAGE)
     tl.store(lens_ptr + row, length + 1)
     if real & LAST:
