@@ -35,6 +35,10 @@ def busy_metrics() -> Metrics:
     record.tokens(1, cached=0)
     record.finish("stop", Timing(0.1, 0.1, 0.1, preemptions=0))
     metrics.key_counters("someone")
+    media = metrics.of_media()
+    media.refuse("size")
+    with media.timed("read"):
+        pass
     rows = _buckets(STEP_ROWS)
     seconds, tokens = _buckets(STEP_SECONDS), _buckets(STEP_TOKENS)
     replica = Replica(0)
