@@ -25,7 +25,6 @@ HERMES = (
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
 )
 PROMPT = "The quick brown fox jumps"
-TWO_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     for level in levels_here()[:1]:
         shutil.copy2(open_library(level).path, cache / "facet")
     tasks = ("--tasks", "generate,embed")
-    with serving(str(pair.file), *SMALL, *TWO_RANKS, *tasks, env={"XDG_CACHE_HOME": str(cache)}) as server:
+    with serving(str(pair.file), *SMALL, *tasks, env={"XDG_CACHE_HOME": str(cache)}) as server:
         yield server
 
 

@@ -42,7 +42,7 @@ def test_random_schedules(folder: Path, first: int) -> None:
     assert tally.results > 50 and tally.preemptions > 0 and tally.cached > 0
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)

@@ -223,6 +223,7 @@ def test_a_server_of_its_own_that_cannot_start_says_why() -> None:
         server.wait_until_ready()
 
 
+@pytest.mark.slow
 def test_a_server_of_its_own_can_be_asked_and_ends() -> None:
     with (
         own_server(["demo", "--dtype", "float32", "--kv-cache-memory-bytes", "64M"]) as own,

@@ -106,7 +106,7 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
             assert a.values == pytest.approx(b.values, abs=1e-4)
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize(
     ("architecture", "steps_ahead"),
     [

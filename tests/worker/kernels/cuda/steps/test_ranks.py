@@ -79,7 +79,7 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return generated(folder, REQUESTS, max_num_batched_tokens=MOST_TOKENS)[0]
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_one_rank(expected: dict[int, list[int]], run: Run, steps_ahead: int) -> None:
     tokens, reports = run(steps_ahead)
