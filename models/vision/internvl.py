@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -22,42 +21,24 @@ from models.vision.projector import Projector, merge_squares
 from models.vision.tower import TowerInput, TowerSetup
 from models.vision.tower_inputs import cut_tiles, read_tower_fields, unused_layers
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Spelling:
-    """The names of a checkpoint's parts."""
-
-    towers: tuple[str, ...]
-    embeddings: tuple[str, str, str]
-    """The names of the class token, the patches and the positions."""
-    layers: str
-    layer: TowerNames
-    projectors: tuple[str, ...]
-    projector: tuple[str, str, str]
-    """The names of the norm and of two linear layers."""
-
-
-_TRANSFORMERS = _Spelling(
-    towers=("model.vision_tower", "vision_tower"),
-    embeddings=("cls_token", "patch_embeddings.projection", "position_embeddings"),
-    layers="encoder.layer",
-    layer=TowerNames(
-        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        out="attention.projection_layer",
-        norms=("layernorm_before", "layernorm_after"),
-        scales=("lambda_1", "lambda_2"),
-    ),
-    projectors=("model.multi_modal_projector", "multi_modal_projector"),
-    projector=("layer_norm", "linear_1", "linear_2"),
-)
-_ORIGINAL = _Spelling(
-    towers=("vision_model",),
-    embeddings=("class_embedding", "patch_embedding", "position_embedding"),
-    layers="encoder.layers",
-    layer=TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"), scales=("ls1", "ls2")),
-    projectors=("mlp1",),
-    projector=("0", "1", "3"),
-)
+_QKV = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+_PUBLISHED = {
+    "vision_tower": "vision_model",
+    "cls_token": "class_embedding",
+    "patch_embeddings.projection": "patch_embedding",
+    "position_embeddings": "position_embedding",
+    "encoder.layer": "encoder.layers",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+    "lambda_1": "ls1",
+    "lambda_2": "ls2",
+    "attention.projection_layer": "attn.proj",
+    "multi_modal_projector": "mlp1",
+    "layer_norm": "0",
+    "linear_1": "1",
+    "linear_2": "3",
+}
+"""The names that InternVL's authors gave to parts, by those of transformers."""
 
 
 class InternFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,16 +69,23 @@ class InternVision(nn.Module):
     ignored = ("embeddings.mask_token",)  # for training alone
 
     def __init__(
-        self, fields: InternFields, pictures: PictureSettings, names: _Spelling, *, without: int
+        self, fields: InternFields, pictures: PictureSettings, qkv: tuple[str, ...], *, without: int
     ) -> None:
+        """`qkv`: the names of queries, keys and values, as in `TowerNames`; `without` as for other towers."""
         super().__init__()
-        self.names = names
         size, patch = fields.hidden_size, square(fields.patch_size)
         self.side, self.patch = square(fields.image_size), patch
         self.across = self.side // patch
         self.class_token = Learned(1, 1, size)
         self.patches = PatchEmbedding(size, patch, pictures, bias=True)
         self.positions = Learned(1, self.across**2 + 1, size)
+
+        names = TowerNames(
+            qkv=qkv,
+            out="attention.projection_layer",
+            norms=("layernorm_before", "layernorm_after"),
+            scales=("lambda_1", "lambda_2"),
+        )
 
         def build() -> TowerLayer:
             mlp = MLP(
@@ -107,19 +95,17 @@ class InternVision(nn.Module):
                 bias=True,
             )
             norms = fields.norm(), fields.norm()
-            return TowerLayer(
-                size, fields.num_attention_heads, mlp, norms, names.layer, bias=fields.attention_bias
-            )
+            return TowerLayer(size, fields.num_attention_heads, mlp, norms, names, bias=fields.attention_bias)
 
         self.layers = TowerLayers(fields.num_hidden_layers - without, build, without)
 
     def pull(self, weights: Weights) -> None:
         weights.ignore(*self.ignored)
         embeddings = weights / "embeddings"
-        parts = self.class_token, self.patches, self.positions
-        for part, name in zip(parts, self.names.embeddings, strict=True):
-            load(part, embeddings / name)
-        load(self.layers, weights / self.names.layers)
+        load(self.class_token, embeddings / "cls_token")
+        load(self.patches, embeddings / "patch_embeddings.projection")
+        load(self.positions, embeddings / "position_embeddings")
+        load(self.layers, weights / "encoder.layer")
 
     def forward(self, items: Sequence[TowerInput]) -> Tensor:
         tiles = cut_tiles(items, self.side, self.patch)
@@ -143,30 +129,28 @@ class _Fields(msgspec.Struct, frozen=True):
 
 class InternVLTower(nn.Module):
     levels = 0
-    names: ClassVar[_Spelling] = _TRANSFORMERS
+    qkv: ClassVar[tuple[str, ...]] = _QKV
 
     def __init__(self, setup: TowerSetup) -> None:
         super().__init__()
         fields = read_tower_fields(self.translated(setup.config), _Fields)
         tower, self.merge = fields.vision_config, int(1 / fields.downsample_ratio)
         without = unused_layers(fields.vision_feature_layer, tower.num_hidden_layers)
-        self.vision = InternVision(tower, setup.pictures, self.names, without=without)
+        self.vision = InternVision(tower, setup.pictures, self.qkv, without=without)
         if self.vision.across % self.merge:
             raise ConfigError(f"config.json: downsample_ratio does not divide {self.vision.across} patches")
         merged, act = tower.hidden_size * self.merge**2, fields.projector_hidden_act
         self.norm = LayerNorm(merged, 1e-5)
-        self.projector = Projector(
-            *(merged, setup.hidden_size), activation=act, bias=True, names=self.names.projector[1:]
-        )
+        self.projector = Projector(merged, setup.hidden_size, activation=act, bias=True)
 
     def translated(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give config.json the names of transformers."""
         return config
 
     def pull(self, weights: Weights) -> None:
-        load(self.vision, weights.first(*self.names.towers))
-        projector = weights.first(*self.names.projectors)
-        load(self.norm, projector / self.names.projector[0])
+        load(self.vision, weights.first("model.vision_tower", "vision_tower"))
+        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        load(self.norm, projector / "layer_norm")
         load(self.projector, projector)
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
@@ -179,7 +163,10 @@ class InternVLTower(nn.Module):
 class InternVLChatTower(InternVLTower):
     """The tower under the names of InternVL's authors."""
 
-    names = _ORIGINAL
+    qkv = ("attn.qkv",)
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights.renamed(_PUBLISHED))
 
     def translated(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         tower = config["vision_config"]

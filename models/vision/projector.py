@@ -10,25 +10,16 @@ from models.layers.mlp import activation_kind
 
 
 class Projector(nn.Module):
-    """Two linear layers with an activation between; `names` are theirs in the checkpoint."""
+    """Two linear layers with an activation between."""
 
-    def __init__(
-        self,
-        inputs: int,
-        size: int,
-        *,
-        activation: str,
-        bias: bool,
-        names: tuple[str, str] = ("linear_1", "linear_2"),
-    ) -> None:
+    def __init__(self, inputs: int, size: int, *, activation: str, bias: bool) -> None:
         super().__init__()
-        self.names = names
         self.inner = Linear(inputs, size, bias=bias, activation=activation_kind(activation))
         self.outer = Linear(size, size, bias=bias)
 
     def pull(self, weights: Weights) -> None:
-        for layer, name in zip((self.inner, self.outer), self.names, strict=True):
-            load(layer, weights / name)
+        load(self.inner, weights / "linear_1")
+        load(self.outer, weights / "linear_2")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(self.inner(x))
