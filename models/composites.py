@@ -99,6 +99,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "Gemma4ForConditionalGeneration": Composite(
         texts={"gemma4_text": "Gemma4ForCausalLM"},
         beside=_VISION_AND_AUDIO,
+        tower="gemma4:Gemma4Tower",
     ),
     "Gemma4UnifiedForConditionalGeneration": Composite(
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},

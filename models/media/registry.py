@@ -17,6 +17,7 @@ from models.plain_files import read_json
 PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
+    "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
     "Idefics3ForConditionalGeneration": "idefics3:Idefics3Processor",
     "InternVLChatModel": "internvl:InternVLChatProcessor",
     "InternVLForConditionalGeneration": "internvl:InternVLProcessor",

@@ -65,10 +65,13 @@ class PatchEmbedding(nn.Module):
         self.pictures = pictures
 
     def pull(self, weights: Weights) -> None:
-        shape = (self.size, 3, *self.in_time, self.side, self.side)
-        self.weight = frozen(ops.pack(weights.take("weight", shape).flatten(1), plain=True))
+        self.weight = frozen(ops.pack(self.read(weights), plain=True))
         self.bias = frozen(weights.take("bias", [self.size])) if self.has_bias else None
         self.levels = _levels(self.pictures).to(weights.device, weights.dtype)
+
+    def read(self, weights: Weights) -> Tensor:
+        """The matrix [size, numbers of a patch], which come by channel, frame, row and column."""
+        return weights.take("weight", (self.size, 3, *self.in_time, self.side, self.side)).flatten(1)
 
     def forward(self, items: Sequence[TowerInput]) -> Tensor:
         """The patches of all items [P, size]."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size
+from models.context import context
 from models.conversion.conversion_choice import looks_ahead
 from models.families.decoders.decoder import HeadFirstForCausalLM
 from models.families.decoders.decoder_spec import DecoderFields
@@ -57,6 +60,8 @@ class SharingFields(DecoderFields, frozen=True, kw_only=True):
     """The number of last layers that read the cache of another one."""
     hidden_size_per_layer_input: int | None = 256
     """The width of the vectors that tokens have for each layer; 0 and None mean that there are none."""
+    pad_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = 0
+    """The token whose vectors for layers media have."""
     vocab_size_per_layer_input: Size = 262_144
     """The number of tokens that have such vectors; the others have those of the first."""
 
@@ -244,6 +249,7 @@ class SharingDecoder(nn.Module):
         config, parallel, size = setup.config, setup.parallel, setup.config.hidden_size
         width, together = fields.hidden_size_per_layer_input, layers_together(plans)
         self.is_last = parallel.last
+        self.pad_id = fields.pad_token_id or 0
         self.embed_tokens = TokenEmbedding(config.vocab_size, size, parallel, scale=size**0.5)
         self.rows = TokenRows(config, fields, width, parallel, together) if width else None
         self.stream_size = streams * size + (size + _DIGITS if width else 0)
@@ -265,6 +271,9 @@ class SharingDecoder(nn.Module):
         x = self.enter(embedded) if stream is None else stream
         if self.rows is not None and stream is not None:
             x, embedded, ids = self.rows.take_over(stream)
+        media = context().media if stream is None else None
+        if self.rows is not None and media is not None:
+            ids = ids.index_fill(0, media.places, self.pad_id)
         rows = [None] * len(self.layers) if self.rows is None else self.rows(ids, embedded)
         for layer, own in zip(self.layers, rows, strict=True):
             x = layer(x, rotations, own)
