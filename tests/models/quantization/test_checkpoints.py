@@ -42,7 +42,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)

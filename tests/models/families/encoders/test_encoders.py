@@ -82,7 +82,7 @@ def test_a_text_has_the_same_bits_in_any_company(built: Built) -> None:
         assert torch.equal(alone, other)
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 def test_pairs_of_texts(built: Built) -> None:
     seconds = [len(text) // 2 for text in TEXTS]
     hidden = run(load_ranks(built.folder), TEXTS, seconds)
@@ -127,7 +127,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("case", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_heads(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_heads(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
         assert distance(torch.cat(answers), torch.cat(expected)) < 0.1
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_of_a_masked_language_model_the_trunk_is_loaded(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(f"{family}ForMaskedLM", tmp_path)

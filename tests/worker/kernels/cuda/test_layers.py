@@ -76,7 +76,7 @@ def prepared(x: Tensor, weight: Tensor | None, prep: HeadPrep) -> Tensor:
     return x if prep.cos_sin is None else exact.rotate(x, prep.cos_sin)
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("dim", "rotated", "group"),

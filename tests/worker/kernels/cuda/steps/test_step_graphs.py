@@ -50,7 +50,7 @@ def expected(folder: Path) -> dict[int, list[int]]:
     return tokens
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_tokens_are_those_of_the_cpu(
     folder: Path, expected: dict[int, list[int]], device: Interpreted, steps_ahead: int
@@ -79,7 +79,7 @@ def test_latent_attention_is_replayed(tmp_path: Path, device: Interpreted) -> No
     assert device.graphs.captured == []
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(7)
 def test_groups_of_layers_are_replayed(tmp_path: Path, device: Interpreted) -> None:
     """A layer with a window has blocks of its own, which it gives back; tokens are those of all blocks."""
     kinds = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
