@@ -239,6 +239,15 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     experts: ExpertReport | None = None
 
 
+class Similarity(msgspec.Struct, frozen=True, gc=False):
+    """How a model makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
+
+    scale: float
+    bias: float
+    activation: Literal["softmax", "sigmoid"]
+    """Softmax divides one among all texts that a picture is compared with; sigmoid takes each for itself."""
+
+
 class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The facts about a loaded worker that the engine must know to plan steps."""
 
@@ -277,6 +286,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     model is served for text only."""
     whole_media: bool = False
     """Whether all tokens of an item must be computed in one step, because they see each other."""
+    similarity: Similarity | None = None
+    """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
 
     @property
     def cached_tokens(self) -> int:

@@ -118,6 +118,8 @@ class _Compared(nn.Module, ABC):
     """Whether the tokens of a text see those before them only."""
     heads: ClassVar[tuple[str, str]]
     """The names of the text's head and of the picture's in the checkpoint."""
+    has_bias: ClassVar[bool]
+    """Whether a learned bias is added to scores, each of which is then a probability of its own."""
     levels = 0
 
     def __init__(self, setup: ModelSetup) -> None:
@@ -138,7 +140,7 @@ class _Compared(nn.Module, ABC):
         self.text_head, self.vision_head = self.make_heads(vit, config.output_size)
 
     def pull(self, weights: Weights) -> None:
-        weights.ignore("logit_scale", "logit_bias")
+        self.similarity = self._read_similarity(weights)
         if not self.held:
             weights.ignore("text_model", "vision_model", *self.heads)
             return
@@ -148,6 +150,15 @@ class _Compared(nn.Module, ABC):
         load(self.norm, vision / "post_layernorm")
         for head, name in zip((self.text_head, self.vision_head), self.heads, strict=True):
             load(head, weights / name)
+
+    def _read_similarity(self, weights: Weights) -> tuple[float, float, str] | None:
+        """Read what cosines are multiplied with, what is added, and the activation that follows."""
+        names = ("logit_scale", "logit_bias") if self.has_bias else ("logit_scale",)
+        shape = [1] if self.has_bias else []
+        scale, *bias = (weights.take(name, shape, dtype=torch.float32) for name in names)
+        if scale.is_meta:
+            return None
+        return scale.exp().item(), bias[0].item() if bias else 0.0, "sigmoid" if bias else "softmax"
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         """The vector of its text or picture for each token [T, stream_size]."""
@@ -189,7 +200,7 @@ class _Compared(nn.Module, ABC):
 
 
 class CLIPModel(_Compared):
-    reads_on = True
+    reads_on, has_bias = True, False
     heads = ("text_projection", "visual_projection")
 
     def make_heads(self, vit: VitFields, size: int) -> tuple[nn.Module, nn.Module]:
@@ -207,7 +218,7 @@ class CLIPModel(_Compared):
 
 
 class SiglipModel(_Compared):
-    reads_on = False
+    reads_on, has_bias = False, True
     heads = ("text_model.head", "vision_model.head")
 
     def make_heads(self, vit: VitFields, size: int) -> tuple[nn.Module, nn.Module]:
