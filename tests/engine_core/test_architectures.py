@@ -64,7 +64,7 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return hf_greedy(checkpoint, prompts(), OUTPUT)
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
     texts, logprobs, engine = generate(checkpoint, prompts() * 4, max_num_seqs=64)
     assert texts == expected * 4
@@ -78,7 +78,7 @@ def test_64_at_once(checkpoint: Path, expected: list[list[int]]) -> None:
             assert entry.rank == 1
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize("budget", [1, 7])
 def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]], budget: int) -> None:
     texts, _, engine = generate(checkpoint, prompts(), max_num_batched_tokens=budget, max_num_seqs=budget)
@@ -86,7 +86,7 @@ def test_chunks_and_prefix_hits(checkpoint: Path, expected: list[list[int]], bud
     assert engine.stats().prefix_hits > 0
 
 
-@pytest.mark.turns(21)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
 def test_preemption(checkpoint: Path, expected: list[list[int]], steps_ahead: int) -> None:
     tight = {"num_gpu_blocks_override": 30, "max_num_seqs": 16, "steps_ahead": steps_ahead}

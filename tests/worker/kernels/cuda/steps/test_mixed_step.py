@@ -173,7 +173,7 @@ SINGLE, TO_TOKENS, SINGLE_TO_LOGITS, TO_HIDDEN = 0, 3, 4, 7
 """The numbers of the first graph of each kind: of three sizes of single tokens, and one of prompts."""
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize(
     ("most_samples", "draws", "replayed"),
     [
