@@ -284,7 +284,7 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
-        count = step.chunk(seq, seq.computed, alone=len(self.running) == 1)
+        count = step.chunk(seq, seq.gap, seq.computed, alone=len(self.running) == 1)
         fits = count and step.can_pool(seq, ends=count == seq.gap)
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
             return 0.0
@@ -295,7 +295,7 @@ class Scheduler:
         """Add a row for a waiting sequence, which runs from now on, if it fits; returns its seconds."""
         start = len(prefix[0]) * self._facts.block_size
         gap = seq.gap - start
-        count = step.chunk(seq, start, alone=not self.running)
+        count = step.chunk(seq, gap, start, alone=not self.running)
         if not count or (count < gap and not step.may_split) or not step.can_pool(seq, ends=count == gap):
             return None
         self.waiting.admit(seq)

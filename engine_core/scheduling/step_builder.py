@@ -76,26 +76,23 @@ class StepBuilder:
     def full(self) -> bool:
         return not self.budget or self.left <= 0
 
-    def chunk(self, seq: Sequence, start: int, *, alone: bool) -> int:
-        """The number of its uncomputed tokens, from position `start` on, that a sequence gets; 0: none.
+    def chunk(self, seq: Sequence, gap: int, start: int, *, alone: bool) -> int:
+        """The number of its `gap` uncomputed tokens, from position `start` on, that a sequence gets; 0: none.
 
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
         starve; if prompts, or media items, are computed whole, it gets all.
         """
-        gap = seq.gap + seq.computed - start
-        if start >= seq.media_end:
-            return self._fitting(gap, start, 1, alone=alone)
-        count = self._fitting(gap, start, self._media.least(seq, start), alone=alone)
-        encoded = inf if self.left == inf else self._line.encoded(max(self.left, 0.0))
-        return self._media.reach(seq, start, count, encoded)
-
-    def _fitting(self, gap: int, start: int, least: int, *, alone: bool) -> int:
-        """How many of `gap` tokens fit into what is left; not fewer than `least` for want of time alone."""
+        least = 1 if start >= seq.media_end else self._media.least(seq, start)
         if self._longest and not alone and self.may_split:
             gap = min(gap, max(self._longest, least))
         gap = min(gap, self.budget)
-        if self.left == inf:
-            return gap
+        fitting = inf
+        if self.left < inf:
+            gap, fitting = self._in_time(gap, start, least), self._line.encoded(max(self.left, 0.0))
+        return gap if start >= seq.media_end else self._media.reach(seq, start, gap, fitting)
+
+    def _in_time(self, gap: int, start: int, least: int) -> int:
+        """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
         fitting = self._line.fitting(max(self.left, 0.0), start)
         if self.may_split:
             return min(gap, fitting if self._has_prefill else max(least, fitting))

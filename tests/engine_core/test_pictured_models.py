@@ -17,7 +17,8 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Stats, Tokens
 from worker.buffers import Buffer
 from worker.limits import WorkerLimits
-from worker.protocol import Sampling
+from worker.media import StepMedia
+from worker.protocol import Sampling, StepInput
 
 SETTINGS: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor",
@@ -113,6 +114,7 @@ def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
         assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("options", "room"),
     [
@@ -129,6 +131,7 @@ def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
         ),
         ({"steps_ahead": 2, "max_num_batched_tokens": 17, "disable_chunked_mm_input": True}, 2 * ITEM),
         ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, ITEM),
+        ({"max_num_batched_tokens": 16, "pipeline_parallel_size": 2}, None),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, 3 * ITEM),
     ],
 )
@@ -153,3 +156,25 @@ def test_known_prefixes_end_before_inside_and_behind_a_picture(
     answers, cached, _ = llava.run_waves([[each] for each in llava.asked])
     assert_answers(answers, llava.answers)
     assert cached[:6] == [0, 4, 0, 0, 4, 12]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_after_a_failed_step_pictures_are_encoded_again(
+    llava: Llava, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails before or after it has encoded and forgotten what it should."""
+    update, steps = StepMedia.update, list[StepInput]()
+
+    def update_or_fail(self: StepMedia, step: StepInput) -> None:
+        steps.append(step)
+        fails = len(steps) == 2
+        if late or not fails:
+            update(self, step)
+        if fails:
+            raise RuntimeError("a fault of this test")
+
+    monkeypatch.setattr(StepMedia, "update", update_or_fail)
+    monkeypatch.setattr(WorkerLimits, "most_embeddings", ITEM)
+    answers, _, _ = llava.run(llava.asked, steps_ahead=2)
+    assert_answers(answers, llava.answers)
+    assert any(step.fresh for step in steps[2:])
