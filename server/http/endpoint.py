@@ -84,14 +84,13 @@ class BodyMemory:
 BODY_MEMORY = BodyMemory()
 
 
-async def read_body(receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int = MAX_BODY) -> bytes:
-    """Returns the whole body, of `most` bytes at most. Raises ClientDisconnect if the connection ends before
-    it."""
-    return bytes(await read_buffer(receive, memory, most))
+async def read_body(
+    receive: Receive, memory: BodyMemory = BODY_MEMORY, *, most: int = MAX_BODY
+) -> bytes | bytearray:
+    """Returns the whole body, of `most` bytes at most, which is never copied as a whole.
 
-
-async def read_buffer(receive: Receive, memory: BodyMemory, most: int) -> bytes | bytearray:
-    """The same, without the time at the end in which all of a long body would be copied."""
+    Raises ClientDisconnect if the connection ends before it.
+    """
     body: bytes | bytearray = b""
     size = taken = 0
     try:
@@ -100,7 +99,8 @@ async def read_buffer(receive: Receive, memory: BodyMemory, most: int) -> bytes 
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             part = message.get("body", b"")
-            size += len(part)
+            length = len(part)
+            size += length
             if size > most:
                 raise body_too_large(most)
             if size > ALWAYS_READ:
@@ -108,7 +108,7 @@ async def read_buffer(receive: Receive, memory: BodyMemory, most: int) -> bytes 
                     raise no_room_for_body()
                 memory.taken += size - taken
                 taken = size
-            if size == len(part):
+            if size == length:
                 body = part
             else:
                 body = bytearray(body) if isinstance(body, bytes) else body
@@ -226,15 +226,20 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        media, most = request.app.state.frontend.media, self._most_bytes
-        if media is None or not self._takes_media:
+        media, most = (
+            request.scope["app"].state.frontend.media if self._takes_media else None,
+            self._most_bytes,
+        )
+        if media is None:
             raw = await read_body(request.receive, most=most)
         else:
-            whole = await read_buffer(request.receive, BODY_MEMORY, most + media.most_bytes)
+            whole = await read_body(request.receive, most=most + media.most_bytes)
             inline = request.scope[INLINE] = InlineFiles()
             raw = inline.cut(whole, most)
             if len(raw) > most:
                 raise body_too_large(most)
+        if type(raw) is not bytes:
+            raw = bytes(raw)
         if is_long(raw):
             raw = await self._shortened(request, raw)
         return read_json(raw, validate, unknown_fields(request.app.state.config.ignore_unknown_fields))

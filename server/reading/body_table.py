@@ -27,7 +27,7 @@ from server.api.tei import (
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import too_many
 from server.model_facts import Facts
-from server.reading import prompts
+from server.reading import other_apis, prompts
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template, write_text
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
@@ -166,10 +166,10 @@ def _conversation(
 
 COMPLETION = Reading("completion", CompletionRequest, prompts.read_completion, list[Prompt])
 CHAT = _conversation("chat", ChatRequest, prompts.read_chat, Conversation, prompts.work_of_template)
-RESPONSES = _conversation("responses", ResponsesRequest, prompts.read_response, Conversation)
-MESSAGES = _conversation("messages", MessagesRequest, prompts.read_messages, Conversation)
-COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, prompts.count_tokens, int)
-INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, prompts.count_tokens, int)
+RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_response, Conversation)
+MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
+COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)
+INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, other_apis.count_tokens, int)
 TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,14 +11,12 @@ from server.answers.dialects import AUTO, NONE
 from server.answers.format_detection import find_format
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
-from server.api.conversations.anthropic import MessagesRequest
-from server.api.conversations.responses import ResponsesRequest
 from server.api.fields import check_text
 from server.api.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions, Tool, held_schema
 from server.api.shared_fields import GenerationBody, RequestBody
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
-from server.media.parts import find_parts, has_media
+from server.media.parts import MediaPart, find_parts, has_media
 from server.media.prompt import (
     LaidMedia,
     MediaNeeded,
@@ -31,9 +27,9 @@ from server.media.prompt import (
     encode_written,
     marked,
 )
-from server.model_facts import Facts
+from server.model_facts import Facts, MediaFacts
 from server.options.server_config import ServerConfig
-from server.reading.system_messages import arranged, tell_tools
+from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
 from server.text.chat_template import AnswerStyle
@@ -145,7 +141,8 @@ def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Pr
 def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     check_logprobs("top_logprobs", "sample", body.top_logprobs, context.facts)
     written = write_chat(body, context)
-    prompt = _prepare(written, body, context, body.add_special_tokens, body.most_tokens)
+    source = written.text if written.is_plain else written
+    prompt = _prepare(source, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
     if "cache_diagnosis" in body.include:
         said = [MessageText(message.role, message.text()) for message in body.messages]
@@ -157,7 +154,7 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
         prompt,
         MessageText(last.role, last.text() if body.echo else ""),
         said,
-        end=written.plain_text[-PROMPT_END:],
+        end=(written.text if written.is_plain else written.plain_text)[-PROMPT_END:],
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
@@ -195,7 +192,7 @@ def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
         written, special = write_conversation(body, body.messages, context), False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    ids, _ = _encode(written, context, add_special_tokens=special)
+    ids, _ = encode_conversation(written, context, add_special_tokens=special)
     name = context.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
     return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
@@ -222,17 +219,15 @@ def _prepare(
     keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
     left = body.truncation_side != "right"
     placed: list[Placed] = []
-    if isinstance(source, Written) and source.is_plain:
-        source = source.text
-    if isinstance(source, Written):
-        text = None
-        ids, placed = _encode(source, context, add_special_tokens=special, bounded=keep is None)
-    elif isinstance(source, str):
+    if isinstance(source, str):
         text = source
         if keep is not None:
             # Text beyond this would be cut after encoding anyway.
             text = _cut(text, (keep + CUT_MARGIN) * context.tokenizer.longest_token, left=left)
         ids = encode(text, context, add_special_tokens=special, bounded=keep is None)
+    elif isinstance(source, Written):
+        text = None
+        ids, placed = encode_conversation(source, context, add_special_tokens=special, bounded=keep is None)
     else:
         text, ids = None, source
     cut = keep is not None and len(ids) > keep
@@ -254,7 +249,7 @@ def encode(
     return context.tokenizer.encode(text, add_special_tokens)
 
 
-def _encode(
+def encode_conversation(
     written: Written, context: ReadingContext, *, add_special_tokens: bool, bounded: bool = True
 ) -> tuple[list[int], list[Placed]]:
     """Encodes the text of a prompt, which may have media."""
@@ -282,38 +277,53 @@ def write_conversation(
             "chat_template",
         )
     media = context.facts.media
-    parts = find_parts([message.content for message in messages], media)
-    if any(part not in context.media for part in parts):
+    parts: list[MediaPart] = []
+    for message in messages:
+        if type(message.content) is list:
+            parts = find_parts([each.content for each in messages], media)
+            break
+    if parts and any(part not in context.media for part in parts):
         raise MediaNeeded(parts, _salt(options), _settings(options, context))
-
-    def rendered(as_text: Callable[[Any], Any]) -> str:
-        """The text; `as_text` is called with what users have written."""
-        chat, tools = context.tokenizer.chat, options.tools
-        asked: dict[str, object] = {}
-        if style is not None:
-            asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
-        return chat.render(
-            as_text([message.for_template() for message in messages]),
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            tools=as_text(None if tools is None else [tool.for_template() for tool in tools]),
-            documents=as_text(options.documents),
-            template=options.chat_template,
-            kwargs={
-                **context.options.default_chat_template_kwargs,
-                **asked,
-                **as_text(options.chat_template_kwargs or {}),
-            },
-            placeholder="" if media is None else media.written,
-        )
-
     if media is None or not parts:
-        text = rendered(lambda value: value)
+        text = _rendered(options, messages, context, style)
         if media is None or not any(word in text for word in media.reserved):
             return Written(text)
-    text = rendered(lambda value: marked(value, media, context.media, context.tokenizer))
+    text = _rendered(options, messages, context, style, media)
     check_places(text, parts, media)
     return Written(text, parts, is_plain=False)
+
+
+def _rendered(
+    options: TemplateOptions,
+    messages: list[Message],
+    context: ReadingContext,
+    style: AnswerStyle | None,
+    media: MediaFacts | None = None,
+) -> str:
+    """The text that the template writes, with marks for what users quote, if it has to do with `media`."""
+    chat, tools = context.tokenizer.chat, options.tools
+    asked: dict[str, object] = {}
+    if style is not None:
+        asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
+    said: list[Any] = [
+        [message.for_template() for message in messages],
+        None if tools is None else [tool.for_template() for tool in tools],
+        options.documents,
+        options.chat_template_kwargs,
+    ]
+    if media is not None:
+        said = marked(said, media, context.media, context.tokenizer)
+    written, tools, documents, kwargs = said
+    return chat.render(
+        written,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        tools=tools,
+        documents=documents,
+        template=options.chat_template,
+        kwargs={**context.options.default_chat_template_kwargs, **asked, **(kwargs or {})},
+        placeholder="" if media is None else media.written,
+    )
 
 
 def _settings(options: TemplateOptions, context: ReadingContext) -> dict[str, Any]:
@@ -339,57 +349,3 @@ def write_text(options: TemplateOptions, messages: list[Message], context: Readi
 
 def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:
     return whole[max(0, len(whole) - size) :] if left else whole[:size]
-
-
-class Asks(Protocol):
-    """A body that can be said in the words of chat completions."""
-
-    @property
-    def chat(self) -> ChatRequest: ...
-
-
-def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
-    found = read_chat(_arranged(body.chat, context), context)
-    return msgspec.structs.replace(found, warnings=body.warnings)
-
-
-def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
-    chat = _arranged(body.chat, context)
-    found = read_chat(_fitting(chat, context) if body.truncation == "auto" else chat, context)
-    return msgspec.structs.replace(found, warnings=body.warnings)
-
-
-def count_tokens(body: Asks, context: ReadingContext) -> int:
-    """The number of tokens of the prompt, however long it is."""
-    return _count(_arranged(body.chat, context), context)
-
-
-def _count(chat: ChatRequest, context: ReadingContext) -> int:
-    ids, _ = _encode(
-        write_chat(chat, context), context, add_special_tokens=chat.add_special_tokens, bounded=False
-    )
-    return len(ids)
-
-
-def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
-    return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
-
-
-def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
-    """The conversation without the oldest turns, as many as must go for the model to have room for it."""
-    turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
-    most = context.facts.max_model_len
-
-    def fits(dropped: int) -> bool:
-        return _count(_since(chat, turns[dropped]), context) < most
-
-    if len(turns) < 2 or fits(0):
-        return chat
-    fewest = bisect_left(range(1, len(turns) - 1), True, key=fits)
-    return _since(chat, turns[1 + fewest])
-
-
-def _since(chat: ChatRequest, start: int) -> ChatRequest:
-    """The conversation from a message on, with what the system has said before."""
-    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
-    return chat.model_copy(update={"messages": [*kept, *chat.messages[start:]]})

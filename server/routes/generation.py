@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -28,9 +28,6 @@ from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
 from worker.protocol import Sampling
-
-if TYPE_CHECKING:
-    from server.media.kept_items import Item
 
 _NO_OPTIONS = StreamOptions()
 
@@ -88,8 +85,7 @@ class GenerationCall(EngineCall):
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self._keep_alive = config.sse_keep_alive_interval
         self._counts_output, self._messages, self._admission = counts_output, messages, admission
-        self._options, self._bounds = self._add_options(admission), bounds
-        self._items: dict[bytes, Item] = request.scope.get(ITEMS, {})
+        self._options, self._bounds, self._scope = self._add_options(admission), bounds, request.scope
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
@@ -161,7 +157,7 @@ class GenerationCall(EngineCall):
         """The answers to the prompt of this number."""
         options: AddOptions = {**self._options, **self._bounds[number]}
         if media := self.prompts[number].media:
-            options["media"] = as_media(media, self._items)
+            options["media"] = as_media(media, self._scope[ITEMS])
         return self.frontend.generate(
             self.prompts[number].ids,
             self.sampling,
@@ -220,14 +216,15 @@ class GenerationCall(EngineCall):
     def usage(self) -> Usage:
         counts = self.counts
         reasoning = None if self.reasoning is None else sum(self.reasoning.values())
-        media = sum(map(_media_tokens, self.prompts))
+        media = sum(map(_media_tokens, self.prompts)) if ITEMS in self._scope else 0
         return self._timed(self._usage(counts.prompt, counts.output, counts.cached, reasoning, media))
 
     def usage_of(self, choice: int) -> Usage:
         prompt = choice // self.sampling.n
         reasoning = None if self.reasoning is None else self.reasoning.get(choice, 0)
         asked, output, cached = self.prompts[prompt], self._output[choice], self._cached[prompt]
-        return self._usage(asked.length, output, cached, reasoning, _media_tokens(asked))
+        media = _media_tokens(asked) if asked.media else 0
+        return self._usage(asked.length, output, cached, reasoning, media)
 
     def usage_in_chunk(self, choice: int) -> Usage | UnsetType:
         """The usage in a chunk with a delta of this choice, which has been counted.

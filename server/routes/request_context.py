@@ -105,13 +105,13 @@ async def read_texts(request: Request, body: Body, reading: Reading[R]) -> R:
     done = request.scope.get(READ)
     if done is not None:
         return done
-    if frontend_of(request).media is None:
-        return await _read(request, body, reading, NO_MEDIA)
-    return await with_media(request, lambda media: _read(request, body, reading, media))
-
-
-async def _read(request: Request, body: Body, reading: Reading[R], media: LaidMedia) -> R:
     frontend = frontend_of(request)
+    if frontend.media is None:
+        return await _read(frontend, body, reading, NO_MEDIA)
+    return await with_media(request, lambda media: _read(frontend, body, reading, media))
+
+
+async def _read(frontend: Frontend, body: Body, reading: Reading[R], media: LaidMedia) -> R:
     context = frontend.reading_context
     if media:
         context = replace(context, media=media)

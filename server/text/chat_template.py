@@ -234,10 +234,9 @@ class ChatTemplate:
 def _shaped(message: dict[str, Any], compiled: Compiled, wanted: Format, placeholder: str) -> dict[str, Any]:
     """The message with its content in the form that the template reads, and tool arguments as objects."""
     content = message.get("content")
-    if isinstance(content, list) and wanted == "string":
-        content = _joined_text(content, placeholder)
-    elif isinstance(content, list):
-        content = [_MEDIA.get(part.get("type", ""), part) for part in content]
+    if isinstance(content, list):
+        parts = [_MEDIA.get(part.get("type", ""), part) for part in content]
+        content = _joined_text(content, placeholder) if wanted == "string" else parts
     elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
         content = [{"type": "text", "text": content}]
     shaped = {**message, "content": content}

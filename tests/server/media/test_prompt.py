@@ -19,7 +19,8 @@ from server.errors import BadRequest
 from server.media.parts import MediaPart
 from server.media.prompt import Laid, MediaNeeded, Placed, cut_prompt
 from server.model_facts import Facts, MediaFacts
-from server.reading.prompts import ReadingContext, ReadingOptions, count_tokens, read_chat
+from server.reading.other_apis import count_tokens
+from server.reading.prompts import ReadingContext, ReadingOptions, read_chat
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 

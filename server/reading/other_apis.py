@@ -1,0 +1,68 @@
+"""Conversations of Responses and of Messages: how they become prompts, and how tokens are counted."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Protocol
+
+import msgspec
+
+from server.api.chat import ChatRequest
+from server.api.conversations.anthropic import MessagesRequest
+from server.api.conversations.responses import ResponsesRequest
+from server.reading.prompts import Conversation, ReadingContext, encode_conversation, read_chat, write_chat
+from server.reading.system_messages import arranged
+
+
+class Asks(Protocol):
+    """A body that can be said in the words of chat completions."""
+
+    @property
+    def chat(self) -> ChatRequest: ...
+
+
+def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversation:
+    found = read_chat(_arranged(body.chat, context), context)
+    return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
+    chat = _arranged(body.chat, context)
+    found = read_chat(_fitting(chat, context) if body.truncation == "auto" else chat, context)
+    return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def count_tokens(body: Asks, context: ReadingContext) -> int:
+    """The number of tokens of the prompt, however long it is."""
+    return _count(_arranged(body.chat, context), context)
+
+
+def _count(chat: ChatRequest, context: ReadingContext) -> int:
+    ids, _ = encode_conversation(
+        write_chat(chat, context), context, add_special_tokens=chat.add_special_tokens, bounded=False
+    )
+    return len(ids)
+
+
+def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
+    return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
+
+
+def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
+    """The conversation without the oldest turns, as many as must go for the model to have room for it."""
+    turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
+    most = context.facts.max_model_len
+
+    def fits(dropped: int) -> bool:
+        return _count(_since(chat, turns[dropped]), context) < most
+
+    if len(turns) < 2 or fits(0):
+        return chat
+    fewest = bisect_left(range(1, len(turns) - 1), True, key=fits)
+    return _since(chat, turns[1 + fewest])
+
+
+def _since(chat: ChatRequest, start: int) -> ChatRequest:
+    """The conversation from a message on, with what the system has said before."""
+    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
+    return chat.model_copy(update={"messages": [*kept, *chat.messages[start:]]})
