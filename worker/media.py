@@ -115,8 +115,7 @@ class StepMedia:
     def read(self, columns: Columns) -> MediaRead | None:
         """What a step reads of the media of its sequences; None if that is nothing."""
         slots, read = self._slots, MediaRead([], [], self._tower.levels)
-        shifts = slots.shift[columns.slots]
-        if shifts.any():
+        if slots.on_axes and (shifts := slots.shift[columns.slots]).any():
             read.axes = np.stack([_positions(columns) + np.repeat(shifts, columns.counts)] * AXES)
         for row, slot in enumerate(columns.slots):
             placed, start = slots.media.get(slot), columns.starts[row]

@@ -45,7 +45,7 @@ def with_tower(text_class: type, tower_class: type) -> type:
 def find_tower(model: object) -> Tower | None:
     """What encodes media for a model, as it is served; None if the model has text only."""
     base: Any = getattr(model, "base", model)
-    return getattr(base, "tower", base if hasattr(base, "encode") else None)
+    return getattr(base, "tower", base if hasattr(base, "levels") else None)
 
 
 class _WithTower(nn.Module):

@@ -54,6 +54,8 @@ class FakeRank(FakeWorker):
         (self._folder / f"pid-{self._where.rank}").write_text(str(os.getpid()))
 
     def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
+        for item in step.encode:
+            (self._folder / f"item-{self._where.rank}").write_bytes(item.pixels.data)
         marks = {token for new in step.new for token in new.tokens if token >= BREAKS_STEP}
         if not self._concerned and marks:
             fcntl.flock(self._life, fcntl.LOCK_SH)

@@ -22,8 +22,10 @@ from sizes import worker_config
 from torch import nn
 from transformers import CLIPImageProcessorPil, LlamaConfig
 
-from models.config import read_config
+from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
+from models.parallel.parallel import Parallel
+from models.vision.llava import LlavaTower
 from models.vision.model import find_tower
 from worker.media import MOST_PATCHES, media_bytes
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
@@ -113,6 +115,24 @@ def test_ranks_give_the_tokens_of_one(llava: Llava, ranks: Ranks, layout: Layout
         Engine(executor.submit, facts, llava.prompts, chunk=4).run(llava.asked, OUTPUT), llava.answers
     )
     executor.stop()
+
+
+def test_steps_behind_a_picture_are_replayed(llava: Llava, runner: Runner) -> None:
+    replays: Any = runner._compute.forward  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    with mock.patch.object(replays, "_forward", wraps=replays._forward) as forward:
+        Engine(runner.launch, runner.facts, llava.prompts).run(llava.asked[:1], OUTPUT)
+    assert forward.call_count == 1, "the first step, which reads the picture"
+
+
+def test_a_first_stage_without_layers_that_pictures_add_to_is_refused(
+    llava: Llava, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlavaTower, "levels", 2)
+    config = read_config(llava.folder)
+    for stage in (0, 2):
+        cut = Parallel(stage=stage, stages=3)
+        with pytest.raises(ConfigError, match="first stage would have 1 layers, and pictures add"):
+            load_model(LoadOptions(config, llava.folder, dtype=torch.float32, parallel=cut))
 
 
 def as_published(name: str) -> str:

@@ -87,7 +87,7 @@ class Slots:
         self.groups, self._shares = len(shares), shares
         self.max_len = max_len
         self.block_size = block_size
-        self.paged, self.has_states, self._on_axes = paged, has_states, on_axes
+        self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -166,7 +166,7 @@ class Slots:
         self.media.pop(slot, None)
         self.shift[slot] = 0
         if new.media:
-            self.media[slot] = placed = PlacedMedia.of(new.media, on_axes=self._on_axes)
+            self.media[slot] = placed = PlacedMedia.of(new.media, on_axes=self.on_axes)
             self.shift[slot] = placed.shift
         if isinstance(new.params, Pooling):
             self.pooling[slot], self.texts[slot] = new.params, new.tokens

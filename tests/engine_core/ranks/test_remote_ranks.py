@@ -29,6 +29,8 @@ from engine_core.ranks.ranks_executor import RanksExecutor
 from engine_core.startup import make_worker_config
 from engine_core.wire.sockets import ClusterKeys
 from models.config import read_config
+from worker.buffers import Buffer
+from worker.protocol import Encode
 
 HOST = socket.gethostname()
 ENGINE, NODE = "127.0.0.2", "127.0.0.1"
@@ -81,7 +83,7 @@ class Cluster:
         """End the connections from the engine to its nodes without a message."""
         remote, *local = self.executor._groups  # pyright: ignore[reportPrivateUsage]
         assert remote is self.remote
-        self.remote.send = lambda frame: None
+        self.remote.send = lambda frames: None
         self.remote.stop(by_force=True)
         self.executor._groups = local  # pyright: ignore[reportPrivateUsage]
 
@@ -117,6 +119,19 @@ def test_steps_reach_both_machines(cluster: Cluster) -> None:
     cluster.executor.stop()
     assert node.wait(60) == 0
     assert (cluster.there / "closed-1").exists()
+
+
+def test_items_reach_both_machines_whole(cluster: Cluster) -> None:
+    cluster.start()
+    pixels = os.urandom(3_000_000)
+    item = Encode(1, "image", (1000, 1000, 3), (1, 1, 1), 0, Buffer(memoryview(pixels)))
+    step = cluster.executor.submit(replace(read(1, [5, 6]), encode=[item]))
+    assert step.result().tokens == reference([5, 6], 1)
+    last = cluster.there / "item-1"  # of the rank that does not answer
+    deadline = time.monotonic() + PATIENCE
+    while not (last.exists() and last.stat().st_size == len(pixels)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (cluster.here / "item-0").read_bytes() == last.read_bytes() == pixels
 
 
 def test_the_answering_rank_may_be_on_another_machine(cluster: Cluster) -> None:
