@@ -1,15 +1,17 @@
-"""A real engine with a tiny LLaVA gives the tokens of transformers, however its steps are planned."""
+"""Real engines with tiny models of pictures give the tokens of transformers, however steps are planned."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import gemma_pictured
 import pytest
 from media_files import noise
 from pictured import TEXT, VISION, Answer, Prompt, Prompts, expected, write_pictured
 from PIL.Image import Image
 from sizes import engine_config
+from torch import nn
 from transformers import CLIPImageProcessorPil
 
 from engine_core.engine import Engine
@@ -39,7 +41,7 @@ BESIDE = {"block_size": 4, "max_model_len": 64, "num_gpu_blocks_override": 256, 
 class Llava:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        model = write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
+        model = self.write(folder)
         self.prompts = Prompts(folder)
         one, two = noise(40, 28), noise(31, 90)
         make = self.prompts.make
@@ -54,6 +56,9 @@ class Llava:
             make([5, 9, 17, 44, 200, 7]),
         ]
         self.answers = [expected(model, each, OUTPUT, self.inputs) for each in self.asked]
+
+    def write(self, folder: Path) -> nn.Module:
+        return write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
 
     def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
         processor = CLIPImageProcessorPil(**SETTINGS)
@@ -101,6 +106,22 @@ class Llava:
             return answers, [cached[id] for id in sorted(cached)], engine.stats()
         finally:
             engine.stop()
+
+
+class Gemma3(Llava):
+    """Each picture has to be computed in one step, for its tokens see later ones."""
+
+    def write(self, folder: Path) -> nn.Module:
+        made = gemma_pictured.FIELDS, gemma_pictured.SETTINGS
+        return write_pictured("Gemma3ForConditionalGeneration", folder, *made)
+
+    def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
+        return gemma_pictured.inputs(pictures, ids)
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Gemma3:
+    return Gemma3(tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +199,26 @@ def test_after_a_failed_step_pictures_are_encoded_again(
     answers, _, _ = llava.run(llava.asked, steps_ahead=2)
     assert_answers(answers, llava.answers)
     assert any(step.fresh for step in steps[2:])
+
+
+@pytest.mark.parametrize(
+    ("options", "room"),
+    [
+        ({"steps_ahead": 0, "max_num_batched_tokens": 64}, 8 * ITEM),
+        ({"steps_ahead": 1, "max_num_batched_tokens": 16}, ITEM),
+        ({"steps_ahead": 2, "max_num_batched_tokens": 7, "max_num_seqs": 2}, 2 * ITEM),
+        ({"max_num_batched_tokens": 16, "num_gpu_blocks_override": 24, "max_model_len": 40}, ITEM),
+    ],
+)
+def test_pictures_that_see_both_ways_are_never_cut(
+    gemma3: Gemma3, options: dict[str, Any], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerLimits, "most_embeddings", room)
+    answers, _, _ = gemma3.run(gemma3.asked * 2, **{"max_num_seqs": 16, **options})
+    assert_answers(answers, gemma3.answers * 2)
+
+
+def test_known_prefixes_end_inside_a_picture_that_sees_both_ways(gemma3: Gemma3) -> None:
+    answers, cached, _ = gemma3.run_waves([[each] for each in gemma3.asked])
+    assert_answers(answers, gemma3.answers)
+    assert cached[1] == 8, "the second block ends inside the picture"

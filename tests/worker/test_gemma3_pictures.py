@@ -8,38 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from gemma_pictured import FIELDS, SETTINGS, inputs
 from media_files import noise
 from opened import open_runner
-from pictured import TEXT, VISION, Answer, Engine, Prompts, expected, tower_input, write_pictured
+from pictured import Answer, Engine, Prompts, expected, tower_input, write_pictured
 from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
 from sizes import worker_config
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.media.registry import find_media, make_processor
 
-SETTINGS: dict[str, Any] = {
-    "image_processor_type": "Gemma3ImageProcessor",
-    "size": {"height": 56, "width": 56},
-}
-SOFT = 310
-FIELDS: dict[str, Any] = {
-    "text_config": {
-        **TEXT,
-        "num_hidden_layers": 4,
-        "model_type": "gemma3_text",
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 7,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "vision_config": {**VISION, "image_size": 56, "model_type": "siglip_vision_model"},
-    "mm_tokens_per_image": 4,
-    "image_token_index": SOFT,
-    "boi_token_index": 311,
-    "eoi_token_index": 312,
-}
 OUTPUT = 5
 SIZES: dict[str, Any] = {
     "max_num_seqs": 6,
@@ -64,12 +44,7 @@ class Gemma3:
             make([5, 6], two, [80, 81, 82, 83], one),
             make([5], one, [7, 8], one, one, [3, 9, 10, 11, 12, 13, 14, 15]),
         ]
-        self.answers = [expected(self.model, each, OUTPUT, self.inputs) for each in self.asked]
-
-    def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
-        processor = Gemma3ImageProcessorPil(**SETTINGS)
-        pixels = processor([[each] for each in pictures], return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels, "token_type_ids": (torch.tensor([ids]) == SOFT).long()}
+        self.answers = [expected(self.model, each, OUTPUT, inputs) for each in self.asked]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +70,7 @@ def test_tokens_of_a_picture_see_later_ones(gemma: Gemma3) -> None:
     """Otherwise the answers would be others, so the comparison above shows that they do."""
 
     def causal(pictures: list[Image], ids: list[int]) -> dict[str, Any]:
-        return {"pixel_values": gemma.inputs(pictures, ids)["pixel_values"]}
+        return {"pixel_values": inputs(pictures, ids)["pixel_values"]}
 
     other = expected(gemma.model, gemma.asked[2], OUTPUT, causal)
     assert other.logprobs != pytest.approx(gemma.answers[2].logprobs, abs=1e-3)
