@@ -125,7 +125,8 @@ def most_bytes(media: MediaReader | None) -> int:
 
 
 def body_too_large(most: int = MAX_BODY) -> TooLarge:
-    return TooLarge(f"The body may have at most {most} bytes: send less text in one request.")
+    less = "less text" if most <= MAX_BODY else "smaller media, of which --max-media-mb is the limit,"
+    return TooLarge(f"The body may have at most {most} bytes: send {less} in one request.")
 
 
 def no_room_for_body() -> Unavailable:

@@ -82,7 +82,9 @@ class Fetcher:
                         return answer.body
                     url = urljoin(url, answer.headers.get(b"location", b"").decode("utf-8", "replace"))
         except TimeoutError:
-            raise Unprocessable(f"A media URL was not fetched within {self._seconds:g} s.") from None
+            raise Unprocessable(
+                f"A media URL was not fetched within {self._seconds:g} s (--media-seconds)."
+            ) from None
         except (OSError, ValueError, httptools.HttpParserError, httptools.HttpParserUpgrade):
             raise Unprocessable("A media URL's server is not reached, or broke off its answer.") from None
         raise Unprocessable(f"A media URL redirects more than {MOST_REDIRECTS} times.")
@@ -165,7 +167,9 @@ class _Answer:
         self._head += 0 if self.status else len(data)
         self._parser.feed_data(data)
         if len(self.body) > self._most_bytes or self._head > _MOST_HEAD + _PIECE:
-            raise Unprocessable(f"A media URL's file has more than the {self._most_bytes} bytes allowed.")
+            raise Unprocessable(
+                f"A media URL's file has more than the {self._most_bytes} bytes allowed (--max-media-mb)."
+            )
         if self.status and not 200 <= self.status < 300 and self.status not in _REDIRECTS:
             raise Unprocessable(f"A media URL is answered with status {self.status}.")
 

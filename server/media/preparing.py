@@ -141,7 +141,11 @@ class Preparer:
             )
         except TimeoutError:
             _log.warning("preparing an item took more than %g s", self._limits.seconds)
-            return sent_error(BadRequest(f"Preparing a picture took more than {self._limits.seconds:g} s."))
+            return sent_error(
+                BadRequest(
+                    f"Preparing a picture took more than {self._limits.seconds:g} s (--media-seconds)."
+                )
+            )
         except Ended as ended:
             _log.warning("preparing an item: %s", ended)
             return sent_error(BadRequest("A picture cannot be decoded: the process that tried has ended."))

@@ -74,7 +74,9 @@ def _read_within(folder: Path, name: str, most_bytes: int) -> bytes:
         if not stat.S_ISREG(opened.st_mode):
             raise BadRequest("A media URL must name a regular file.")
         if opened.st_size > most_bytes:
-            raise BadRequest(f"The file of a media URL has more than the {most_bytes} bytes allowed.")
+            raise BadRequest(
+                f"The file of a media URL has more than the {most_bytes} bytes allowed (--max-media-mb)."
+            )
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(most_bytes)
     finally:

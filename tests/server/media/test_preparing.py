@@ -85,7 +85,10 @@ async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         late = await refusal(preparer, MediaFile(saved(NOISE, "BMP")))
-        assert (late.status, late.message) == (400, "Preparing a picture took more than 1 s.")
+        assert (late.status, late.message) == (
+            400,
+            "Preparing a picture took more than 1 s (--media-seconds).",
+        )
         await preparer.prepare(MediaFile(saved(NOISE, "BMP")))
         pid = preparer._processes[0].pid
         assert pid is not None

@@ -235,6 +235,9 @@ async def test_a_server_may_be_told_how_many_items_it_takes(
     async with seeing(frontend, max_media_mb=1):
         large = saved(Image.effect_noise((1200, 800), 90))
         error = await refusal(client, CHAT, status=413, messages=user(*[image(large)] * 5))
+        files = user(*[image(large)] * 30)
+        error = await refusal(client, CHAT, status=413, messages=files)
+        assert "smaller media, of which --max-media-mb is the limit" in error["message"]
 
 
 def test_long_files_are_cut_out_of_bodies() -> None:
