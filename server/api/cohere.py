@@ -9,9 +9,11 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts, optional
-from server.api.messages import Content
+from server.api.messages import Content, Message, picture_alone
+from server.api.pooling_bodies import EmbeddingRequest
 from server.api.shared_fields import Int64, RequestTerms, check_cache_salt
 from server.errors import BadRequest, invalid
+from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
 from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt, prompt_for
 from worker.protocol import Task
@@ -25,20 +27,25 @@ class CohereInput(Body):
     content: Content
 
     def text(self) -> str:
-        parts = self.content if isinstance(self.content, list) else []
-        return "\n".join(part["text"] for part in parts) if parts else str(self.content or "")
+        return self.message.text()
+
+    @property
+    def message(self) -> Message:
+        return Message(role="user", content=self.content)
 
 
 class CohereRequest(Body):
-    unsupported = {"images": ([],)}
     meaningless = MEANINGLESS
-    bounds = {"texts": (LIMITS.inputs, "texts"), "inputs": (LIMITS.inputs, "texts")}
-    stand_ins = {"texts": ["-"], "inputs": None}
+    bounds = dict.fromkeys(("texts", "inputs", "images"), (LIMITS.inputs, "texts"))
+    stand_ins = {"texts": ["-"], "inputs": None, "images": None}
     texts_field: ClassVar[str] = "texts"
 
     model: Text | None = optional("null is the served model.")
     texts: Texts | None = None
-    inputs: Annotated[list[CohereInput], FIRST_ERROR] | None = optional("Texts in parts; or use texts.")
+    inputs: Annotated[list[CohereInput], FIRST_ERROR] | None = optional(
+        "Texts in parts, among which pictures may be; or use texts."
+    )
+    images: Texts | None = optional("Pictures, as data URLs or others; or use texts.")
     input_type: Text | None = optional(
         "The texts' purpose, such as search_query: finds the model's prompt for it."
     )
@@ -57,7 +64,7 @@ class CohereRequest(Body):
     @model_validator(mode="after")
     def check_one_input(self) -> Self:
         check_cache_salt(self.cache_salt)
-        if bool(self.texts) == bool(self.inputs):
+        if sum(map(bool, (self.texts, self.inputs, self.images))) != 1:
             raise BadRequest(
                 "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", "texts"
             )
@@ -66,6 +73,18 @@ class CohereRequest(Body):
     @property
     def sources(self) -> list[Source]:
         return [*(self.texts or [one.text() for one in self.inputs or []])]
+
+    def conversations(self) -> list[list[Message]]:
+        """The inputs as a user's messages, if there are pictures among them; nothing if there are none."""
+        if self.images:
+            return [picture_alone(url) for url in self.images]
+        inputs = self.inputs or []
+        return [[one.message] for one in inputs] if any(has_media(one.content) for one in inputs) else []
+
+    @property
+    def template_options(self) -> EmbeddingRequest:
+        """What decides how these messages are written."""
+        return EmbeddingRequest.model_construct(cache_salt=self.cache_salt)
 
     @property
     def types(self) -> list[EmbeddingType]:

@@ -192,11 +192,11 @@ def _content(value: object) -> str | list[dict[str, str]] | None:
             raise PydanticCustomError(
                 "too_long", "A content may have at most {most} parts", {"most": MAX_PARTS}
             )
-        return [_part(part) for part in value]
+        return [read_content_part(part) for part in value]
     raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
 
 
-def _part(part: object) -> dict[str, str]:
+def read_content_part(part: object) -> dict[str, str]:
     """A part of a content. Whether the model takes media is found out when its prompt is written."""
     if isinstance(part, str):
         return {"type": "text", "text": check_text(part)}
@@ -265,6 +265,11 @@ class Message(BaseModel):
         if not self.tool_calls:
             fields.pop("tool_calls", None)
         return fields
+
+
+def picture_alone(url: str) -> list[Message]:
+    """The conversation of nothing but a picture."""
+    return [Message(role="user", content=[{"type": "image_url", "image_url": url}])]
 
 
 class FunctionTool(BaseModel):

@@ -22,7 +22,7 @@ from server.api.fields import (
     optional,
     read_sources,
 )
-from server.api.messages import Message, Messages, TemplateOptions
+from server.api.messages import Message, Messages, TemplateOptions, picture_alone
 from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
@@ -48,7 +48,6 @@ UNSUPPORTED: dict[str, Neutral] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "lora": (),
-    "modality": ("text",),
 }
 
 
@@ -173,6 +172,10 @@ class TextBody(PoolingBody, TemplateOptions):
 class VectorsBody(TextBody):
     """Fields for the instruction that texts are read with, and for the form of their vectors."""
 
+    modality: Literal["text", "image"] = Field(
+        default="text", description="image: each of `input` is the URL of a picture, as Infinity has it."
+    )
+
     prompt_name: Text | None = optional(
         "Name of the model's prompt that is written before each text. null: the default, if any."
     )
@@ -202,6 +205,17 @@ class VectorsBody(TextBody):
         return self
 
     @model_validator(mode="after")
+    def check_pictures(self) -> Self:
+        if self.modality == "image" and not all(isinstance(url, str) for url in self.input or [0]):
+            raise BadRequest("With the modality image, `input` is a URL or a list of URLs.", "input")
+        return self
+
+    def conversations(self) -> list[list[Message]]:
+        if self.modality == "text":
+            return super().conversations()
+        return [picture_alone(url) for url in self.input or [] if isinstance(url, str)]
+
+    @model_validator(mode="after")
     def check_encoding(self) -> Self:
         if self.encoding_format == "float" and self.embed_dtype != "float32":
             raise BadRequest(
@@ -218,6 +232,10 @@ class VectorsBody(TextBody):
 class EmbeddingRequest(VectorsBody):
     def params(self) -> PoolingParams:
         return PoolingParams(task="embed", use_activation=self.use_activation, dimensions=self.dimensions)
+
+
+class PicturesRequest(EmbeddingRequest):
+    modality: Literal["text", "image"] = "image"
 
 
 class PoolingRequest(VectorsBody):

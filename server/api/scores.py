@@ -11,42 +11,35 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.api.fields import Flag, check_text, optional
-from server.api.messages import TEXT_PARTS
+from server.api.messages import read_content_part
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import BadRequest
+from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
-from server.requests.scoring import Pairs, ScoreOptions
+from server.requests.scoring import Pairs, ScoreOptions, Side
 
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
 
 
-def _texts(value: object) -> list[str]:
-    return [_text(one) for one in (value if isinstance(value, list) else [value])]
+def _sides(value: object) -> list[Side]:
+    return [_side(one) for one in (value if isinstance(value, list) else [value])]
 
 
-def _text(value: object) -> str:
-    """The text of a string, or of an object that other APIs wrap around it."""
+def _side(value: object) -> Side:
+    """A text, or an object that other APIs wrap around it, or content parts."""
     if isinstance(value, dict):
         value = value.get("text", value.get("content"))
     if isinstance(value, list):
-        value = "\n".join(_part(part) for part in value)
+        parts = [read_content_part(part) for part in value]
+        return parts if has_media(parts) else "\n".join(part["text"] for part in parts)
     if not isinstance(value, str):
         raise PydanticCustomError("text_type", _SHAPES)
     return check_text(value)
 
 
-def _part(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-        raise PydanticCustomError(
-            "content_part", "Content parts should be objects of the type text; others are not supported yet"
-        )
-    return part["text"]
-
-
-Texts = Annotated[list[str], PlainValidator(_texts, json_schema_input_type=str | list[str])]
-OneText = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
+Texts = Annotated[list[Side], PlainValidator(_sides, json_schema_input_type=str | list[str | dict[str, Any]])]
+OneText = Annotated[Side, PlainValidator(_side, json_schema_input_type=str | dict[str, Any])]
 
 
 class ComparingBody(PoolingBody):

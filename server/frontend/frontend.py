@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.http.error_answers import READY, Status, loading
+from server.media.kept_items import Item as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
@@ -234,12 +236,14 @@ class Frontend:
         request_id: str = "",
         replica: int | None = None,
         admission: Admission | None = None,
+        media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Returns the result of each item, in order. The first failure ends the others and is raised.
 
         The time for which an item waited here, because many were before it, counts as queued. `admission`
-        has `places_for` the texts; without it they are found here.
+        has `places_for` the texts; without it they are found here. `media_items` has their media by
+        their hashes.
         """
         self.require_ready()
         own = admission or self._admit(self.places_for(len(items)), request_id)
@@ -248,14 +252,19 @@ class Frontend:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = own.begin_work(sum([item.length for item in items]))
         try:
-            return await self._pool_all(items, own, replica, options)
+            return await self._pool_all(items, own, replica, media_items, options)
         finally:
             work.end()
             if admission is None:
                 own.release()
 
     async def _pool_all(
-        self, items: Sequence[Item], admission: Admission, replica: int | None, options: AddOptions
+        self,
+        items: Sequence[Item],
+        admission: Admission,
+        replica: int | None,
+        media: Mapping[bytes, MediaItem],
+        options: AddOptions,
     ) -> list[Pooled]:
         answers: list[Pooled] = []
         window = self.places_for(len(items), admission.caller)
@@ -265,7 +274,7 @@ class Frontend:
             while len(answers) < len(items):
                 sent = len(answers) + len(waiting)
                 if len(waiting) <= window // 2 and sent < len(items):
-                    batch = items_to_send(items, sent, len(answers) + window)
+                    batch = items_to_send(items, sent, len(answers) + window, media)
                     told = of_later_texts(options, time.monotonic() - began) if sent else options
                     streams = self._client.submit_many(batch, replica=replica, **told)
                     since = time.monotonic() if sent else began

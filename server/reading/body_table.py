@@ -13,7 +13,14 @@ from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.api.pooling_bodies import ClassifyRequest, EmbeddingRequest, PoolingRequest, TextBody
+from server.api.messages import Message
+from server.api.pooling_bodies import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PicturesRequest,
+    PoolingRequest,
+    TextBody,
+)
 from server.api.scores import RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
@@ -28,10 +35,12 @@ from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import too_many
 from server.model_facts import Facts
 from server.reading import other_apis, prompts
-from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template, write_text
+from server.reading.compared_media import read_media_pairs
+from server.reading.pooled_conversations import read_conversations, takes_alone
+from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
-from worker.protocol import Task
+from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
 
@@ -74,17 +83,29 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     facts = context.facts
     params = body.params().resolve(facts)
-    sources, name, prompt, special = body.sources, body.texts_field, body.prompt(params.task, facts), True
-    if isinstance(body, TextBody):
-        special = body.add_special_tokens is not False
-        if conversations := body.conversations():
-            _check_count(len(conversations), name, facts)
-            sources = [write_text(body, messages, context) for messages in conversations]
-            name, prompt, special = "messages", "", bool(body.add_special_tokens)
+    if isinstance(body, TextBody | CohereRequest) and (conversations := body.conversations()):
+        return _read_conversations(conversations, body, params, context)
+    sources, name, prompt = body.sources, body.texts_field, body.prompt(params.task, facts)
+    special = not isinstance(body, TextBody) or body.add_special_tokens is not False
     _check_count(len(sources), name, facts)
     texts = TextReader(facts, context.tokenizer, body.truncation(facts), prompt, special, name)
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
     return ReadTexts(texts.read_all(sources, params), repeated)
+
+
+def _read_conversations(
+    conversations: list[list[Message]],
+    body: TextBody | CohereRequest,
+    params: Pooling,
+    context: ReadingContext,
+) -> ReadTexts:
+    facts, options = context.facts, body if isinstance(body, TextBody) else body.template_options
+    _check_count(len(conversations), body.texts_field, facts)
+    special = options.add_special_tokens
+    special = takes_alone(context) if special is None else special
+    truncation = body.truncation(facts)
+    reader = TextReader(facts, context.tokenizer, truncation, "", special, "messages")
+    return ReadTexts(read_conversations(conversations, options, context, reader, params))
 
 
 def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
@@ -101,10 +122,14 @@ def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
 def read_compared(body: ComparingRequest, context: ReadingContext) -> Compared:
     pairs, options = body.pairs(), body.options(context.facts)
     _check_count(len(pairs.documents), options.names[1], context.facts)
-    compared = read_pairs(pairs, options, context.facts, context.tokenizer)
+    if pairs.has_media:
+        compared = read_media_pairs(pairs, options, context, body.terms.salt)
+    else:
+        compared = read_pairs(pairs, options, context.facts, context.tokenizer)
     if not body.repeats_documents:
         return compared
-    return msgspec.structs.replace(compared, repeated=list(map(msgspec.json.encode, pairs.documents)))
+    texts = [side if isinstance(side, str) else None for side in pairs.documents]
+    return msgspec.structs.replace(compared, repeated=list(map(msgspec.json.encode, texts)))
 
 
 def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
@@ -174,18 +199,19 @@ TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, byt
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
 
-def _pooling(name: str, body: Any) -> Reading[ReadTexts]:
-    return Reading(name, body, read_texts, ReadTexts, MANY_TEXTS, work=work_of_texts)
+def _pooling(name: str, body: Any, *, takes_media: bool = False) -> Reading[ReadTexts]:
+    return Reading(name, body, read_texts, ReadTexts, MANY_TEXTS, takes_media, work_of_texts)
 
 
 def _comparing(name: str, body: Any) -> Reading[Compared]:
-    return Reading(name, body, read_compared, Compared, MANY_TEXTS, work=work_of_compared)
+    return Reading(name, body, read_compared, Compared, MANY_TEXTS, True, work_of_compared)
 
 
-EMBEDDINGS = _pooling("embeddings", EmbeddingRequest)
-POOLING = _pooling("pooling", PoolingRequest)
-CLASSIFY = _pooling("classify", ClassifyRequest)
-COHERE = _pooling("cohere", CohereRequest)
+EMBEDDINGS = _pooling("embeddings", EmbeddingRequest, takes_media=True)
+PICTURES = _pooling("pictures", PicturesRequest, takes_media=True)
+POOLING = _pooling("pooling", PoolingRequest, takes_media=True)
+CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
+COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
 EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
@@ -203,6 +229,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/embeddings": EMBEDDINGS,
+    "/embeddings_image": PICTURES,
     "/pooling": POOLING,
     "/classify": CLASSIFY,
     "/v2/embed": COHERE,

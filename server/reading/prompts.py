@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from server.api.messages import MOST_NAMED, UNENFORCED, Message, TemplateOptions
 from server.api.shared_fields import GenerationBody, RequestBody
 from server.api.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.errors import BadRequest, too_many
-from server.media.parts import MediaPart, find_parts, has_media
+from server.media.parts import MediaPart, find_parts
 from server.media.prompt import (
     LaidMedia,
     MediaNeeded,
@@ -280,10 +281,8 @@ def write_conversation(
     parts: list[MediaPart] = []
     for message in messages:
         if type(message.content) is list:
-            parts = find_parts([each.content for each in messages], media)
+            parts = need_media([messages], options, context)
             break
-    if parts and any(part not in context.media for part in parts):
-        raise MediaNeeded(parts, _salt(options), _settings(options, context))
     if media is None or not parts:
         text = _rendered(options, messages, context, style)
         if media is None or not any(word in text for word in media.reserved):
@@ -326,6 +325,18 @@ def _rendered(
     )
 
 
+def need_media(
+    conversations: Iterable[Sequence[Message]], options: TemplateOptions, context: ReadingContext
+) -> list[MediaPart]:
+    """The media of all conversations. Raises MediaNeeded if some are not prepared."""
+    parts: list[MediaPart] = []
+    for messages in conversations:
+        parts += find_parts([message.content for message in messages], context.facts.media)
+    if parts and any(part not in context.media for part in parts):
+        raise MediaNeeded(parts, _salt(options), _settings(options, context))
+    return parts
+
+
 def _settings(options: TemplateOptions, context: ReadingContext) -> dict[str, Any]:
     """The request's own settings for the processor of media."""
     if options.mm_processor_kwargs and not context.options.trust_request_mm_kwargs:
@@ -338,13 +349,6 @@ def _settings(options: TemplateOptions, context: ReadingContext) -> dict[str, An
 
 def _salt(options: TemplateOptions) -> str:
     return (options.cache_salt or "") if isinstance(options, RequestBody) else ""
-
-
-def write_text(options: TemplateOptions, messages: list[Message], context: ReadingContext) -> str:
-    """Renders a conversation for an endpoint that takes texts only."""
-    if any(has_media(message.content) for message in messages):
-        raise BadRequest("This endpoint does not take media yet, only text.", "messages")
-    return write_conversation(options, messages, context).plain_text
 
 
 def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:

@@ -5,12 +5,15 @@ The HTTP API and `LLM` share this. All of it is plain computation: the caller de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from engine_core.prompt_media import Media
 from server.errors import BadRequest, invalid
+from server.media.kept_items import Item as MediaItem
+from server.media.prompt import Placed, as_media
 from server.model_facts import Facts, find_task
 from server.requests.unsupported_parameters import UnsupportedPooling
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
@@ -76,6 +79,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
     tokens: TokenIds
     params: Pooling
+    media: list[Placed] = []
+    """The media items in it, in order."""
 
     @property
     def length(self) -> int:
@@ -83,14 +88,20 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return count_ids(self.tokens)
 
 
-def items_to_send(items: Sequence[Item], start: int, stop: int) -> list[tuple[list[int], Pooling]]:
-    """The next items to send: not more than take a moment to write."""
-    batch: list[tuple[list[int], Pooling]] = []
+TextToSend = tuple[list[int], Pooling, *tuple[Media, ...]]
+"""The tokens of a text, how to pool it, and its media."""
+
+
+def items_to_send(
+    items: Sequence[Item], start: int, stop: int, media: Mapping[bytes, MediaItem]
+) -> list[TextToSend]:
+    """The next items to send: not more than take a moment to write. `media` has each item by its hash."""
+    batch: list[TextToSend] = []
     tokens = 0
     for item in items[start:stop]:
         if tokens and tokens + item.length > TOKENS_AT_ONCE:
             break
-        batch.append((unpack(item.tokens), item.params))
+        batch.append((unpack(item.tokens), item.params, *as_media(item.media, media)))
         tokens += item.length
     return batch
 

@@ -58,12 +58,20 @@ class ScoreOptions:
     """Names of the request's fields, for errors."""
 
 
+Side = str | list[dict[str, str]]
+"""What is compared: a text, or the parts of a content with media."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts to compare: each query with the document at its index, or one query with all documents."""
+    """What to compare: each query with the document at its index, or one query with all documents."""
 
-    queries: list[str]
-    documents: list[str]
+    queries: Sequence[Side]
+    documents: Sequence[Side]
+
+    @property
+    def has_media(self) -> bool:
+        return not all(isinstance(side, str) for side in (*self.queries, *self.documents))
 
     def check(self, names: tuple[str, str]) -> None:
         """Raises BadRequest for lists that do not fit. `names` are of the request's fields, for errors."""
@@ -94,6 +102,33 @@ def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenize
 
 def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Compared:
     """Checks the request and tokenizes its texts."""
+    check_pairs(pairs, options, facts)
+    queries = cut_all(pairs.queries, options.max_tokens_per_query, tokenizer)
+    documents = cut_all(pairs.documents, options.max_tokens_per_doc, tokenizer)
+    if facts.score_type == "cross-encoder":
+        one = len(queries) == 1
+        texts = [(queries[0 if one else i], document) for i, document in enumerate(documents)]
+        return Compared([], _read_together(texts, options, facts, tokenizer))
+    items = [
+        pooling.TextReader(
+            facts, tokenizer, options.truncation, pooling.prompt_for(kind, facts), name=name
+        ).read_all(texts, vector_params(facts))
+        for kind, name, texts in (
+            ("query", options.names[0], queries),
+            ("document", options.names[1], documents),
+        )
+    ]
+    return Compared(items[0], items[1])
+
+
+def vector_params(facts: Facts) -> Pooling:
+    """How texts are pooled whose vectors are compared."""
+    task = "embed" if facts.score_type == "bi-encoder" else "token_embed"
+    return pooling.PoolingParams(task=task).resolve(facts)
+
+
+def check_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts) -> None:
+    """Refuses what cannot be compared by this model."""
     pairs.check(options.names)
     if options.instruction is not None and facts.score_template is None:
         raise BadRequest("This model reads no `instruction` when it scores; leave it out.", "instruction")
@@ -104,28 +139,11 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
             )
     if facts.score_type is None:
         raise no_scores(facts.tasks, facts.pooling.num_labels)
-    queries = _cut_all(pairs.queries, options.max_tokens_per_query, tokenizer)
-    documents = _cut_all(pairs.documents, options.max_tokens_per_doc, tokenizer)
-    if facts.score_type == "cross-encoder":
-        one = len(queries) == 1
-        texts = [(queries[0 if one else i], document) for i, document in enumerate(documents)]
-        return Compared([], _read_together(texts, options, facts, tokenizer))
-    task = "embed" if facts.score_type == "bi-encoder" else "token_embed"
-    params = pooling.PoolingParams(task=task).resolve(facts)
-    items = [
-        pooling.TextReader(
-            facts, tokenizer, options.truncation, pooling.prompt_for(kind, facts), name=name
-        ).read_all(texts, params)
-        for kind, name, texts in (
-            ("query", options.names[0], queries),
-            ("document", options.names[1], documents),
-        )
-    ]
-    return Compared(items[0], items[1])
 
 
-def _cut_all(texts: list[str], most_tokens: int, tokenizer: Tokenizer) -> list[str]:
-    """The texts, cut to so many tokens; 0 is no limit."""
+def cut_all(sides: Sequence[Side], most_tokens: int, tokenizer: Tokenizer) -> list[str]:
+    """The texts of `sides`, which are nothing else, cut to so many tokens; 0 is no limit."""
+    texts = [side for side in sides if isinstance(side, str)]
     return [tokenizer.cut_text(text, most_tokens) for text in texts] if most_tokens else texts
 
 
@@ -208,11 +226,19 @@ def texts_and_pairs(
 def _write_pair(
     pair: tuple[str, str], template: str, tokenizer: Tokenizer, instruction: str, kwargs: Mapping[str, Any]
 ) -> str:
+    messages, kwargs = as_messages(pair, instruction, kwargs)
+    return tokenizer.chat.render(messages, template=template, kwargs=kwargs)
+
+
+def as_messages(
+    pair: tuple[Side, Side], instruction: str, kwargs: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
+    """The messages that a template for scoring writes, and its arguments."""
     messages = [{"role": "query", "content": pair[0]}, {"role": "document", "content": pair[1]}]
     if instruction:  # templates look for it under either form
         messages.insert(0, {"role": "system", "content": instruction})
         kwargs = {**kwargs, "instruction": instruction}
-    return tokenizer.chat.render(messages, template=template, kwargs=kwargs)
+    return messages, kwargs
 
 
 def _compare_pairs(compared: Compared) -> Scorer:
@@ -259,4 +285,4 @@ def _ask_late(
 
 
 def _renamed(item: pooling.Item, **names: str) -> pooling.Item:
-    return pooling.Item(item.tokens, msgspec.structs.replace(item.params, **names))
+    return msgspec.structs.replace(item, params=msgspec.structs.replace(item.params, **names))

@@ -18,7 +18,17 @@ from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
 from server.model_facts import Facts
-from server.reading.body_table import CLASSIFY, COHERE, EMBEDDINGS, POOLING, RERANK, SCORE
+from server.reading.body_table import (
+    CLASSIFY,
+    COHERE,
+    EMBEDDINGS,
+    PICTURES,
+    POOLING,
+    RERANK,
+    SCORE,
+    Reading,
+    ReadTexts,
+)
 from server.requests.pooling import Item
 from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json
 from server.routes.pooling_call import (
@@ -44,11 +54,22 @@ MOST_IN_A_HEADER = 256
 @cancelled_when_client_leaves
 async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, or for each conversation."""
+    return await _embed(body, request, EMBEDDINGS)
+
+
+async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Reading[ReadTexts]) -> Response:
     call = PoolingCall(request, body, "embd-")
-    found = await read_texts(request, body, EMBEDDINGS)
+    found = await read_texts(request, body, reading)
     return await _pool(
         call, body, found.items, lambda index, vector: bodies.Embedding(index=index, embedding=vector)
     )
+
+
+@router.post("/embeddings_image", dependencies=EMBEDS)
+@cancelled_when_client_leaves
+async def embed_pictures(body: bodies.PicturesRequest, request: Request) -> Response:
+    """A vector for each picture, as Infinity has it."""
+    return await _embed(body, request, PICTURES)
 
 
 @router.post("/pooling", dependencies=POOLS)

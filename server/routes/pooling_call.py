@@ -18,6 +18,7 @@ from server.access.client_identity import caller_of, require_right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import ApiError
+from server.http.endpoint import ITEMS
 from server.http.middleware import Attributes
 from server.http.sse import encode
 from server.model_facts import POOLING, no_scores, no_task, require_task
@@ -75,7 +76,7 @@ class PoolingCall(EngineCall):
         self._truncation = body.truncation(frontend.facts)
         frontend.check_model(terms.model)
         super().__init__(request, terms, prefix)
-        self.tokens = 0
+        self.tokens = self._media = 0
         self._request = request
         self._group = frontend.new_group()
         self._diagnoses: list[CacheDiagnosis] = []
@@ -95,10 +96,16 @@ class PoolingCall(EngineCall):
         admission.read(tokens)
         self.times.submit()
         answers = await self.frontend.pool(
-            items, request_id=self.id, replica=self._replica, admission=admission, **options
+            items,
+            request_id=self.id,
+            replica=self._replica,
+            admission=admission,
+            media_items=self._request.scope.get(ITEMS, {}),
+            **options,
         )
         self.times.add_round(answers)
         self.tokens += tokens
+        self._media += sum([placed.embeddings for item in items for placed in item.media])
         self.times.cached_tokens += sum(answer.cached for answer in answers)
         if self.wants_diagnosis:
             is_long = len(items) > FEW_VECTORS
@@ -134,7 +141,7 @@ class PoolingCall(EngineCall):
         return scores
 
     def usage(self) -> Usage:
-        return self._timed(self._usage(self.tokens, 0, self.times.cached_tokens))
+        return self._timed(self._usage(self.tokens, 0, self.times.cached_tokens, media=self._media))
 
     def answer(self, entries: Iterable[msgspec.Struct]) -> Response:
         """The answer in the shape of the OpenAI API: a list with an entry for each text."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -20,6 +21,7 @@ from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.config import EngineConfig
+from engine_core.prompt_media import Media
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
@@ -30,7 +32,8 @@ from server.grammar_checks.checker_process import Question, Verdict, check
 from server.grammars.form_grammar import AnswerGrammar
 from server.http import error_answers
 from server.http.error_answers import Status
-from server.media.prompt import NO_MEDIA, LaidMedia
+from server.media.kept_items import Item as MediaItem
+from server.media.prompt import NO_MEDIA, LaidMedia, as_media
 from server.media.reader import MediaReader
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
@@ -160,6 +163,8 @@ class FakeFrontend:
     """Errors, each of which is raised once instead of an answer."""
     pooled: list[tuple[list[Item], dict[str, object]]] = field(default_factory=list)
     """The items and the other arguments of each call of pool."""
+    pooled_media: list[tuple[Media, ...]] = field(default_factory=list)
+    """The media of each item of the last call of pool."""
     groups: int = 0
     flow: list[tuple[Admission, bool]] = field(default_factory=list)
     """What was said of clients that do not read, or do again."""
@@ -282,11 +287,13 @@ class FakeFrontend:
         request_id: str = "",
         replica: int | None = None,
         admission: Admission | None = None,
+        media_items: Mapping[bytes, MediaItem] = MappingProxyType({}),
         **options: Unpack[AddOptions],
     ) -> list[Pooled]:
         """Answers each item with `answer_of`; waits at the gate, if there is one."""
         rest = {**options, "request_id": request_id, "replica": replica}
-        items = [Item(unpack(item.tokens), item.params) for item in items]
+        items = [Item(unpack(item.tokens), item.params, item.media) for item in items]
+        self.pooled_media = [as_media(item.media, media_items) for item in items]
         self.pooled.append((list(items), rest))
         self.running += 1
         try:

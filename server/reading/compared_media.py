@@ -1,0 +1,98 @@
+"""Comparisons of texts with media: by vectors of both, or by a model that reads a query with its document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.api.messages import Message, TemplateOptions
+from server.errors import BadRequest
+from server.media.parts import find_parts
+from server.media.prompt import MediaNeeded, Written, check_places, marked
+from server.reading.pooled_conversations import item_with_media, read_conversations, takes_alone
+from server.reading.prompts import ReadingContext
+from server.requests.pooling import Item, PoolingParams, TextReader, find_prompt
+from server.requests.scoring import (
+    Compared,
+    Pairs,
+    ScoreOptions,
+    Side,
+    as_messages,
+    check_pairs,
+    vector_params,
+)
+
+
+def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContext, salt: str) -> Compared:
+    """Checks the request, and writes all that is compared as its media need it: texts, too.
+
+    `salt`: the request's cache salt, within which the names of its media are known.
+    """
+    facts = context.facts
+    check_pairs(pairs, options, facts)
+    if options.max_tokens_per_query or options.max_tokens_per_doc:
+        raise BadRequest(
+            "max_tokens_per_query and max_tokens_per_doc cut texts only, and these have media.", "max_tokens"
+        )
+    parts = [
+        part
+        for side in (*pairs.queries, *pairs.documents)
+        for part in find_parts(_contents(side), facts.media)
+    ]
+    if any(part not in context.media for part in parts):
+        raise MediaNeeded(parts, salt, {})
+    if facts.score_type == "cross-encoder":
+        one = len(pairs.queries) == 1
+        both = [(pairs.queries[0 if one else i], document) for i, document in enumerate(pairs.documents)]
+        return Compared([], _read_together(both, options, context))
+    first, second = options.names
+    return Compared(
+        _read_apart(pairs.queries, first, options, context),
+        _read_apart(pairs.documents, second, options, context),
+    )
+
+
+def _contents(side: Side) -> list[list[dict[str, str]]]:
+    return [] if isinstance(side, str) else [side]
+
+
+def _read_apart(
+    sides: Sequence[Side], name: str, options: ScoreOptions, context: ReadingContext
+) -> list[Item]:
+    """The items of one side, each of which is what a user says, for models that make vectors of it."""
+    conversations = [[Message(role="user", content=side)] for side in sides]
+    special = takes_alone(context)
+    reader = TextReader(context.facts, context.tokenizer, options.truncation, "", special, name)
+    return read_conversations(
+        conversations,
+        TemplateOptions(add_generation_prompt=False),
+        context,
+        reader,
+        vector_params(context.facts),
+    )
+
+
+def _read_together(
+    pairs: Sequence[tuple[Side, Side]], options: ScoreOptions, context: ReadingContext
+) -> list[Item]:
+    """One item of each query with its document, as the model's template for scoring writes them."""
+    facts, media, tokenizer = context.facts, context.facts.media, context.tokenizer
+    if media is None or facts.score_template is None:
+        raise BadRequest(
+            "This model has no template by which it scores pictures: give texts.", options.names[1]
+        )
+    params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
+    reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
+    instruction = options.instruction or find_prompt(None, facts)
+    items: list[Item] = []
+    for index, pair in enumerate(pairs):
+        messages, kwargs = as_messages(pair, instruction, options.template_kwargs or {})
+        parts = [part for side in pair for part in find_parts(_contents(side), media)]
+        text = tokenizer.chat.render(
+            marked(messages, media, context.media, tokenizer),
+            template=facts.score_template,
+            kwargs=marked(kwargs, media, context.media, tokenizer),
+            placeholder=media.written,
+        )
+        check_places(text, parts, media)
+        items.append(item_with_media(Written(text, parts, is_plain=False), context, reader, params, index))
+    return items
