@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_api import post, refusal
-from fake_frontend import FakeFrontend, vectors
+from fake_api import make_app, make_client, post, refusal
+from fake_frontend import BOS, FakeFrontend, vectors
 from media_files import media_files
 from media_frontend import PAD, PICTURE, SMALL, data_url, seeing
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ def user(*content: Any) -> list[dict[str, Any]]:
 def sent(frontend: FakeFrontend) -> list[tuple[list[int], list[tuple[bytes, int]]]]:
     """The tokens of each item of the last call, and the hashes and places of its media."""
     media = [[(item.hash, item.at) for item in each] for each in frontend.pooled_media]
-    return list(zip(frontend.pooled_tokens, media, strict=True))
+    return list(zip(frontend.pooled_tokens(), media, strict=True))
 
 
 async def test_conversations_with_pictures_are_embedded(
@@ -53,7 +53,7 @@ async def test_conversations_with_pictures_are_embedded(
     (first, media), (text, none), (both, two) = sent(frontend)
     assert first == [*b"<user>see ", *SEEN, *b"|"] and [at for _, at in media] == [11]
     assert (text, none) == ([*b"<user>text only|"], [])
-    assert len(two) == 2 and two[1] == (media[0][0], both.index(PAD, two[0][1] + 2))
+    assert two[1][0] == media[0][0] and [both[at - 1] for _, at in two] == [PAD + 1, PAD + 1]
     [item] = frontend.pooled_media[0]
     assert (item.length, item.runs, len(item.pixels)) == (4, ((0, 4),), 56 * 56 * 3)
     assert reader.kept.queries == 2  # each picture of a request is asked for once
@@ -79,10 +79,9 @@ async def test_every_form_gives_the_same_prompt(
     assert len(answer["embeddings"]["float"] if path == "/v2/embed" else answer["data"]) == 1
 
 
-async def test_usage_counts_the_tokens_of_pictures(
-    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
-) -> None:
-    usage = (await post(client, EMBED, messages=user(image(), image())))["usage"]
+async def test_usage_counts_the_tokens_of_pictures(frontend: FakeFrontend, reader: MediaReader) -> None:
+    async with make_client(make_app(frontend, enable_prompt_tokens_details=True)) as client:
+        usage = (await post(client, EMBED, messages=user(image(), image())))["usage"]
     assert usage["prompt_tokens_details"]["multimodal_tokens"] == 8
 
 
@@ -134,7 +133,10 @@ async def test_rerankers_read_a_query_together_with_a_page(
 
 CLIP = media_files(
     "CLIPModel",
-    {"vision_config": {"image_size": 28, "patch_size": 14}, "text_config": {}},
+    {
+        "vision_config": {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14},
+        "text_config": {},
+    },
     {"image_processor_type": "CLIPImageProcessor", "size": 28, "crop_size": 28},
 )
 
@@ -150,7 +152,7 @@ async def test_models_that_compare_have_a_vector_for_a_text_or_for_a_picture(
             await post(client, EMBED, messages=[user(image()), user("a text")])
             assert [(tokens, [at for _, at in media]) for tokens, media in sent(frontend)] == [
                 ([0], [0]),
-                ([*b"a text"], []),
+                ([BOS, *b"a text"], []),
             ]
             error = await refusal(client, EMBED, messages=user(image(), "and this"))
             assert "a vector for a text or for a picture" in error["message"]
@@ -160,6 +162,7 @@ async def test_models_that_compare_have_a_vector_for_a_text_or_for_a_picture(
 
 
 async def test_models_of_texts_say_so(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.facts = replace(frontend.facts, score_type="bi-encoder")
     for path, body in (
         (EMBED, {"messages": user(image(SMALL))}),
         ("/embeddings_image", {"input": [data_url(SMALL)]}),
