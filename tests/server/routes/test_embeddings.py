@@ -287,7 +287,7 @@ async def test_how_cohere_cuts(client: httpx.AsyncClient, frontend: FakeFrontend
     for body, told in (
         ({}, "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"),
         ({"texts": []}, "Exactly one of texts, images, or inputs"),
-        ({"texts": ["a"], "images": ["data:"]}, "`images` is not supported yet"),
+        ({"texts": ["a"], "images": ["data:"]}, "Exactly one of texts, images, or inputs"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "'float', 'binary', 'ubinary' or 'base64'"),
         ({"texts": ["a"], "max_tokens": 129}, "cannot be greater than"),
         ({"texts": ["a"], "max_tokens": 9, "truncate": "NONE"}, "truncate NONE forbids"),

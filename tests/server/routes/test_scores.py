@@ -68,7 +68,7 @@ async def test_shapes(
         ({"text_1": "a", "documents": ["b"]}, "Two fields hold the texts"),
         ({"text_1": "a", "text_2": "b", "queries": "c"}, "Two fields hold the texts"),
         ({"text_1": 5, "text_2": "b"}, "Input should be a text, an object"),
-        ({"text_1": "a", "text_2": [{"content": [{"type": "image_url"}]}]}, "others are not supported yet"),
+        ({"text_1": "a", "text_2": [{"content": [{"type": "image_url"}]}]}, "needs a URL in `image_url`"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "must be non-negative"),
         ({"text_1": "a", "text_2": "b" * 200}, "pair 0 contains 201 input tokens"),
         ({"text_1": "a", "text_2": ["b"] * 16385}, "`text_2` may hold at most 16384"),
