@@ -39,6 +39,7 @@ from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
+from server.requests.timing import sent_later
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Sampling
@@ -282,7 +283,7 @@ class Frontend:
                     admission.streams.update(stream.id for stream in streams)
                 stream, since = waiting[0]
                 answer = await self._pooled(stream, items[len(answers)].length, since, admission)
-                answers.append(_sent_later(answer, since - began) if since > began else answer)
+                answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)
         finally:
@@ -396,13 +397,3 @@ class Frontend:
     def _raise_if_dead(self) -> None:
         if self._client.dead is not None:
             raise NoEngine(self._client.dead, "engine_given_up")
-
-
-def _sent_later(answer: Pooled, seconds: float) -> Pooled:
-    """The answer to a text that waited here for so long, with times that begin before the wait."""
-    timing, expected = answer.timing, answer.expected
-    return replace(
-        answer,
-        timing=None if timing is None else replace(timing, queued=timing.queued + seconds),
-        expected=None if expected is None else expected + seconds,
-    )

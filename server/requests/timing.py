@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from engine_core.protocol import Pooled, Timing
 
@@ -166,3 +167,13 @@ class RequestTimes(EngineTimes):
             "compute": round(1000 * self.compute_time, 3),
             "total": total / 1000,
         }
+
+
+def sent_later(answer: Pooled, seconds: float) -> Pooled:
+    """The answer to a text that waited here for so long, with times that begin before the wait."""
+    timing, expected = answer.timing, answer.expected
+    return replace(
+        answer,
+        timing=None if timing is None else replace(timing, queued=timing.queued + seconds),
+        expected=None if expected is None else expected + seconds,
+    )
