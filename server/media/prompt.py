@@ -16,7 +16,7 @@ import msgspec
 from engine_core.prompt_media import Media
 from models.media.item import Layout
 from server.errors import BadRequest, Internal
-from server.media.parts import MediaPart
+from server.media.parts import Content, MediaPart, find_parts
 from server.model_facts import MediaFacts
 from server.text.tokenizer import Tokenizer
 from worker.buffers import Buffer
@@ -127,13 +127,19 @@ def _word(number: str) -> str:
     return value.to_bytes((value.bit_length() + 7) // 8, "big").decode()
 
 
-def check_places(text: str, parts: Sequence[MediaPart], facts: MediaFacts) -> None:
-    """Refuses a text in which a template has not written exactly one placeholder for each item."""
+def check_places(text: str, holders: Sequence[tuple[str, Content]], facts: MediaFacts) -> None:
+    """Refuses a text in which a template has not written exactly one placeholder for each item.
+
+    `holders` are the roles and contents of the messages.
+    """
+    items = [len(find_parts([content], facts)) for _, content in holders]
     found = text.count(facts.placeholder)
-    if found != len(parts):
+    if found != sum(items):
+        counts = zip(items, holders, strict=True)
+        where = [f"messages[{n}] ({role}): {count}" for n, (count, (role, _)) in enumerate(counts) if count]
         raise BadRequest(
-            f"The messages have {len(parts)} media items, and the chat template has written places for "
-            f"{found}: it may leave them out in messages of some roles, or in some places.",
+            f"The messages have {sum(items)} media items, and the template has written places for {found}; "
+            f"it may leave out those of some roles, or in some places. {', '.join(where)}",
             "messages",
         )
 

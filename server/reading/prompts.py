@@ -288,7 +288,7 @@ def write_conversation(
         if media is None or not any(word in text for word in media.reserved):
             return Written(text)
     text = _rendered(options, messages, context, style, media)
-    check_places(text, parts, media)
+    check_places(text, [(message.role, message.content) for message in messages], media)
     return Written(text, parts, is_plain=False)
 
 

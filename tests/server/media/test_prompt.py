@@ -147,7 +147,10 @@ def test_items_that_are_not_prepared_are_asked_for() -> None:
         ([{"type": "image_url"}], "needs a URL in `image_url`, or the `uuid` of an earlier one"),
         ([image("a", uuid=5)], "The `uuid` of a content part is a string"),
         ([{"type": "image_url", "image_url": {"url": "a", "detail": "tiny"}}], "one of auto, low, high"),
-        (["two", image("a")], "have 1 media items, and the chat template has written places for 0"),
+        (
+            ["two", image("a")],
+            "places for 0; it may leave out those of some roles, or in some places. messages[0] (user): 1",
+        ),
     ],
 )
 def test_what_is_refused(content: list[Any], message: str) -> None:
