@@ -70,9 +70,11 @@ class MediaItems:
 
     def refusal(self, add: Add) -> str | None:
         """The reason why the media of a request cannot be what they are said to be."""
+        known: dict[bytes, Media] = {}
         for media in add.media:
-            known = self._items.get(media.hash)
-            if known is not None and known.media is not None and not _equal(known.media, media):
+            item = self._items.get(media.hash)
+            first = known.setdefault(media.hash, media if item is None else item.media or media)
+            if not _equal(first, media) or (item is not None and item.embeddings != media.embeddings):
                 return "two media items that differ have the same hash"
         return None
 

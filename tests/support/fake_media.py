@@ -20,7 +20,7 @@ UNKNOWN = -(1 << 40)
 
 
 def picture(
-    hash: bytes, at: int, length: int, runs: Runs | None = None, pixels: bytes | None = None
+    hash: bytes, at: int, length: int, runs: Runs | None = None, pixels: bytes | memoryview | None = None
 ) -> Media:
     """A picture in place of `length` tokens, all of them embeddings unless `runs` says which."""
     pixels = crc32(hash).to_bytes(4, "little")[:3] if pixels is None else pixels

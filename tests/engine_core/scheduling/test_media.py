@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 
 import pytest
 from fake_media import picture, seen_tokens
 from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config, pool
 
+from engine_core.prompt_media import Media
 from engine_core.protocol import Add, CacheMiss, Failed, Tokens
 from engine_core.scheduling import media
 from engine_core.scheduling.step_builder import PlannedStep
+from worker.buffers import Buffer
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
 CAT, DOG, OWL = b"cat", b"dog", b"owl"
@@ -156,14 +162,61 @@ def test_the_bytes_of_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert (0, 6) in made.scheduler.live, "one alone is always taken"
 
 
+def test_bytes_are_freed_when_their_requests_end() -> None:
+    made = bench(depth=2)
+    alive: list[weakref.ref[memoryview]] = []
+    for id in range(4):
+        pixels = memoryview(bytes([id] * 3))
+        alive.append(weakref.ref(pixels))
+        made.add(replace(asks(id), media=(picture(b"%d" % id, 0, 1, pixels=pixels),)))
+    del pixels
+    gc.disable()  # nothing here waits for the search for garbage
+    try:
+        made.abort((0, 2))
+        made.run()
+        assert not any(each() is not None for each in alive)
+    finally:
+        gc.enable()
+
+
+SMALL = st.integers(-2, 14)
+ITEMS = st.builds(
+    Media,
+    hash=st.sampled_from([CAT, DOG]),
+    kind=st.just("image"),
+    at=SMALL,
+    length=SMALL,
+    runs=st.lists(st.tuples(SMALL, SMALL), max_size=3).map(tuple) | SMALL.map(lambda count: ((0, count),)),
+    shape=st.just((1, 2, 3)) | st.tuples(SMALL, st.integers(-(2**63), 2**63), SMALL),
+    grid=st.just((1, 1, 1)) | st.tuples(SMALL, SMALL, SMALL),
+    pixels=st.binary(max_size=9).map(Buffer) | st.just(Buffer(bytes(6))),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(ITEMS, max_size=3))
+def test_whatever_media_a_request_has_no_step_fails(items: list[Media]) -> None:
+    made, beside = bench(most=6), asks(2, OWL)
+    asked = add(1, [3] * 12, 3, media=tuple(items))
+    made.add_all([asked, beside])
+    made.run()
+    assert right(made, beside)
+    last = made.outputs[0, 1][-1]
+    assert last.code == 400 if isinstance(last, Failed) else right(made, asked)
+
+
 def test_equal_items_share_their_bytes_and_different_ones_may_not_have_one_hash() -> None:
     made = bench()
     made.add_all([asks(1, CAT), asks(2, CAT)])
     one, two = (made.scheduler.live[0, id].request.media[0] for id in (1, 2))
     assert one.pixels is two.pixels
-    made.add(asks(3, CAT, length=5))
-    [failed] = made.outputs[0, 3]
-    assert isinstance(failed, Failed) and (failed.code, "same hash" in failed.message) == (400, True)
+    twice = replace(asks(4, DOG, DOG), media=(picture(DOG, 1, 4), picture(DOG, 6, 3)))
+    made.add_all([asks(3, CAT, length=5), twice])
+    made.run()
+    made.add(asks(5, CAT, length=5))  # its embeddings are still held
+    for id in (3, 4, 5):
+        [failed] = made.outputs[0, id]
+        assert isinstance(failed, Failed) and (failed.code, "same hash" in failed.message) == (400, True)
 
 
 def test_a_prompt_with_another_picture_does_not_match() -> None:
