@@ -33,6 +33,10 @@ from worker.tables.staging import Packet
 MOST_PATCHES = 1 << 14
 """The patches that are encoded together, unless a single item has more."""
 
+with warnings.catch_warnings():  # torch warns once of bytes that are read only: nothing writes to pixels
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"pixels", dtype=torch.uint8)
+
 
 @dataclass(slots=True)
 class MediaRead:
@@ -152,9 +156,7 @@ class StepMedia:
             yield rows[max(0, first - start) : stop - start]
 
     def _on_device(self, item: Encode) -> TowerInput:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, that bytes may be read only: nothing writes to them
-            pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)
+        pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)
         return TowerInput(item.kind, pixels.to(self._target), item.grid, item.embeddings)
 
 
