@@ -6,11 +6,12 @@ import asyncio
 import time
 
 import pytest
+from fake_media import picture
 from model_facts import changed
 from msgspec.structs import replace
 from scripted_engine import READY, Connect, all_of, next_of
 
-from engine_core.client.in_flight import InFlight, Stream, can_go_on, take_back
+from engine_core.client.in_flight import InFlight, Quarantine, Stream, can_go_on, take_back
 from engine_core.client.replica import Replica
 from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
@@ -153,3 +154,12 @@ async def test_a_text_to_pool_starts_over() -> None:
     one = await in_flight(add)
     take_back(one)
     assert one.add == add
+
+
+def test_a_request_is_told_from_one_with_another_picture() -> None:
+    quarantine = Quarantine()
+    add = Add(id=1, tokens=[1] * 6, params=Sampling(max_tokens=2), media=(picture(b"one", 1, 4),))
+    quarantine.put(add)
+    assert quarantine.holds(replace(add, id=2))
+    assert not quarantine.holds(replace(add, media=(picture(b"two", 1, 4),)))
+    assert not quarantine.holds(replace(add, media=(picture(b"one", 2, 4),)))

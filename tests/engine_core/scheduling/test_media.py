@@ -158,7 +158,7 @@ def test_the_bytes_of_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch)
     made.run()
     assert made.scheduler.stats(made.now).media_bytes == 0
     large = asks(6)
-    made.add(replace(large, media=(picture(OWL, 0, 1, pixels=bytes(60)),)))
+    made.add(replace(large, media=(picture(b"large", 0, 1, pixels=bytes(60)),)))
     assert (0, 6) in made.scheduler.live, "one alone is always taken"
 
 
