@@ -207,10 +207,17 @@ class CLIPModel(_Compared):
         return Linear(self.fields.hidden_size, size), Linear(vit.hidden_size, size)
 
     def text_rows(self, texts: Sequence[Tensor]) -> Tensor:
-        """The rows of end tokens, the first of a text. Old files name 2, which means the highest token."""
+        """The rows of end tokens, the first of a text, or of the last token of one without an end.
+
+        Old files name the end 2, which means the highest token.
+        """
         end = self.fields.eos_token_id
-        ends = [(text if end == 2 else (text == end).int()).argmax() for text in texts]
-        return self.text(texts, torch.stack(ends))
+        ends = [
+            text.argmax() if end == 2 else F.pad(text == end, (0, 1), value=True).int().argmax()
+            for text in texts
+        ]
+        last = torch.tensor([len(text) - 1 for text in texts], device=ends[0].device)
+        return self.text(texts, torch.stack(ends).minimum(last))
 
     def picture_rows(self, delta: Tensor | None, stream: Tensor) -> Tensor:
         first = slice(None, None, self.vision.rows)

@@ -101,12 +101,16 @@ def test_the_same_bits_alone_and_in_any_batch(architecture: str, dtype: torch.dt
 
 @pytest.mark.parametrize("end", [2, EOS_ID])
 def test_a_text_of_clip_answers_at_its_first_end(end: int, tmp_path: Path) -> None:
-    """Old files name the end 2, which means the highest token."""
+    """Old files name the end 2, which means the highest token. Without an end, its last token answers."""
     folder = comparing_checkpoint("CLIPModel", tmp_path, eos_token_id=end)
     (model,) = load_pooled(folder)
-    texts = [[5, 300, 7, 310, 9, 310], [5, EOS_ID, 7, 8, EOS_ID], [5, 6, 7]]
+    texts = [[5, 300, 7, 310, EOS_ID, 310], [5, EOS_ID, 7, 8, EOS_ID]]
     for text, got in zip(texts, vectors(model, texts), strict=True):
         torch.testing.assert_close(got, expected(folder, text), atol=1e-4, rtol=0)
+    ends_at_9 = comparing_checkpoint("CLIPModel", tmp_path / "other", eos_token_id=9)
+    torch.testing.assert_close(
+        vectors(model, [[5, 6, 9]])[0], expected(ends_at_9, [5, 6, 9]), atol=1e-4, rtol=0
+    )
 
 
 def test_siglip_pads_with_the_token_of_its_tokenizer(tmp_path: Path) -> None:
