@@ -16,13 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import gemma_pictured
 import numpy as np
 import openai
 import pytest
 from live import LiveServer, serving, wait_until
 from media_files import noise, saved
-from pictured import Prompts, expected
-from pictured_chat import SETTINGS, write_llava, write_qwen
+from pictured import Prompts, expected, write_pictured
+from pictured_chat import SETTINGS, write_chat_files, write_llava, write_qwen
 from PIL import Image
 from qwen_pictured import inputs
 from tokenizers import Tokenizer
@@ -142,6 +143,20 @@ def test_pictures_of_any_shape_in_steps_that_cut_them(architecture: str, tmp_pat
         assert tokens(server, *content) == tokens(server, *content) == right
 
 
+@pytest.mark.turns(3)
+def test_pictures_in_lines_of_their_own_whose_tokens_see_each_other(tmp_path: Path) -> None:
+    model = write_pictured(
+        "Gemma3ForConditionalGeneration", tmp_path, gemma_pictured.FIELDS, gemma_pictured.SETTINGS
+    )
+    names = {310: "<image_soft_token>", 311: "<start_of_image>", 312: "<end_of_image>"}
+    tokenizer = write_chat_files(tmp_path, names, "<start_of_image>")
+    pieces = encoded(tokenizer, "user: see \n\n", ONE, "\n\n and \n\n", TWO, "\n\n ok ")
+    right = expected(model, Prompts(tmp_path).make(*pieces), 8, gemma_pictured.inputs).tokens
+    content = [text("see "), part(saved(ONE)), text(" and "), part(saved(TWO)), text(" ok")]
+    with serving(str(tmp_path), *SIZES, "--max-num-batched-tokens", "24") as server:
+        assert tokens(server, *content) == tokens(server, *content) == right
+
+
 def test_pictures_of_one_size_are_told_apart(llava: Llava, server: LiveServer) -> None:
     for seed in range(3):
         picture = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (28, 28, 3), dtype=np.uint8))
@@ -247,6 +262,7 @@ def test_a_process_that_dies_is_replaced(llava: Llava, server: LiveServer) -> No
     tokens(server, part(saved(TWO)))
     for pid in server._running(CHILD):  # pyright: ignore[reportPrivateUsage]
         os.kill(pid, signal.SIGKILL)
+    time.sleep(1)  # one that ends while it is asked takes its item along
     assert tokens(server, part(saved(noise(29, 28)))) == llava.answer("user: ", noise(29, 28), " ")
 
 
