@@ -205,7 +205,7 @@ async def test_another_event_loop_is_refused(engine: AsyncLLM):
 
 @pytest.mark.slow
 async def test_two_at_once_and_the_death_of_one(engine: AsyncLLM):
-    async with AsyncLLM("demo", data_parallel_size=1, max_num_seqs=2, **OPTIONS) as other:
+    async with AsyncLLM("demo", data_parallel_size=1, max_num_seqs=2, restart_wait=60, **OPTIONS) as other:
         answers = await asyncio.gather(*(text(one, CAPITAL) for one in (engine, other) * 3))
         assert len(set(answers)) == 1
 
