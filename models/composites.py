@@ -104,6 +104,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "Gemma4UnifiedForConditionalGeneration": Composite(
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
         beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
+        tower="gemma4_unified:Gemma4UnifiedTower",
     ),
     "Idefics3ForConditionalGeneration": _IDEFICS3,
     "InternVLForConditionalGeneration": Composite(

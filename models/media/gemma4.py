@@ -12,9 +12,16 @@ from models.media.item import Layout, Picture, Prepared
 from models.media.resize import to_item
 from models.plain_files import ConfigError
 
-_HALF = (0.5, 0.5, 0.5)
-_DEFAULTS = {"Gemma4ImageProcessor": {"resample": 3, "image_mean": _HALF, "image_std": _HALF}}
-"""Settings do not normalise pixels, which the model brings to numbers from -1 to 1 itself."""
+_HALF, _NONE, _ALL = (0.5, 0.5, 0.5), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_DEFAULTS = {
+    "Gemma4ForConditionalGeneration": {
+        "Gemma4ImageProcessor": {"resample": 3, "image_mean": _HALF, "image_std": _HALF}
+    },
+    "Gemma4UnifiedForConditionalGeneration": {
+        "Gemma4UnifiedImageProcessor": {"resample": 3, "image_mean": _NONE, "image_std": _ALL}
+    },
+}
+"""Settings do not normalise pixels. A model with a tower brings them to numbers from -1 to 1 itself."""
 _NORMALISED = ("do_normalize", "image_mean", "image_std")
 _Small = Annotated[int, msgspec.Meta(ge=1, le=256)]
 
@@ -48,7 +55,7 @@ class Gemma4Processor:
             raise ConfigError(f"{SETTINGS}: the field 'do_normalize' is True, and only False is served")
         plain = {name: value for name, value in given.items() if name not in _NORMALISED}
         files = msgspec.structs.replace(files, settings=plain)
-        self.settings = read_settings(files, Gemma4Settings, _DEFAULTS)
+        self.settings = read_settings(files, Gemma4Settings, _DEFAULTS[files.architecture])
         tower, own = facts.vision_config, self.settings
         if (tower.patch_size, tower.pooling_kernel_size) != (own.patch_size, own.pooling_kernel_size):
             raise ConfigError(

@@ -18,6 +18,7 @@ PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
     "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4:Gemma4Processor",
     "Idefics3ForConditionalGeneration": "idefics3:Idefics3Processor",
     "InternVLChatModel": "internvl:InternVLChatProcessor",
     "InternVLForConditionalGeneration": "internvl:InternVLProcessor",

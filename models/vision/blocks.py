@@ -75,13 +75,17 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, items: Sequence[TowerInput]) -> Tensor:
         """The patches of all items [P, size]."""
+        return ops.linear(self.cut(items), self.weight, self.bias)
+
+    def cut(self, items: Sequence[TowerInput]) -> Tensor:
+        """The normalised numbers of the patches of all items, as `ops.patches` orders them."""
         frames = [item.pixels if item.pixels.dim() == 4 else item.pixels.unsqueeze(0) for item in items]
         if len({each.shape for each in frames}) == 1 and self.depth == 1:
             frames = [torch.cat(frames)]
         cut = [
             ops.patches(each, self.levels, self.side, depth=self.depth, merge=self.merge) for each in frames
         ]
-        return ops.linear(cut[0] if len(cut) == 1 else torch.cat(cut), self.weight, self.bias)
+        return cut[0] if len(cut) == 1 else torch.cat(cut)
 
 
 def _levels(pictures: PictureSettings) -> Tensor:

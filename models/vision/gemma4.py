@@ -53,7 +53,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tokens are moved and scaled by stored vectors."""
 
 
-class _Patches(PatchEmbedding):
+class PixelPatches(PatchEmbedding):
     """Patches whose numbers the checkpoint orders by row, column and channel."""
 
     def read(self, weights: Weights) -> Tensor:
@@ -160,7 +160,7 @@ class Gemma4Tower(nn.Module):
         text: Mapping[str, Any] = setup.config["text_config"]
         self.sees_media = text.get("use_bidirectional_attention") == "vision"
         size, side = fields.hidden_size, fields.patch_size
-        self.patches = _Patches(size, side, setup.pictures, bias=False)
+        self.patches = PixelPatches(size, side, setup.pictures, bias=False)
         self.places = Learned(2, fields.position_embedding_size, size, name="position_embedding_table")
         self.layers = nn.ModuleList(_Layer(fields) for _ in range(fields.num_hidden_layers))
         self.standard = nn.ModuleList(
@@ -186,7 +186,7 @@ class Gemma4Tower(nn.Module):
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         x = self.patches(items)
-        places = torch.cat([_places(item) for item in items], dim=1).to(x.device)  # [2, T]: column and row
+        places = torch.cat([places_in(*item.grid[1:]) for item in items], dim=1).to(x.device)  # [2, T]
         x = x + self.places.weight[0][places[0]] + self.places.weight[1][places[1]]
         cos_sin = ops.angles(places, self.frequencies.to(x.device), 1.0, self.axes.to(x.device))
         counts = [prod(item.grid) for item in items]
@@ -208,7 +208,6 @@ class Gemma4Tower(nn.Module):
         return squares.mean((1, 3)).flatten(0, 1)
 
 
-def _places(item: TowerInput) -> Tensor:
+def places_in(down: int, across: int) -> Tensor:
     """The column and the row of each patch of a picture [2, P]."""
-    _, down, across = item.grid
     return torch.stack([torch.arange(across).repeat(down), torch.arange(down).repeat_interleave(across)])

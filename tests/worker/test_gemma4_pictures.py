@@ -16,6 +16,7 @@ from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
 from sizes import worker_config
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
 
 from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
@@ -69,8 +70,11 @@ SIZES: dict[str, Any] = {
 
 
 class Gemma4:
-    def __init__(self, folder: Path, text: dict[str, Any], tower: dict[str, Any]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, text: dict[str, Any], tower: dict[str, Any], family: str = "Gemma4"
+    ) -> None:
+        self.folder, self.family = folder, family
+        settings = {**SETTINGS, "image_processor_type": f"{family}ImageProcessor"}
         fields = {
             "text_config": {
                 **TEXT,
@@ -87,7 +91,7 @@ class Gemma4:
             "video_token_id": 313,
             "audio_token_id": 314,
         }
-        self.model = write_pictured("Gemma4ForConditionalGeneration", folder, fields, SETTINGS)
+        self.model = write_pictured(f"{family}ForConditionalGeneration", folder, fields, settings)
         if tower.get("use_clipped_linears"):
             self._bound()
         self.prompts = Prompts(folder)
@@ -110,19 +114,37 @@ class Gemma4:
         self.model.save_pretrained(self.folder)
 
     def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
-        made = Gemma4ImageProcessorPil(**SETTINGS)(pictures, return_tensors="pt")
+        whole = {"patch_size": 8, "pooling_kernel_size": 1} if self.family == "Gemma4Unified" else {}
+        made = Gemma4ImageProcessorPil(**{**SETTINGS, **whole})(pictures, return_tensors="pt")
+        types = (torch.tensor([ids]) == SOFT).long()
+        masks = {"attention_mask": self.masks(types)} if self.family == "Gemma4Unified" else {}
         return {
             "pixel_values": made["pixel_values"],
             "image_position_ids": made["image_position_ids"],
-            "mm_token_type_ids": (torch.tensor([ids]) == SOFT).long(),
+            "mm_token_type_ids": types,
+            **masks,
         }
 
+    def masks(self, types: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The masks with which transformers' `generate` computes: its `forward` alone makes others."""
+        given = {"attention_mask": None, "cache": None, "position_ids": None}
+        embeds = torch.zeros(*types.shape, 32)
+        blocks = gemma4_unified.get_block_sequence_ids_for_mask(types, embeds.device)
+        config: Any = self.model.config
+        return gemma4_unified.create_masks_for_vision_model(
+            config.text_config, embeds, block_sequence_ids=blocks, **given
+        )
 
-@pytest.fixture(scope="module", params=["large", "small"])
+
+@pytest.fixture(scope="module", params=["large", "small", "unified"])
 def gemma(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Gemma4:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "large":
         return Gemma4(folder, LARGE, {"standardize": True, "num_key_value_heads": 4})
+    if request.param == "unified":
+        text = {**LARGE, "attention_k_eq_v": False}
+        sizes = {"mm_embed_dim": 32, "mm_posemb_size": 75, "output_proj_dims": 32}
+        return Gemma4(folder, text, sizes, "Gemma4Unified")
     return Gemma4(folder, SMALL, {"use_clipped_linears": True})
 
 
@@ -135,7 +157,7 @@ def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_prompts_with_pictures_get_the_tokens_of_transformers(gemma: Gemma4, chunk: int) -> None:
     runner = open_runner(gemma.folder, **SIZES)
-    assert runner.facts.whole_media == ("large" in gemma.folder.name)
+    assert runner.facts.whole_media == ("small" not in gemma.folder.name)
     engine = Engine(runner.launch, runner.facts, gemma.prompts, chunk=chunk)
     assert_answers(engine.run(gemma.asked, OUTPUT, ahead=chunk % 2), gemma.answers)
 
@@ -182,7 +204,8 @@ def test_settings_that_are_not_served_are_refused(
     gemma: Gemma4, tmp_path: Path, changed: dict[str, Any], why: str
 ) -> None:
     (tmp_path / "config.json").write_text((gemma.folder / "config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**SETTINGS, **changed}))
+    settings = json.loads((gemma.folder / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **changed}))
     files = find_media(tmp_path)
     assert files is not None
     with pytest.raises(ConfigError, match=why):
