@@ -239,7 +239,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     experts: ExpertReport | None = None
 
 
-class Similarity(msgspec.Struct, frozen=True, gc=False):
+class CosineScores(msgspec.Struct, frozen=True, gc=False):
     """How a model makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
 
     scale: float
@@ -286,7 +286,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     model is served for text only."""
     whole_media: bool = False
     """Whether all tokens of an item must be computed in one step, because they see each other."""
-    similarity: Similarity | None = None
+    cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
 
     @property

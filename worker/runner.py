@@ -54,7 +54,7 @@ from worker.pooling import (
     whole_tasks,
     widths,
 )
-from worker.protocol import Similarity, StepInput, WorkerFacts
+from worker.protocol import CosineScores, StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
@@ -353,7 +353,7 @@ class Runner:
             fingerprint=self._fingerprint,
             most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
             whole_media=tower is not None and sees_media(tower),
-            similarity=Similarity(*numbers) if (numbers := getattr(tower, "similarity", None)) else None,
+            cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
 
     def _make_ready(self) -> WorkerFacts:

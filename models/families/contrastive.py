@@ -140,7 +140,7 @@ class _Compared(nn.Module, ABC):
         self.text_head, self.vision_head = self.make_heads(vit, config.output_size)
 
     def pull(self, weights: Weights) -> None:
-        self.similarity = self._read_similarity(weights)
+        self.cosine_scores = self._read_cosine_scores(weights)
         if not self.held:
             weights.ignore("text_model", "vision_model", *self.heads)
             return
@@ -151,7 +151,7 @@ class _Compared(nn.Module, ABC):
         for head, name in zip((self.text_head, self.vision_head), self.heads, strict=True):
             load(head, weights / name)
 
-    def _read_similarity(self, weights: Weights) -> tuple[float, float, str] | None:
+    def _read_cosine_scores(self, weights: Weights) -> tuple[float, float, str] | None:
         """Read what cosines are multiplied with, what is added, and the activation that follows."""
         names = ("logit_scale", "logit_bias") if self.has_bias else ("logit_scale",)
         shape = [1] if self.has_bias else []

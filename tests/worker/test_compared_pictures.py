@@ -30,7 +30,7 @@ def test_vectors_and_facts(architecture: str, tmp_path: Path) -> None:
     prompts, pictures = Prompts(folder), [noise(80, 61), noise(56, 90)]
     model = getattr(transformers, architecture).from_pretrained(folder).eval()
     scale, bias = (getattr(model, name, torch.zeros(1)) for name in ("logit_scale", "logit_bias"))
-    told = runner.facts.similarity
+    told = runner.facts.cosine_scores
     assert told is not None
     assert (told.scale, told.bias) == pytest.approx((scale.exp().item(), bias.item()))
     assert told.activation == ("softmax" if architecture == "CLIPModel" else "sigmoid")
