@@ -249,7 +249,25 @@ class PoolingRequest(VectorsBody):
 
 
 class ClassifyRequest(TextBody):
+    bounds = {**TextBody.bounds, "labels": (LIMITS.inputs, "texts")}
+    stand_ins = {**TextBody.stand_ins, "labels": None}
+
+    labels: Annotated[list[Text], Field(min_length=1), FIRST_ERROR] | None = optional(
+        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP."
+    )
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*super().sources, *(self.labels or [])]
+
+    def conversations(self) -> list[list[Message]]:
+        found = super().conversations()
+        labels = [[Message(role="user", content=label)] for label in self.labels or []]
+        return [*found, *labels] if found else []
+
     def params(self) -> PoolingParams:
+        if self.labels is not None:
+            return PoolingParams(task="embed")
         return PoolingParams(task="classify", use_activation=self.use_activation)
 
 

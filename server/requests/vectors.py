@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.pooling.sentence_files import Similarity
-from worker.protocol import Vectors
+from worker.protocol import CosineScores, Vectors
 
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]
@@ -75,6 +75,16 @@ def compare(left: Vectors, right: Vectors, similarity: Similarity) -> float:
         case "cosine" | "maxsim" | "meanmaxsim":
             lengths = float(np.linalg.norm(one) * np.linalg.norm(two))
             return float(one @ two) / lengths if lengths else 0.0
+
+
+def label_probs(vectors: Sequence[Vectors], labels: int, learned: CosineScores) -> NDArray[np.floating]:
+    """The probabilities [inputs, labels] of labels, whose own vectors come last. All have the length 1."""
+    rows = np.stack([as_array(one) for one in vectors])
+    scores = learned.scale * (rows[:-labels] @ rows[-labels:].T) + learned.bias
+    if learned.activation == "sigmoid":
+        return 1 / (1 + np.exp(-scores))
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def _bfloat16(array: Floats) -> NDArray[np.uint16]:

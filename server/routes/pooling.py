@@ -30,7 +30,7 @@ from server.reading.body_table import (
     ReadTexts,
 )
 from server.requests.pooling import Item
-from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json
+from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, label_probs
 from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,
@@ -89,8 +89,20 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
 async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
     call = PoolingCall(request, body, "classify-")
+    learned = call.facts.ready.worker.cosine_scores
+    if (learned is None) != (body.labels is None):
+        raise BadRequest(
+            "This model compares: give `labels`, texts that each input is compared with."
+            if learned is not None
+            else "`labels` are for models that compare pictures with texts; this one has its own.",
+            "labels",
+        )
     vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
-    return call.answer(_classification(i, one, call.facts) for i, one in enumerate(vectors))
+    if learned is not None and body.labels is not None:
+        probs = label_probs(vectors, len(body.labels), learned)
+        return call.answer(_labelled(i, one, body.labels) for i, one in enumerate(probs))
+    labels = call.facts.pooling.labels
+    return call.answer(_labelled(i, as_array(one), labels) for i, one in enumerate(vectors))
 
 
 @router.post("/v2/embed", dependencies=EMBEDS)
@@ -105,11 +117,11 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     )
 
 
-def _classification(index: int, vectors: Vectors, facts: Facts) -> bodies.Classification:
-    probs = as_array(vectors)
+def _labelled(index: int, probs: np.ndarray, labels: Sequence[str]) -> bodies.Classification:
+    """The class of an input. `labels` is empty if the model's files do not name them."""
     return bodies.Classification(
         index=index,
-        label=label_of(int(np.argmax(probs)), facts),
+        label=labels[int(np.argmax(probs))] if labels else None,
         probs=probs.tolist(),
         num_classes=len(probs),
     )
