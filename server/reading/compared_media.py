@@ -93,6 +93,6 @@ def _read_together(
             kwargs=marked(kwargs, media, context.media, tokenizer),
             placeholder=media.written,
         )
-        check_places(text, parts, media)
+        check_places(text, list(zip(("query", "document"), pair, strict=True)), media)
         items.append(item_with_media(Written(text, parts, is_plain=False), context, reader, params, index))
     return items
