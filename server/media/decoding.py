@@ -42,7 +42,7 @@ def decode(data: bytes, most_pixels: int) -> Image.Image:
             raise BadRequest(f"A picture may have at most {most_pixels} pixels, and this one has {size}.")
         picture.load()
         _turn_upright(picture)
-        return _in_rgb(picture)
+        return in_rgb(picture)
     except (BadRequest, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -60,7 +60,8 @@ def _turn_upright(picture: Image.Image) -> None:
         _log.debug("a picture's EXIF is broken")
 
 
-def _in_rgb(picture: Image.Image) -> Image.Image:
+def in_rgb(picture: Image.Image) -> Image.Image:
+    """The picture in RGB, on white. Raises BadRequest for values of more than 16 bits."""
     if picture.mode.startswith("I;16"):  # Pillow would clip values to 8 bits
         return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
     if picture.mode in ("I", "F"):

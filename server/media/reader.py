@@ -44,6 +44,17 @@ def open_reader(
     return MediaReader(files, options, kept_bytes, tokenizer, counts, style, most_embeddings=most_embeddings)
 
 
+def media_facts(
+    files: MediaFiles, settings: Mapping[str, object], tokenizer: Tokenizer, most: dict[str, int]
+) -> tuple[Processor, MediaFacts]:
+    """The processor of a checkpoint with the operator's settings, and what of it is known where prompts are
+    written. `most`: the most items of each kind in a prompt."""
+    _check_names(settings, files)
+    processor = make_processor(with_settings(files, settings))
+    reserved = _reserved(processor, tokenizer)
+    return processor, MediaFacts(processor.placeholder, processor.written, reserved, most)
+
+
 class MediaReader:
     """What an API process has for media, if its model takes any."""
 
@@ -58,19 +69,13 @@ class MediaReader:
         *,
         most_embeddings: int = PreparingLimits().embeddings,
     ) -> None:
-        _check_names(options.mm_processor_kwargs, files)
-        self._files = files = with_settings(files, options.mm_processor_kwargs)
-        self._processor = processor = make_processor(files)
+        most, settings = options.most_of(SERVED_KINDS), options.mm_processor_kwargs
+        self._processor, self.facts = media_facts(files, settings, tokenizer, most)
+        self._files = files = with_settings(files, settings)
         self._tokenizer = tokenizer
         self.metrics = metrics
         self.most_bytes = options.max_media_mb << 20
         """The most bytes of all files of a request."""
-        self.facts = MediaFacts(
-            processor.placeholder,
-            processor.written,
-            _reserved(processor, tokenizer),
-            options.most_of(SERVED_KINDS),
-        )
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         limits = PreparingLimits(processes=workers, seconds=options.media_seconds, embeddings=most_embeddings)

@@ -96,7 +96,7 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
-        read = read_prompt(prompt)
+        read = _without_pictures(read_prompt(prompt))
         frontend = await self._ready()
         require_task(GENERATE, frontend.facts.tasks)
         tokens = await _encode(read, sampling_params, frontend)
@@ -137,7 +137,7 @@ class AsyncLLM:
         refuse_keywords("encode", others, _UNSUPPORTED)
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
-        read = read_prompt(prompt)
+        read = _without_pictures(read_prompt(prompt))
         frontend = await self._ready()
         reading = ([read], [pooling_params], frontend.facts, frontend.tokenizer)
         is_long = read.text is not None and len(read.text) >= LONG_TEXT
@@ -301,3 +301,9 @@ async def _encode(prompt: Prompt, params: SamplingParams, frontend: Frontend) ->
     if params.truncate_prompt_tokens is None:
         tokenizer.check_text_length(text, facts)
     return params.cut_prompt(await tokenizer.encode_async(text), facts)
+
+
+def _without_pictures(prompt: Prompt) -> Prompt:
+    if prompt.pictures:
+        raise TypeError("AsyncLLM takes no pictures: use LLM or LLMEngine, or a server")
+    return prompt

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from engine_core.prompt_media import Media
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
 from server.model_facts import Facts
+from server.offline.program_media import Encoded
 from server.offline.prompt_forms import Prompt
 from server.offline.request_outputs import (
     CompletionOutput,
@@ -158,7 +160,7 @@ class GenerationRequest:
         self,
         request_id: str,
         prompt: Prompt,
-        tokens: list[int],
+        encoded: Encoded,
         sampling: SamplingParams,
         facts: Facts,
         tokenizer: Tokenizer,
@@ -169,9 +171,10 @@ class GenerationRequest:
     ) -> None:
         """Raises BadRequest. `kind` overrides the kind of the parameters."""
         self.request_id = request_id
-        self.tokens = tokens
+        self.tokens = tokens = encoded.ids
+        self.media = encoded.media
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
-        self._builder = OutputBuilder(request_id, prompt.text, tokens, sampling, tokenizer, kind)
+        self._builder = OutputBuilder(request_id, encoded.text, tokens, sampling, tokenizer, kind)
         self.may_end_early = bool(sampling.stop)
         """Whether a stop string may end a sequence, which the engine cannot see."""
         self.salt = prompt.salt
@@ -215,9 +218,10 @@ class GenerationRequest:
 class PoolingRequest:
     """One text and its vectors: one sequence of the engine."""
 
-    def __init__(self, request_id: str, item: Item) -> None:
+    def __init__(self, request_id: str, item: Item, media: tuple[Media, ...] = ()) -> None:
         self.request_id = request_id
         self.tokens = unpack(item.tokens)
+        self.media = media
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
         self.salt = ""

@@ -88,21 +88,21 @@ class LLM:
                 "continue_final_message",
             )
         kwargs = {**self.llm_engine.config.default_chat_template_kwargs, **(chat_template_kwargs or {})}
-        prompts = [
-            prompt_forms.Prompt(
-                self.tokenizer.chat.render(
-                    conversation,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=tools,
-                    documents=documents,
-                    template=chat_template,
-                    kwargs=kwargs,
-                    content_format=chat_template_content_format,
-                )
+        prompts: list[prompt_forms.Prompt] = []
+        for conversation, pictures in prompt_forms.read_conversations(messages):
+            media = self.llm_engine.media if pictures else None
+            text = self.tokenizer.chat.render(
+                conversation if media is None else media.as_text(conversation),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                documents=documents,
+                template=chat_template,
+                kwargs=kwargs,
+                content_format=chat_template_content_format,
+                placeholder="" if media is None else media.facts.written,
             )
-            for conversation in prompt_forms.read_conversations(messages)
-        ]
+            prompts.append(prompt_forms.Prompt(text, pictures=pictures))
         return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)
 
     def encode(
@@ -219,10 +219,7 @@ class LLM:
         read = prompt_forms.read_prompts(prompts)
         params = prompt_forms.for_each(options.get("pooling_params"), PoolingParams(), len(read))
         reading = cast(prompt_forms.ReadOptions, options)
-        items = prompt_forms.read_items(read, params, self.facts, self.tokenizer, task, reading)
-        requests = self._pooling_requests(items)
-        for request, prompt in zip(requests, read, strict=True):
-            request.salt = prompt.salt
+        requests = self.llm_engine.pooling_requests(self._new_ids(len(read)), read, params, task, reading)
         stage = "pool" if options.get("use_tqdm", True) else ""
         outputs = self._run(requests, stage, options.get("priority"))
         return [output for output in outputs if isinstance(output, request_outputs.PoolingRequestOutput)]

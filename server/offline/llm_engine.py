@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from server.grammars.form_grammar import AskedForm, build_grammar
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
-from server.offline.prompt_forms import Prompt, PromptLike, encode_prompts, read_items, read_prompt
+from server.offline.program_media import Encoded, ProgramMedia
+from server.offline.prompt_forms import (
+    Prompt,
+    PromptLike,
+    ReadOptions,
+    encode_prompts,
+    read_items,
+    read_prompt,
+)
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
-from server.requests.pooling import PoolingParams
+from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
@@ -74,9 +83,7 @@ class LLMEngine:
         refuse_keywords("add_request", others, _UNSUPPORTED)
         read = read_prompt(prompt)
         if isinstance(params, PoolingParams):
-            [item] = read_items([read], [params], self.facts, self.tokenizer)
-            request: EngineRequest = PoolingRequest(request_id, item)
-            request.salt = read.salt
+            [request] = self.pooling_requests([request_id], [read], [params])
         elif isinstance(params, SamplingParams):
             [request] = self.generation_requests([request_id], [read], [params])
         else:
@@ -140,16 +147,20 @@ class LLMEngine:
     ) -> list[GenerationRequest]:
         """Checks and encodes requests, so that all are right before one is submitted. Raises BadRequest."""
         require_task(GENERATE, self.facts.tasks)
-        encoded = encode_prompts(prompts, self.tokenizer, add_special_tokens=add_special_tokens)
+        texts = [prompt for prompt in prompts if not prompt.pictures]
+        of_texts = iter(encode_prompts(texts, self.tokenizer, add_special_tokens=add_special_tokens))
         requests: list[GenerationRequest] = []
-        for request_id, prompt, tokens, sampling in zip(request_ids, prompts, encoded, params, strict=True):
-            tokens = sampling.cut_prompt(tokens, self.facts)
-            self.facts.check_token_ids(tokens, "prompt")
+        for request_id, prompt, sampling in zip(request_ids, prompts, params, strict=True):
+            if prompt.pictures:
+                encoded = self._encode(prompt, add_special_tokens=add_special_tokens)
+            else:
+                encoded = Encoded(prompt.text, sampling.cut_prompt(next(of_texts), self.facts))
+            self.facts.check_token_ids(encoded.ids, "prompt")
             requests.append(
                 GenerationRequest(
                     request_id,
                     prompt,
-                    tokens,
+                    encoded,
                     sampling,
                     self.facts,
                     self.tokenizer,
@@ -159,6 +170,40 @@ class LLMEngine:
                 )
             )
         return requests
+
+    def pooling_requests(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        task: str | None = None,
+        options: ReadOptions | None = None,
+    ) -> list[PoolingRequest]:
+        """The same for texts and pictures to pool. `task` wins over the task of the parameters."""
+        given = [pair for pair in zip(prompts, params, strict=True) if not pair[0].pictures]
+        texts, of_texts = [prompt for prompt, _ in given], [one for _, one in given]
+        items = iter(read_items(texts, of_texts, self.facts, self.tokenizer, task, options))
+        requests: list[PoolingRequest] = []
+        for index, (request_id, prompt, one) in enumerate(zip(request_ids, prompts, params, strict=True)):
+            if prompt.pictures:
+                encoded = self._encode(prompt)
+                self.facts.check_text(encoded.ids, "prompt", index)
+                resolved = msgspec.structs.replace(one, task=task or one.task).resolve(self.facts)
+                request = PoolingRequest(request_id, Item(encoded.ids, resolved), encoded.media)
+            else:
+                request = PoolingRequest(request_id, next(items))
+            request.salt = prompt.salt
+            requests.append(request)
+        return requests
+
+    @cached_property
+    def media(self) -> ProgramMedia:
+        """What prepares pictures. Raises BadRequest if the model takes none."""
+        settings = self.config.media.mm_processor_kwargs
+        return ProgramMedia(self._folder, self.facts, self.tokenizer, settings)
+
+    def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> Encoded:
+        return self.media.encode(prompt.text or "", prompt.pictures, add_special_tokens=add_special_tokens)
 
     def _grammar(self, asked: AskedForm) -> Grammar:
         """Raises BadRequest if there is none, and logs what of it is not enforced.
@@ -196,6 +241,7 @@ class LLMEngine:
                 group=group,
                 times_each=request.may_end_early,
                 grammar=request.grammar,
+                media=request.media,
             )
             self._engine.add(_CLIENT, add)
 

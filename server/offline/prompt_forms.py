@@ -9,14 +9,22 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from server.errors import BadRequest
 from server.model_facts import Facts
+from server.offline.program_media import read_pictures, take_pictures
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
 
 
 class TextPrompt(TypedDict, total=False):
     prompt: str
+    cache_salt: str
+
+
+class PicturesPrompt(TypedDict, total=False):
+    prompt: str
+    """A text with the family's placeholder for each picture."""
+    multi_modal_data: Mapping[str, Any]
+    """{"image": ...} with a picture or a list of them: of Pillow, paths of files, or their bytes."""
     cache_salt: str
 
 
@@ -27,7 +35,7 @@ class TokensPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt
+PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | PicturesPrompt
 Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
@@ -38,7 +46,7 @@ _FORMS = (
     "alone or in a list"
 )
 _UNSUPPORTED = (
-    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
+    *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
     *("encoder_prompt", "decoder_prompt", "token_type_ids"),
 )
 
@@ -51,6 +59,8 @@ class Prompt:
     ids: list[int] | None = None
     salt: str = ""
     """Cached prefixes are shared only among prompts of the same salt."""
+    pictures: Sequence[object] = ()
+    """Pictures, each of which has a place in the text."""
 
     @property
     def source(self) -> Source:
@@ -99,8 +109,9 @@ def encode_prompts(
     return [next(encoded) if one.ids is None else one.ids for one in prompts]
 
 
-def read_conversations(given: object) -> list[list[dict[str, Any]]]:
-    """Reads one conversation, which is a list of messages, or a sequence of conversations."""
+def read_conversations(given: object) -> list[tuple[list[dict[str, Any]], list[object]]]:
+    """Reads one conversation, which is a list of messages, or a sequence of conversations; each with its
+    pictures."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
     conversations = [given] if given and isinstance(given[0], Mapping) else given
@@ -127,7 +138,7 @@ def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
     for name, value in given.items():
         if name in _UNSUPPORTED and value:
             raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
-        if name not in ("prompt", "prompt_token_ids", "cache_salt", *_UNSUPPORTED):
+        if name not in ("prompt", "prompt_token_ids", "multi_modal_data", "cache_salt", *_UNSUPPORTED):
             raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
     text, asked = given.get("prompt"), given.get("prompt_token_ids")
     ids = _ids(asked)
@@ -138,7 +149,11 @@ def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
     salt = given.get("cache_salt") or ""
     if not isinstance(salt, str):
         raise TypeError(f"a prompt's cache_salt is a string; got {_shown(salt)}")
-    return Prompt(text, ids, salt)
+    media = given.get("multi_modal_data")
+    pictures = read_pictures(media) if media else ()
+    if pictures and ids is not None:
+        raise TypeError("a prompt with pictures is a text, in which each has its place, not token ids")
+    return Prompt(text, ids, salt, pictures)
 
 
 def _ids(given: object) -> list[int] | None:
@@ -157,21 +172,11 @@ def _listed(given: object) -> object:
     return to_list() if callable(to_list) else given
 
 
-def _messages(given: object) -> list[dict[str, Any]]:
+def _messages(given: object) -> tuple[list[dict[str, Any]], list[object]]:
     if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
         raise TypeError(f"a conversation is a list of messages; got {_shown(given)}")
-    for message in given:
-        _check_parts(message.get("content"))
-    return [dict(message) for message in given]
-
-
-def _check_parts(content: object) -> None:
-    for part in content if isinstance(content, list) else []:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
-            raise BadRequest(
-                f"Content parts of type {kind!r} are not supported yet, only text is.", "messages"
-            )
+    taken = [take_pictures(message) for message in given]
+    return [message for message, _ in taken], [picture for _, own in taken for picture in own]
 
 
 def _shown(value: object) -> str:

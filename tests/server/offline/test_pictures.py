@@ -1,0 +1,106 @@
+"""Pictures that programs hand over: answers of a tiny LLaVA are those of transformers, in every form."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from media_files import noise, saved
+from pictured import Prompts, expected
+from pictured_chat import SETTINGS, write_llava
+from PIL.Image import Image
+from tiny import BOS
+from transformers import CLIPImageProcessorPil
+
+from server.errors import BadRequest
+from server.offline.llm import LLM
+from server.requests.pooling import PoolingParams
+from server.requests.sampling import SamplingParams
+
+ONE, TWO = noise(40, 28), noise(31, 90)
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@dataclass
+class Pictured:
+    llm: LLM
+    folder: Path
+    model: Any
+    tokenizer: Any
+
+    def right(self, *pieces: str | Image) -> list[int]:
+        encoded = [
+            self.tokenizer.encode(each, add_special_tokens=False).ids if isinstance(each, str) else each
+            for each in pieces
+        ]
+        prompt = Prompts(self.folder).make(*encoded)
+
+        def inputs(pictures: list[Image], ids: list[int]) -> dict[str, torch.Tensor]:
+            processor = CLIPImageProcessorPil(**SETTINGS)
+            return {"pixel_values": processor(pictures, return_tensors="pt")["pixel_values"]}
+
+        return expected(self.model, prompt, 6, inputs).tokens
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pictured]:
+    folder = tmp_path_factory.mktemp("llava")
+    model, tokenizer = write_llava(folder)
+    with LLM(str(folder), dtype="float32", num_gpu_blocks_override=100, max_num_seqs=4) as llm:
+        yield Pictured(llm, folder, model, tokenizer)
+
+
+def test_prompts_have_pictures_in_every_form(pictured: Pictured, tmp_path: Path) -> None:
+    path = tmp_path / "one.png"
+    path.write_bytes(saved(ONE))
+    text = "user: see <image> and <image> "
+    forms = [[ONE, TWO], [saved(ONE), TWO], [str(path), saved(TWO)], [path, TWO]]
+    prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
+    answers = pictured.llm.generate([*prompts, "plain text"], GREEDY)
+    right = pictured.right(BOS, "user: see ", ONE, " and ", TWO, " ")
+    assert [answer.outputs[0].token_ids for answer in answers[:4]] == [right] * 4
+    assert answers[0].prompt == text and len(answers[4].outputs[0].token_ids) == 6
+
+
+def test_conversations_have_pictures(pictured: Pictured) -> None:
+    url = "data:image/png;base64," + base64.b64encode(saved(ONE)).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_pil", "image_pil": ONE},
+        {"type": "image", "image": ONE},
+    ]
+    talks = [
+        [{"role": "user", "content": [{"type": "text", "text": "an <image> is "}, part]}] for part in parts
+    ]
+    answers = pictured.llm.chat(talks, GREEDY)
+    right = pictured.right("user: an <", "image> is ", ONE, " ")
+    assert [answer.outputs[0].token_ids for answer in answers] == [right] * 3
+    assert answers[0].prompt is not None and "an <image> is" in answers[0].prompt
+
+
+def test_prompts_with_pictures_are_embedded(pictured: Pictured) -> None:
+    prompts: list[Any] = ["a text"]
+    prompts += [{"prompt": "see <image>", "multi_modal_data": {"image": each}} for each in (ONE, TWO, ONE)]
+    vectors = [np.array(one.outputs.embedding) for one in pictured.llm.embed(prompts)]
+    assert np.array_equal(vectors[1], vectors[3]) and np.abs(vectors[1] - vectors[2]).max() > 1e-3
+    [again] = pictured.llm.encode(prompts[1], pooling_params=PoolingParams(task="embed"))
+    assert np.array_equal(np.array(again.outputs.data), vectors[1])
+
+
+def test_what_does_not_fit_is_refused(pictured: Pictured) -> None:
+    data = {"image": [ONE, TWO]}
+    with pytest.raises(BadRequest, match="has 2 pictures, and 1 places for them, '<image>' each"):
+        pictured.llm.generate({"prompt": "<image>", "multi_modal_data": data}, GREEDY)
+    with pytest.raises(TypeError, match="a picture is one of Pillow"):
+        pictured.llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [3]}}, GREEDY)
+    with pytest.raises(TypeError, match="'image'"):
+        pictured.llm.generate({"prompt": "<image>", "multi_modal_data": {"audio": [b""]}}, GREEDY)
+    with pytest.raises(BadRequest, match="a program fetches itself"):
+        url = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}
+        pictured.llm.chat([{"role": "user", "content": [url]}], GREEDY)
