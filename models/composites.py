@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-TRUNKS = ("language_model.model", "model.language_model", "model.text_model", "model", "")
-"""The scopes in which a trunk may lie: three of composites, that beside a head, and that of a trunk alone."""
+TRUNKS = ("language_model.model", "model.language_model", "model.text_model", "language_model", "model", "")
+"""The scopes in which a trunk may lie: four of composites, that beside a head, and that of a trunk alone."""
 HEADS = ("language_model.lm_head", "lm_head")
 
 
@@ -80,6 +80,11 @@ def _qwen(tower: str, **texts: str) -> Composite:
 
 
 COMPOSITES: Mapping[str, Composite] = {
+    "ColQwen2ForRetrieval": Composite(
+        texts={"qwen2_vl_text": "Qwen2ForCausalLM", "qwen2_vl": "Qwen2ForCausalLM"},
+        beside=("vlm.model.visual", "vlm.visual"),
+        tower="qwen_vl:Qwen2Tower",
+    ),
     "Gemma3ForConditionalGeneration": Composite(
         texts={"gemma3_text": "Gemma3ForCausalLM"},
         beside=_VISION_TOWER,
@@ -174,6 +179,16 @@ _COMPARED: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Such fields of texts that are compared with pictures, by the architecture of both."""
+
+
+def unnested(whole: Mapping[str, object]) -> dict[str, object]:
+    """The fields of config.json with those of the model of text and pictures, which models for retrieval have
+    in a field of their own."""
+    nested = whole.get("vlm_config")
+    if not isinstance(nested, Mapping):
+        return dict(whole)
+    inner = cast("Mapping[str, object]", nested)
+    return {**inner, **whole, "model_type": inner.get("model_type")}
 
 
 def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar, cast
 
 import msgspec
 
-from models.composites import text_part
+from models.composites import text_part, unnested
 from models.plain_files import ConfigError, read_json, stored_dtype
 from models.weight_coding import SavedQuantization, find_quantization
 
@@ -92,7 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
     """Read the config of the checkpoint in `folder`, with `overrides` (--hf-overrides) merged into it."""
     path = folder / "config.json"
-    whole = _merged(_read_object(path), overrides or {})
+    whole = unnested(_merged(_read_object(path), overrides or {}))
     _refuse_nonsense(path, whole)
     text = text_part(whole)
     raw = whole if text is None else dict(text)

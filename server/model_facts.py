@@ -147,6 +147,8 @@ class MediaFacts(msgspec.Struct, frozen=True):
     """What is put into a text for a template that takes texts only."""
     reserved: tuple[str, ...]
     """The tokens of which these consist, which are text where users write them."""
+    alone: bool
+    """Whether an item is a prompt of its own, for which no template has a place."""
     most: dict[str, int]
     """The most items of each kind that a prompt may have; kinds that the model does not take are missing."""
 

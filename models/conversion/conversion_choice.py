@@ -42,6 +42,7 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("LMHeadModel", "generate", "none"),
     ("ForTextEncoding", "pooling", "embed"),
     ("EmbeddingModel", "pooling", "embed"),
+    ("ForRetrieval", "pooling", "embed"),
     ("ForMaskedLM", "pooling", "embed"),
     ("ClassificationModel", "pooling", "classify"),
     ("ForRewardModeling", "pooling", "reward"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.config import ConfigError
+from models.config import ConfigError, family_fields
 from models.conversion.conversion_choice import Conversion, stem
 from models.layers.attention import CachedAttention
 from models.layers.stages import if_held
@@ -79,6 +80,35 @@ class _Native(PoolingModel):
             self.pooler = label_pooler(
                 setup, self.base.head, self.default_mode, for_texts=not self.base.token_head
             )
+
+
+class _RetrievalFields(msgspec.Struct, frozen=True):
+    embedding_dim: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
+
+
+class _ForRetrieval(PoolingModel):
+    """A model of text and pictures that gives each token of a query or of a page a narrow vector."""
+
+    def __init__(self, setup: ModelSetup) -> None:
+        super().__init__(replace(setup, head_tokens=()))
+        config, pooling = setup.config, setup.pooling
+        whole = msgspec.structs.replace(config, raw=config.whole or config.raw)
+        width = family_fields(whole, _RetrievalFields).embedding_dim
+        self.embedding_proj_layer = if_held(self.last, Matrix(config.output_size, width, bias=True))
+        head = TaskHead(
+            rows=_token_rows(pooling, tag=None),
+            project=self.embedding_proj_layer,
+            width=width,
+            activation=normalize,
+            activates=pooling.use_activation is not False,
+            dimensions=pooling.dimensions,
+        )
+        self.pooler = Pooler({"token_embed": head})
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights / "vlm")
+        if self.embedding_proj_layer is not None:
+            load(self.embedding_proj_layer, weights / "embedding_proj_layer")
 
 
 class _ForEmbedding(PoolingModel):
@@ -162,6 +192,8 @@ def convert_class(cls: type, conversion: Conversion) -> type:
     match conversion.runner, conversion.convert:
         case "generate", _:
             return _derive(_WithPooler, cls, f"{name}WithPooler")
+        case _, "none" if conversion.architecture.endswith("ForRetrieval"):
+            return _derive(_ForRetrieval, cls, conversion.architecture)
         case _, "none":
             return _derive(_Native, cls, name)
         case _, "embed":

@@ -90,3 +90,12 @@ class QwenVLProcessor:
             grow = math.sqrt(self._least / area)
             sides = [math.ceil(side * grow / unit) * unit for side in size]
         return sides[0], sides[1]
+
+
+class ColQwen2Processor(QwenVLProcessor):
+    """Pages for search, each of which is a prompt of its own: no chat template writes it."""
+
+    written = (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
+        "Describe the image.<|im_end|><|endoftext|>"
+    )

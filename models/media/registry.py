@@ -10,12 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from models.composites import unnested
 from models.media.files import MediaFiles, read_files
 from models.media.item import Processor
 from models.plain_files import read_json
 
 PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
+    "ColQwen2ForRetrieval": "qwen_vl:ColQwen2Processor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
     "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
     "Gemma4UnifiedForConditionalGeneration": "gemma4:Gemma4Processor",
@@ -45,7 +47,7 @@ def find_media(folder: Path) -> MediaFiles | None:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         return None
-    whole = cast("dict[str, object]", config)
+    whole = unnested(cast("dict[str, object]", config))
     architectures = whole.get("architectures")
     names = cast("list[object]", architectures) if isinstance(architectures, list) else []
     known = next((name for name in names if isinstance(name, str) and name in PROCESSORS), None)

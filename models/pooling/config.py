@@ -20,6 +20,9 @@ Task = Literal["embed", "token_embed", "classify", "token_classify"]
 
 _MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
 _QWEN3_RERANKER_TOKENS = ["no", "yes"]
+_QUERIES = {"ColQwen2ForRetrieval": ("Query: ", "<|endoftext|>" * 10 + "\n")}
+"""What models that search among pictures read in front of a query and behind it, by their architecture: their
+processors write it, not a template."""
 TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
 
 
@@ -120,7 +123,7 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
     asked = _read_asked(pooler_config)
     head = _read_head(config)
     modules = read_modules(folder)
-    texts = read_texts(folder)
+    texts = _as_queries(read_texts(folder), config.architecture)
     modes, tokens = _asked_modes(asked)
     if modules is None:
         modules = Modules(normalize=True)
@@ -151,6 +154,15 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         use_activation=asked.activates,
         texts=texts,
         use_sep_token=head.use_sep_token,
+    )
+
+
+def _as_queries(texts: TextFacts, architecture: str) -> TextFacts:
+    if architecture not in _QUERIES:
+        return texts
+    before, behind = _QUERIES[architecture]
+    return msgspec.structs.replace(
+        texts, prompts={"query": before, **texts.prompts}, default_prompt_name="query", suffix=behind
     )
 
 

@@ -95,6 +95,8 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     lower_case: bool = False
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
+    suffix: str = ""
+    """What is written behind each text."""
     similarity: Similarity = "cosine"
     """The measure by which two texts are compared."""
     truncate_dim: int | None = None

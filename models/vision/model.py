@@ -73,7 +73,7 @@ class _WithTower(nn.Module):
         text: Any = super()
         text.pull(weights)
         if self._beside:
-            weights.ignore(*self._beside)
+            weights.at("").ignore(*self._beside)
         else:
             load(self.tower, weights)
 

@@ -52,7 +52,8 @@ def media_facts(
     _check_names(settings, files)
     processor = make_processor(with_settings(files, settings))
     reserved = _reserved(processor, tokenizer)
-    return processor, MediaFacts(processor.placeholder, processor.written, reserved, most)
+    alone = not processor.placeholder or files.architecture.endswith("ForRetrieval")
+    return processor, MediaFacts(processor.placeholder, processor.written, reserved, alone, most)
 
 
 class MediaReader:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from server.api.messages import Message, TemplateOptions
 from server.errors import BadRequest
 from server.media.prompt import Placed, Written, cut_prompt
 from server.reading.prompts import ReadingContext, encode_conversation, need_media, write_conversation
-from server.requests.pooling import Item, TextReader
+from server.requests.pooling import Item, TextReader, find_prompt
 from worker.protocol import Pooling
 
 
@@ -22,6 +23,8 @@ def read_conversations(
     """The item of each conversation. Their texts without media are tokenized together."""
     need_media(conversations, options, context)
     written = [_written(messages, options, context) for messages in conversations]
+    if takes_alone(context):
+        reader = replace(reader, prompt=find_prompt(None, context.facts))
     texts = iter(reader.read_all([one.text for one in written if one.is_plain], params))
     return [
         next(texts) if one.is_plain else item_with_media(one, context, reader, params, index)
@@ -32,11 +35,12 @@ def read_conversations(
 def takes_alone(context: ReadingContext) -> bool:
     """Whether a picture is a prompt of its own, for which no template has a place."""
     media = context.facts.media
-    return media is not None and not media.placeholder
+    return media is not None and media.alone
 
 
 def _written(messages: list[Message], options: TemplateOptions, context: ReadingContext) -> Written:
-    if not takes_alone(context):
+    media = context.facts.media
+    if media is None or not media.alone:
         return write_conversation(options, messages, context)
     parts = need_media([messages], options, context)
     texts = [message.text() for message in messages if message.text()]
@@ -47,14 +51,14 @@ def _written(messages: list[Message], options: TemplateOptions, context: Reading
             "This model has a vector for a text or for a picture: give each in an input of its own.",
             "messages",
         )
-    return Written("", parts, is_plain=False)
+    return Written(media.written, parts, is_plain=False)
 
 
 def item_with_media(
     written: Written, context: ReadingContext, reader: TextReader, params: Pooling, index: int
 ) -> Item:
     keep, left = reader.truncation.keep, reader.truncation.left
-    if takes_alone(context):
+    if not written.text:
         laid = context.media[written.parts[0]]
         ids = list(laid.layout.tokens)
         placed = [Placed(laid.hash, 0, len(ids), laid.layout.embeddings)]

@@ -174,7 +174,7 @@ class TextReader:
         ]
 
     def _written(self, text: str, index: int) -> str:
-        written = self.prompt + text
+        written = f"{self.prompt}{text}{self.facts.pooling.texts.suffix}"
         if self.truncation.keep is None:
             check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
         else:  # Text beyond this would be cut after encoding anyway.

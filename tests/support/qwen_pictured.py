@@ -19,14 +19,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 OUTPUT = 5
 PICTURE = 310
 """The token that stands for pictures."""
-_TOKENS = {
+TOKENS = {
     "image_token_id": PICTURE,
     "video_token_id": 311,
     "vision_start_token_id": 312,
     "vision_end_token_id": 313,
 }
 _HALF = [0.5, 0.5, 0.5]
-_OLDER = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 784, "max_pixels": 28 * 28 * 12}
+OLDER = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 784, "max_pixels": 28 * 28 * 12}
 _NEWER = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "size": {"shortest_edge": 1024, "longest_edge": 32 * 32 * 12},
@@ -90,8 +90,8 @@ class Pictured:
     @classmethod
     def write(cls, architecture: str, folder: Path) -> Pictured:
         text, vision = FIELDS[architecture]
-        settings = _OLDER if architecture.startswith("Qwen2") else _NEWER
-        fields = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **_TOKENS}
+        settings = OLDER if architecture.startswith("Qwen2") else _NEWER
+        fields = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **TOKENS}
         model: Any = write_pictured(architecture, folder, fields, settings)
         with torch.no_grad():
             model.lm_head.weight[PICTURE] = 0  # an answer with it would be a prompt with too few pictures

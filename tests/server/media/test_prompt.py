@@ -32,7 +32,7 @@ FACTS = Facts(
     ready=changed(READY, vocab_size=VOCAB_SIZE + 1),
     max_model_len=1000,
     eos_token_ids=(),
-    media=MediaFacts("<image>", "<image>", ("<image>",), {"image": 3}),
+    media=MediaFacts("<image>", "<image>", ("<image>",), False, {"image": 3}),
 )
 PARTS = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
