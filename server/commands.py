@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import importlib.util
 import ipaddress
 import logging
 import os
@@ -165,7 +164,6 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         _print_version()
         return 0
     try:
-        _check_packages()
         config = parse(arguments, command=command)
         if reason := why_too_few_descriptors():
             raise OptionError(reason)
@@ -237,18 +235,6 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows
             Path(config.uds).unlink(missing_ok=True)
     # The port closes with the process. Whoever connected while Python cleans up would get no answer.
     os._exit(code)
-
-
-def _check_packages() -> None:
-    """Refuses to start if another folder with the name of one of our packages is found before it."""
-    names = ("server", "engine_core", "worker", "models")
-    found = {name: importlib.util.find_spec(name) for name in names}
-    homes = {os.path.dirname(os.path.dirname(spec.origin or "")) if spec else "" for spec in found.values()}
-    if len(homes) > 1:
-        raise OptionError(
-            f"the packages {', '.join(names)} come from different places; run the installed command outside "
-            "of folders that hold packages of these names, or set PYTHONSAFEPATH=1"
-        )
 
 
 def _check_parsers(config: ServerConfig) -> None:

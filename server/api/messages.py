@@ -206,7 +206,10 @@ def read_content_part(part: object) -> dict[str, str]:
             "content_part", "A content part should be an object such as {example}", {"example": _EXAMPLE}
         )
     if kind in MEDIA_PARTS:
-        return read_part(part)
+        try:
+            return read_part(part)
+        except BadRequest as error:
+            raise PydanticCustomError("content_part", "{why}", {"why": error.message}) from None
     if kind not in TEXT_PARTS:
         raise PydanticCustomError(
             "content_part",

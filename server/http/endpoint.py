@@ -232,7 +232,7 @@ class Endpoint(APIRoute):
             self._most_bytes,
         )
         if media is None:
-            raw = await read_body(request.receive, most=most)
+            raw = await read_body(request.receive, most=min(most, MAX_BODY))
         else:
             whole = await read_body(request.receive, most=most + media.most_bytes)
             inline = request.scope[INLINE] = InlineFiles()
