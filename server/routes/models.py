@@ -6,9 +6,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
+from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
-from server.model_facts import Facts
 from server.reading.body_table import DETOKENIZE, TOKENIZE
 from server.routes.request_context import ENTRY, frontend_of, read_texts, require_ready
 
@@ -30,6 +30,15 @@ _ALLOWED = {
 """A permission as clients of the OpenAI API expect it: everything but training is allowed."""
 
 
+class CardMedia(msgspec.Struct):
+    """What a model takes beside text."""
+
+    most: dict[str, int]
+    """The most items of each kind in a prompt; kinds that the model does not take are missing."""
+    max_bytes: int
+    """The most bytes of all files of a request, counted as base64 where they are in its body."""
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: str = "model"
@@ -42,6 +51,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
+    media: CardMedia | None
+    """None if the model takes only texts. Clients of OpenAI ignore this field."""
     permission: list[dict[str, object]]
 
 
@@ -54,8 +65,8 @@ class ModelList(msgspec.Struct):
 @router.get("/v1/models/", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """List the names that requests may use."""
-    facts = frontend_of(request).facts
-    return json_response(ModelList([_card(name, facts) for name in facts.model_names]))
+    frontend = frontend_of(request)
+    return json_response(ModelList([_card(name, frontend) for name in frontend.facts.model_names]))
 
 
 @router.get("/v1/models/{name:path}")
@@ -63,10 +74,11 @@ async def retrieve_model(name: str, request: Request) -> Response:
     """Show one model; its name may contain slashes."""
     frontend = frontend_of(request)
     frontend.check_model(name)
-    return json_response(_card(name, frontend.facts))
+    return json_response(_card(name, frontend))
 
 
-def _card(name: str, facts: Facts) -> ModelCard:
+def _card(name: str, frontend: Frontend) -> ModelCard:
+    facts, media = frontend.facts, frontend.media
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -80,6 +92,7 @@ def _card(name: str, facts: Facts) -> ModelCard:
         max_model_len=facts.max_model_len,
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
+        media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
         permission=[permission],
     )
 

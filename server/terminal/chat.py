@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import mimetypes
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from server.options.option_table import OptionError
-from server.terminal.console import Screen, parser_of
+from server.terminal.console import CommandError, Screen, parser_of
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of, model_of
 
 HELP = '''/system TEXT     begin anew with this system prompt; without a text, with none
 /model NAME      go on with another model; without a name, list them
 /set NAME VALUE  send this field with every request, such as /set temperature 0; without a value, no more
+/image PATH      send this picture with the next message, which may have several; without a path, none
 /again           have the last answer generated again
 /clear           forget the conversation
 /help            show this
@@ -39,6 +43,8 @@ def run(arguments: Sequence[str], command: str) -> int:
         if is_chat:
             chat = Chat(server, screen, model, given.system_prompt)
             chat.fields.update(fields)
+            for path in given.image:
+                chat.attach(path)
             answer, converse = chat.say, chat.converse
         else:
             answer = partial(_complete, server, screen, {"model": model, **fields, **_STREAMED})
@@ -90,7 +96,7 @@ class Chat:
         self.model = model
         self.fields: dict[str, Any] = {}
         """Fields of requests beside model and messages."""
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self._begin(system_prompt)
 
     def converse(self) -> None:
@@ -103,7 +109,7 @@ class Chat:
                     self.say(message)
                 elif not self.obey(message):
                     return
-            except ServerError as error:
+            except CommandError as error:
                 screen.remark(f"error: {error}")
             except KeyboardInterrupt:
                 screen.text("\n")
@@ -111,8 +117,21 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Sends a message and shows the answer as it comes. What came before a Ctrl-C is kept."""
-        self.messages.append({"role": "user", "content": text})
+        parts, self._pictures = self._pictures, []
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        self.messages.append({"role": "user", "content": content})
         self._answer()
+
+    def attach(self, path: str) -> None:
+        """Reads a picture that is sent with the next message. Raises CommandError."""
+        cards = self._server.get("/v1/models")["data"]
+        card = next((card for card in cards if card["id"] == self.model), {})
+        media: dict[str, Any] = card.get("media") or {}
+        if "media" in card and "image" not in media.get("most", ()):  # servers of others do not tell
+            raise CommandError(f"{self.model} takes no pictures")
+        url = picture_url(path, media.get("max_bytes"))
+        self._pictures.append({"type": "image_url", "image_url": {"url": url}})
+        self._screen.remark(f"{path} goes with the next message")
 
     def obey(self, line: str) -> bool:
         """Does what a line that begins with a slash asks; returns whether the conversation goes on."""
@@ -129,6 +148,10 @@ class Chat:
                 self._change_model(rest)
             case "set":
                 self._set(*rest.split(maxsplit=1))
+            case "image" if rest:
+                self.attach(rest)
+            case "image":
+                self._pictures.clear()
             case "again" if self._take_last_answer_back():
                 self._answer()
             case _:
@@ -138,6 +161,7 @@ class Chat:
     def _begin(self, system_prompt: str | None) -> None:
         """Forgets the conversation, and begins another with this system prompt."""
         self._system_prompt = system_prompt
+        self._pictures: list[dict[str, Any]] = []
         self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def _answer(self) -> None:
@@ -159,8 +183,9 @@ class Chat:
                         pieces.append(text)
                         self._screen.text(text)
         except ServerError:
-            if not pieces:
-                self.messages.pop()  # it was not answered: let it be sent again
+            if not pieces:  # it was not answered: let it be sent again, with its pictures
+                content = self.messages.pop()["content"]
+                self._pictures[:0] = content[:-1] if isinstance(content, list) else []
             raise
         finally:
             if pieces:
@@ -205,10 +230,30 @@ def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
     add_server_flags(parser)
     if is_chat:
         parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
+        parser.add_argument(
+            "--image",
+            action="append",
+            default=[],
+            metavar="PATH",
+            help="A picture for the first message; several times for several.",
+        )
     parser.add_argument("-q", "--quick", metavar="TEXT", help=quick)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     parser.add_argument("--temperature", type=float, metavar="X", help="Default: the server's.")
     return parser
+
+
+def picture_url(path: str, max_bytes: int | None = None) -> str:
+    """The data URL of a picture's file. Raises CommandError if it cannot be read or is too long as base64."""
+    try:
+        file = Path(path).expanduser()
+        if max_bytes is not None and file.stat().st_size * 4 // 3 > max_bytes:
+            raise CommandError(f"{path} is too large: the server takes {max_bytes} bytes of base64")
+        data = base64.b64encode(file.read_bytes()).decode()
+    except (OSError, RuntimeError) as error:  # the latter of a home that is not known
+        raise CommandError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return f"data:{kind};base64,{data}"
 
 
 def typed_messages(read: Callable[[str], str] = input) -> Iterator[str]:

@@ -138,7 +138,9 @@ class ServerClient:
                 return self._connection.getresponse()
             self.close()
         self._connection = connection = self._connect()
-        connection.request(*request)
+        connection.connect()
+        with suppress(BrokenPipeError, ConnectionResetError):  # a long body may be refused before its end
+            connection.request(*request)
         return connection.getresponse()
 
     def _connect(self) -> http.client.HTTPConnection:

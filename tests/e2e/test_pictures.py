@@ -20,6 +20,7 @@ import gemma_pictured
 import numpy as np
 import openai
 import pytest
+from chromium import PROGRAM, browser
 from live import LiveServer, serving, wait_until
 from media_files import noise, saved
 from pictured import Prompts, expected, write_pictured
@@ -28,6 +29,9 @@ from PIL import Image
 from qwen_pictured import inputs
 from tokenizers import Tokenizer
 from transformers import CLIPImageProcessorPil
+
+from server.commands import run
+from server.terminal.server_client import ServerClient, ServerError
 
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
 CHILD = b"server.media.preparing_process"
@@ -292,3 +296,58 @@ def test_no_child_is_left(llava: Llava) -> None:
         assert server._running(CHILD)  # pyright: ignore[reportPrivateUsage]
         server.terminate()
         wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), 10, lambda: "")
+
+
+def answered(server: LiveServer, messages: list[dict[str, Any]], **fields: Any) -> str:
+    response = server.post("/v1/chat/completions", asked(**{"messages": messages, **fields}))
+    return response.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
+def test_the_page_sends_pictures_with_each_message_of_their_conversation(server: LiveServer) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [part(saved(ONE)), part(saved(TWO)), text("see")]}
+    ]
+    with browser() as tab:
+        tab.open(server.url)
+        tab.wait("document.body?.dataset.ready")
+        for name, value in (
+            ("option-temperature", "0"),
+            ("option-max_tokens", "8"),
+            ("more", '{"ignore_eos": true}'),
+        ):
+            tab.run(f"document.getElementById('{name}').value = '{value}'")
+        tab.bring("choose", ("a.png", "image/png", saved(ONE)))
+        tab.bring("paste", ("b.png", "image/png", saved(TWO)))
+        for count, said in enumerate(("see", "more")):
+            tab.run(
+                f"document.getElementById('input').value = '{said}'; document.getElementById('input').focus()"
+            )
+            tab.press("Enter")
+            answer = f"document.querySelectorAll('#messages li:not(.user) .text')[{count}]"
+            pace = "document.getElementById('pace').textContent.startsWith('8 tokens')"
+            tab.wait(f"document.getElementById('stop').disabled && {answer} && {pace}")
+            if count:
+                messages.append({"role": "user", "content": said})
+            messages.append({"role": "assistant", "content": tab.run(f"{answer}.textContent")})
+            assert messages[-1]["content"] == answered(server, messages[:-1])
+        assert tab.run("document.querySelectorAll('#messages .user img').length") == 2
+        assert tab.run("document.querySelectorAll('#pictures img').length") == 0
+        assert tab.complaints == []
+
+
+def test_facet_chat_sends_pictures_of_files(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.png").write_bytes(saved(ONE))
+    (tmp_path / "b.png").write_bytes(saved(TWO))
+    images = ("--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "b.png"))
+    options = ("-q", "see", "--temperature", "0", "--max-tokens", "8")
+    assert run("facet", ["chat", "--url", server.url, *images, *options]) == 0
+    message = {"role": "user", "content": [part(saved(ONE)), part(saved(TWO)), text("see")]}
+    assert capsys.readouterr().out == answered(server, [message], ignore_eos=False) + "\n"
+
+
+def test_a_body_that_is_too_long_is_told_to_who_still_sends_it(server: LiveServer) -> None:
+    with ServerClient(server.url) as client, pytest.raises(ServerError, match="The body may have at most"):
+        client.post("/v1/chat/completions", asked(text("a" * (80 << 20))))

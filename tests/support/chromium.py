@@ -26,6 +26,19 @@ _START = (
     "os.dup2(int(commands), 3); os.dup2(int(answers), 4); os.execv(program[0], program)"
 )
 
+_BRING = """(way, files) => {
+  const list = new DataTransfer(), byId = (id) => document.getElementById(id);
+  const bytes = (data) => Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+  for (const [name, type, data] of files) list.items.add(new File([bytes(data)], name, { type }));
+  const more = { bubbles: true, cancelable: true };
+  const send = (id, event) => byId(id).dispatchEvent(event);
+  if (way === "drop") send("messages", new DragEvent("drop", { ...more, dataTransfer: list }));
+  if (way === "paste") send("input", new ClipboardEvent("paste", { ...more, clipboardData: list }));
+  if (way !== "choose") return;
+  byId("files").files = list.files;
+  send("files", new Event("change"));
+}"""
+
 
 class Tab:
     """One page. `complaints` has every error that the browser logged: of scripts, rules and addresses."""
@@ -79,6 +92,11 @@ class Tab:
                 **({"windowsVirtualKeyCode": 9} if key == "Tab" else {}),
             }
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+    def bring(self, way: str, *files: tuple[str, str, bytes]) -> None:
+        """Chooses, drops or pastes files (names, types, contents), as the way is called."""
+        sent = [(name, kind, base64.b64encode(data).decode()) for name, kind, data in files]
+        self.run(f"({_BRING})({json.dumps(way)}, {json.dumps(sent)})")
 
     def fields(self) -> list[tuple[str, str]]:
         """The role and the name that a screen reader says of each thing that takes the focus."""

@@ -35,15 +35,21 @@ SMALL = saved(noise(56, 28).resize((40, 20)).convert("1"))
 """One whose file is small."""
 
 
-@asynccontextmanager
-async def seeing(frontend: FakeFrontend, **options: Any) -> AsyncIterator[MediaReader]:
-    """Lets a frontend take pictures. `options` are those of media."""
+def let_see(frontend: FakeFrontend, **options: Any) -> MediaReader:
+    """Lets a frontend take pictures; one that prepares is closed. `options` are those of media."""
     frontend.tokenizer = byte_tokenizer(*NAMES, template=TEMPLATE)
     reader = frontend.media = MediaReader(
         FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()
     )
     ready = changed(frontend.facts.ready, vocab_size=VOCAB_SIZE + len(NAMES))
     frontend.facts = msgspec.structs.replace(frontend.facts, ready=ready, media=reader.facts)
+    return reader
+
+
+@asynccontextmanager
+async def seeing(frontend: FakeFrontend, **options: Any) -> AsyncIterator[MediaReader]:
+    """Lets a frontend take pictures, prepared in the loop that runs. `options` are those of media."""
+    reader = let_see(frontend, **options)
     try:
         yield reader
     finally:

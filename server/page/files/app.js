@@ -2,6 +2,7 @@
 
 import { ApiError, address, byId, element, get } from "./api.js";
 import { beginLive, endLive } from "./live.js";
+import { allowPictures } from "./pictures.js";
 import { beginPlay } from "./play.js";
 import { beginVectors } from "./vectors.js";
 
@@ -71,6 +72,7 @@ async function listModels() {
     try {
       const { data } = await get("v1/models");
       byId("model").replaceChildren(...data.map((card) => element("option", { value: card.id, text: card.id })));
+      allowPictures(data[0].media);
       document.body.dataset.ready = "yes";
       return;
     } catch (error) {

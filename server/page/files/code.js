@@ -16,6 +16,11 @@ export const LANGUAGES = {
     `const response = await fetch(${JSON.stringify(url + "/v1/chat/completions")}, {\n  method: "POST",\n  headers: { "Content-Type": "application/json", Authorization: \`Bearer \${process.env.API_KEY}\` },\n  body: JSON.stringify(${JSON.stringify({ ...body, stream: false, stream_options: undefined }, null, 2)}),\n});\nconst answer = await response.json();\nconsole.log(answer.choices[0].message.content);`,
 };
 
+// The request with the data of its pictures cut away, which nobody could read.
+export function withoutData(body) {
+  return JSON.parse(JSON.stringify(body, (name, value) => (name === "url" && typeof value === "string" ? value.replace(/^(data:[^,]*,).*/s, "$1...") : value)));
+}
+
 export function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";

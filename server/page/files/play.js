@@ -2,8 +2,9 @@
 
 import { byId, element, events, model } from "./api.js";
 import { Tree, standing } from "./branches.js";
-import { LANGUAGES } from "./code.js";
+import { LANGUAGES, withoutData } from "./code.js";
 import { shade } from "./math.js";
+import { allRead, areWaiting, beginPictures, contentOf, shown, takeWaiting } from "./pictures.js";
 import { judge } from "./schema.js";
 
 const OPTIONS = [
@@ -35,6 +36,7 @@ export function beginPlay(address) {
   byId("stop").addEventListener("click", () => running?.abort());
   byId("again").addEventListener("click", () => answer(tree.last.parent));
   byId("clear").addEventListener("click", () => { running?.abort(); tree = new Tree(); show(); byId("pace").textContent = ""; byId("input").focus(); });
+  beginPictures(() => tree.path.flatMap(({ pictures }) => pictures));
   beginTips();
   beginCode(address);
 }
@@ -47,7 +49,7 @@ function onEnter(field, act) {
 
 function body() {
   const system = byId("system").value.trim();
-  const sent = tree.path.map(({ role, content }) => ({ role, content }));
+  const sent = tree.path.map(({ role, content, pictures }) => ({ role, content: contentOf(content, pictures) }));
   const made = { model: model(), messages: system ? [{ role: "system", content: system }, ...sent] : sent };
   for (const [name, min] of OPTIONS) {
     const value = byId(`option-${name}`).value;
@@ -70,15 +72,16 @@ function readable() {
   return true;
 }
 
-function say() {
+async function say() {
+  await allRead();
   const text = byId("input").value;
-  if (!text.trim() || running || !readable()) return;
+  if (!(text.trim() || areWaiting()) || running || !readable()) return;
   byId("input").value = "";
-  answer(add(tree.last, "user", text));
+  answer(add(tree.last, "user", text, takeWaiting()));
 }
 
-function add(parent, role, content) {
-  const made = tree.add(parent, role, content);
+function add(parent, role, content, pictures = []) {
+  const made = Object.assign(tree.add(parent, role, content), { pictures });
   made.text = element("div", { class: "text", text: content });
   const user = role === "user", who = element("div", { class: "who" }, element("span", { text: user ? "You" : "Model" }));
   const steps = [[-1, "‹", "Earlier version"], [1, "›", "Later version"]].map(([step, text, label]) =>
@@ -88,7 +91,7 @@ function add(parent, role, content) {
   made.versions = element("span", { class: "versions" }, steps[0], made.place, steps[1]);
   who.append(made.versions);
   if (user) who.append(made.edit = element("button", { type: "button", text: "Edit", "aria-label": "Edit this message as a new branch", onclick: () => edit(made) }));
-  made.item = element("li", { class: role }, who, made.text);
+  made.item = element("li", { class: role }, who, element("div", { class: "pictures" }, ...shown(pictures)), made.text);
   show();
   return made;
 }
@@ -123,9 +126,9 @@ function edit(message) {
   field.value = message.content;
   const close = () => { form.replaceWith(message.text); message.edit.hidden = false; };
   const send = () => {
-    if (!field.value.trim() || running || !readable()) return;
+    if (!(field.value.trim() || message.pictures.length) || running || !readable()) return;
     close();
-    answer(add(message.parent, "user", field.value));
+    answer(add(message.parent, "user", field.value, message.pictures));
     byId("input").focus();
   };
   const form = element("form", { class: "edit", onsubmit: (event) => { event.preventDefault(); send(); } }, field,
@@ -244,7 +247,7 @@ function beginCode(address) {
   let language = "curl";
   const draw = () => {
     let text;
-    try { text = LANGUAGES[language](address(), body()); } catch (error) { text = `The schema or more fields are not JSON: ${error.message}`; }
+    try { text = LANGUAGES[language](address(), withoutData(body())); } catch (error) { text = `The schema or more fields are not JSON: ${error.message}`; }
     byId("code-text").textContent = text;
   };
   for (const name of Object.keys(LANGUAGES)) {

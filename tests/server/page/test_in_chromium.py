@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from chromium import PROGRAM, Tab, browser
 from fake_frontend import FakeFrontend, vectors
+from media_files import noise, saved
+from media_frontend import let_see
 from served_app import served
 
 from models.pooling.config import PoolingConfig
@@ -138,6 +140,43 @@ def test_tokens_have_colours_and_alternatives(tab: Tab, frontend: FakeFrontend) 
         )
         tab.press("ArrowRight")
         tab.wait("document.activeElement.textContent === 'e'")
+
+
+WAITING = "[...document.querySelectorAll('#pictures img')].map(one => one.alt).join('|')"
+TOLD = "document.getElementById('pace').textContent"
+
+
+def test_pictures_are_chosen_dropped_pasted_and_removed(tab: Tab, frontend: FakeFrontend) -> None:
+    let_see(frontend, max_media_mb=1, limit_mm_per_prompt={"image": 3})
+    file = saved(noise(40, 28))
+    with opened(tab, frontend):
+        tab.run("document.getElementById('files').click = () => { document.body.dataset.asked = 'yes'; }")
+        click(tab, "add-pictures")
+        assert tab.run("document.body.dataset.asked") == "yes"
+        for way in ("choose", "drop", "paste"):
+            tab.bring(way, (f"{way}.png", "image/png", file))
+        tab.wait(f"{WAITING} === 'choose.png|drop.png|paste.png'")
+        tab.wait("[...document.querySelectorAll('#pictures img')].every(one => one.naturalWidth === 40)")
+        tab.bring("drop", ("more.png", "image/png", file))
+        tab.wait(f"{TOLD} === 'more.png is one too many: a conversation may have 3 pictures.'")
+        tab.run("""document.querySelector('[aria-label="Remove drop.png"]').click()""")
+        assert tab.run(WAITING) == "choose.png|paste.png"
+        assert tab.run("document.activeElement.id") == "input"
+        tab.bring("drop", ("big.png", "image/png", bytes(3 << 18)), ("notes.txt", "text/plain", b"hi"))
+        told = tab.wait(f"{TOLD}.includes('notes.txt') && {TOLD}")
+        assert told.startswith("big.png is too large: pictures of a conversation may have 1 MiB together")
+        assert "notes.txt is none of the pictures that can be read: image/jpeg, image/png" in told
+        assert tab.run(WAITING) == "choose.png|paste.png"
+
+
+def test_a_model_of_texts_is_offered_no_pictures(tab: Tab, frontend: FakeFrontend) -> None:
+    with opened(tab, frontend):
+        assert tab.run("document.getElementById('add-pictures').hidden")
+        for way in ("drop", "paste"):
+            tab.bring(way, ("a.png", "image/png", saved(noise(40, 28))))
+        say(tab, "hi")
+        tab.wait(f"{IDLE} && {MESSAGES} === 'hi|Hello, world.'")
+        assert tab.run("document.querySelectorAll('img').length") == 0
 
 
 def test_an_error_is_shown_beside_its_message(tab: Tab, frontend: FakeFrontend) -> None:

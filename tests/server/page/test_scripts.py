@@ -87,6 +87,35 @@ def test_code_is_code_whatever_is_in_the_message() -> None:
     assert json.loads(sent) == body
 
 
+def test_code_shows_no_data_of_pictures() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    text = {"type": "text", "text": "data:image/png;base64,iVBORw0KGgo="}
+    body = {"messages": [{"role": "user", "content": [part, text]}]}
+    shown = evaluate("code.js", "withoutData", f"withoutData({json.dumps(body)})")
+    part["image_url"] = {"url": "data:image/png;base64,..."}
+    assert shown == body
+
+
+def test_pictures_come_before_the_text_of_their_message() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:a"}}
+    made = evaluate(
+        "pictures.js",
+        "contentOf",
+        "[contentOf('hi', []), contentOf('hi', [{url: 'data:a'}]), contentOf(' ', [{url: 'data:a'}])]",
+    )
+    assert made == ["hi", [part, {"type": "text", "text": "hi"}], [part]]
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "fits"), [(6, 0, True), (7, 0, False), (3, 1, True), (4, 1, False)]
+)
+def test_pictures_are_as_large_together_as_the_server_takes(size: int, others: int, fits: bool) -> None:
+    file = f"{{name: 'a.png', type: 'image/png', size: {size}}}"
+    media = "{most: {image: 2}, max_bytes: 8}"
+    call = f"refusal({file}, {[{'bytes': 4}] * others}, {media}, ['image/png'])"
+    assert (evaluate("pictures.js", "refusal", call) == "") is fits
+
+
 PLACE = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris"]}, "people": {"type": ["integer", "null"], "minimum": 1}},

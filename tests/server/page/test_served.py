@@ -40,6 +40,7 @@ async def test_the_page_allows_nothing_from_elsewhere(frontend: FakeFrontend) ->
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
     assert rules["frame-ancestors"] == "'none'"
+    assert rules["img-src"] == "'self' data:"
     assert page.headers["cache-control"] == "no-cache"
 
 

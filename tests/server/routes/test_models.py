@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from fake_frontend import FakeFrontend
+from media_frontend import let_see
 
 from server.errors import Unavailable
 
@@ -25,9 +26,18 @@ async def test_every_name_has_a_card(client: httpx.AsyncClient) -> None:
         "max_model_len": 128,
         "tasks": ["generate"],
         "quantization": None,
+        "media": None,
     }
     assert permission["object"] == "model_permission"
     assert permission["allow_sampling"] is True
+
+
+async def test_a_card_tells_which_media_the_model_takes(
+    frontend: FakeFrontend, client: httpx.AsyncClient
+) -> None:
+    let_see(frontend, max_media_mb=3, limit_mm_per_prompt={"image": 2})
+    card = (await client.get("/v1/models/tiny")).json()
+    assert card["media"] == {"most": {"image": 2}, "max_bytes": 3 << 20}
 
 
 async def test_a_slash_behind_the_list_names_no_model(client: httpx.AsyncClient) -> None:

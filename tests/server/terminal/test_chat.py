@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_frontend import FakeFrontend
+from media_frontend import let_see
 from served_app import served
 
 from server.commands import BAD_USAGE, FAILED, run
@@ -103,6 +106,52 @@ def test_fields_are_sent_with_every_request(conversation: Conversation) -> None:
     assert chat.messages[-1]["content"] == "Hello"  # what was not answered can be sent again
     chat.obey("/set model other")
     assert "model cannot be set" in remarks.getvalue()
+
+
+def test_pictures_go_with_the_next_message(
+    frontend: FakeFrontend, conversation: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    def refuse(self: ServerClient, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sent.append(body["messages"][-1]["content"])
+        raise ServerError("busy")
+
+    let_see(frontend, max_media_mb=1)
+    chat, _, remarks = conversation
+    (tmp_path / "a b.png").write_bytes(b"\x89PNG")
+    monkeypatch.setattr(ServerClient, "stream", refuse)
+    assert chat.obey(f"/image {tmp_path}/a b.png")
+    assert "a b.png goes with the next message" in remarks.getvalue()
+    for _ in range(2):  # what was not answered keeps its pictures
+        with pytest.raises(ServerError, match="busy"):
+            chat.say("hi")
+    chat.obey("/image")
+    with pytest.raises(ServerError, match="busy"):
+        chat.say("hi")
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    assert sent == [[part, {"type": "text", "text": "hi"}]] * 2 + ["hi"]
+
+
+def test_pictures_that_cannot_be_sent_are_told_in_a_sentence(
+    url: str, frontend: FakeFrontend, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(bytes(3 << 18))
+    asked = ["chat", "--url", url, "-q", "hi", "--image"]
+
+    def refusal(path: Path | str) -> str:
+        assert run("facet", [*asked, str(path)]) == FAILED
+        return capsys.readouterr().err
+
+    assert refusal(path) == "error: org/tiny takes no pictures\n"
+    let_see(frontend, max_media_mb=1)
+    with path.open("ab") as file:
+        file.write(bytes(3))
+    assert refusal(path) == f"error: {path} is too large: the server takes 1048576 bytes of base64\n"
+    assert refusal(tmp_path) == f"error: {tmp_path} cannot be read: Is a directory\n"
+    assert refusal("none.png") == "error: none.png cannot be read: No such file or directory\n"
+    assert "~nobody-here/a cannot be read: " in refusal("~nobody-here/a")
 
 
 def test_models_are_chosen_by_name(conversation: Conversation) -> None:
