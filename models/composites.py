@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-TRUNKS = ("language_model.model", "model.language_model", "model.text_model", "language_model", "model", "")
-"""The scopes in which a trunk may lie: four of composites, that beside a head, and that of a trunk alone."""
-HEADS = ("language_model.lm_head", "lm_head")
+TRUNKS = (
+    "language_model.model",
+    "llm.model",
+    "model.language_model",
+    "model.text_model",
+    "language_model",
+    "model",
+    "",
+)
+"""The scopes in which a trunk may lie: five of composites, that beside a head, and that of a trunk alone."""
+HEADS = ("language_model.lm_head", "llm.lm_head", "lm_head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +77,7 @@ _QWEN3 = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _IDEFICS3 = Composite(
     texts={"llama": "LlamaForCausalLM"},
     beside=("model.vision_model", "model.connector"),
-    tower="idefics3:Idefics3Tower",
+    tower="tiling.idefics3:Idefics3Tower",
 )
 _VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
@@ -115,24 +123,34 @@ COMPOSITES: Mapping[str, Composite] = {
     "InternVLForConditionalGeneration": Composite(
         texts={**_TEXT_CLASSES, **_QWEN3},
         beside=_VISION_TOWER,
-        tower="internvl:InternVLTower",
+        tower="tiling.internvl:InternVLTower",
     ),
     "InternVLChatModel": Composite(
         texts={**_TEXT_CLASSES, **_QWEN3},
         beside=("vision_model", "mlp1"),
         text_field="llm_config",
-        tower="internvl:InternVLChatTower",
+        tower="tiling.internvl:InternVLChatTower",
     ),
     "LlavaForConditionalGeneration": Composite(
         texts=_TEXT_CLASSES, beside=_VISION_TOWER, tower="llava:LlavaTower"
     ),
     "LlavaNextForConditionalGeneration": Composite(
-        texts=_TEXT_CLASSES, beside=_VISION_AND_NEWLINE, tower="llava_next:LlavaNextTower"
+        texts=_TEXT_CLASSES, beside=_VISION_AND_NEWLINE, tower="tiling.llava_next:LlavaNextTower"
     ),
     "LlavaOnevisionForConditionalGeneration": Composite(
         texts={"qwen2": "Qwen2ForCausalLM"},
         beside=_VISION_AND_NEWLINE,
-        tower="llava_next:LlavaOnevisionTower",
+        tower="tiling.llava_next:LlavaOnevisionTower",
+    ),
+    "MiniCPMV": Composite(
+        texts={
+            "minicpmv 2.5": "LlamaForCausalLM",
+            "minicpmv 2.6": "Qwen2ForCausalLM",
+            "minicpmv 4.0": "LlamaForCausalLM",
+            "minicpmv 4.5": "Qwen3ForCausalLM",
+        },
+        beside=("vpm", "resampler"),
+        tower="tiling.minicpmv:MiniCPMVTower",
     ),
     "Mistral3ForConditionalGeneration": Composite(
         texts={
@@ -196,6 +214,8 @@ def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
     names = whole.get("architectures")
     name = cast("object", names[0]) if isinstance(names, list) and names else None
     known = COMPOSITES.get(name) if isinstance(name, str) else None
+    if name == "MiniCPMV":  # the text's fields are at the top, and its model_type is the same for all texts
+        return {**whole, "model_type": f"minicpmv {minicpmv_version(whole)}"}
     text = whole.get(known.text_field if known else "text_config")
     if not isinstance(text, Mapping):
         return None
@@ -208,3 +228,10 @@ def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
     kind = cast("object", text.get("model_type"))
     usual = _TEXTS.get(kind, {}) if isinstance(kind, str) else {}
     return {**usual, **known.defaults, **cast("Mapping[str, object]", text)}
+
+
+def minicpmv_version(whole: Mapping[str, object]) -> str:
+    """The version of a MiniCPM-V, which says what its text is. The first two do not say it in config.json."""
+    if (version := whole.get("version")) is not None:
+        return str(version)
+    return "2.0" if whole.get("hidden_size") == 2304 and whole.get("query_num") == 64 else "2.5"

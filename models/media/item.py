@@ -18,6 +18,10 @@ Kind = Literal["image"]
 """The kinds of media that processors take. Video and sound are not among them yet."""
 
 
+ORDINAL = "{ordinal}"
+"""What stands in a layout's text for the number of the item in its prompt, of which the first is 0."""
+
+
 class MediaError(ValueError):
     """The item cannot be used with this model. The message is a sentence for the client that sent it."""
 
@@ -44,7 +48,8 @@ class Layout(msgspec.Struct, frozen=True):
     embeddings: list[tuple[int, int]]
     """Runs of `tokens`, as (first, length), in whose place the item's embeddings are put, in order."""
     before: str = ""
-    """Text in front of the tokens, and `after` behind them: it is tokenized together with the text there."""
+    """Text in front of the tokens, and `after` behind them: it is tokenized together with the text there.
+    `ORDINAL` in `before` stands for the item's number."""
     after: str = ""
     texts: tuple[tuple[int, str], ...] = ()
     """Texts whose tokens `spelled` puts in front of `tokens[index]`, as (index, text) in order. Each is

@@ -21,12 +21,13 @@ PROCESSORS = {
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
     "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
     "Gemma4UnifiedForConditionalGeneration": "gemma4:Gemma4Processor",
-    "Idefics3ForConditionalGeneration": "idefics3:Idefics3Processor",
-    "InternVLChatModel": "internvl:InternVLChatProcessor",
-    "InternVLForConditionalGeneration": "internvl:InternVLProcessor",
+    "Idefics3ForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
+    "InternVLChatModel": "tiling.internvl:InternVLChatProcessor",
+    "InternVLForConditionalGeneration": "tiling.internvl:InternVLProcessor",
     "LlavaForConditionalGeneration": "llava:llava_processor",
-    "LlavaNextForConditionalGeneration": "llava_next:LlavaNextProcessor",
-    "LlavaOnevisionForConditionalGeneration": "llava_next:LlavaNextProcessor",
+    "LlavaNextForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
+    "LlavaOnevisionForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
+    "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
     "Mistral3ForConditionalGeneration": "pixtral:PixtralProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
@@ -35,7 +36,7 @@ PROCESSORS = {
     "Qwen3VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "SiglipModel": "contrastive:ContrastiveProcessor",
-    "SmolVLMForConditionalGeneration": "idefics3:Idefics3Processor",
+    "SmolVLMForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
 }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_core.prompt_media import Media
-from models.media.item import Layout
+from models.media.item import ORDINAL, Layout
 from server.errors import BadRequest, Internal
 from server.media.parts import Content, MediaPart, find_parts
 from server.model_facts import MediaFacts
@@ -160,8 +160,9 @@ def encode_written(
     laid = [media[part] for part in written.parts]
     first, *others = written.text.split(facts.placeholder)
     text = [first]
-    for one, piece in zip(laid, others, strict=True):
-        text += [one.layout.before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
+    for number, (one, piece) in enumerate(zip(laid, others, strict=True)):
+        before = one.layout.before.replace(ORDINAL, str(number))
+        text += [before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
     ids = _encode_marked("".join(text), tokenizer, add_special_tokens)
     return _placed(ids, laid, vocab_size)
 

@@ -104,6 +104,14 @@ def test_text_around_an_item_is_tokenized_with_its_neighbours() -> None:
     ]
 
 
+def test_an_items_number_in_the_prompt_may_be_written_before_it() -> None:
+    media = dict([laid("a", 1, before="<{ordinal}>"), laid("b", 2, before="<{ordinal}>")])
+    body = chat(image("a"), image("b"), image("a"), "<{ordinal}>")
+    read = read_chat(body, context(media=media)).prompt
+    one = [IMAGE]
+    assert read.ids == [*text("<0>"), *one, *text("<1>"), *one * 2, *text("<2>"), *one, *text("<{ordinal}>|")]
+
+
 def test_what_users_quote_is_text() -> None:
     quoted = chat("say <image>!", image("a"), "<image>", tools=None)
     prompt = read_chat(quoted, context()).prompt
@@ -214,3 +222,33 @@ def test_layouts_with_texts_give_the_tokens_of_their_whole_text() -> None:
     assert prompt.ids == tokenizer.encode(f"x{whole}y{whole}|", False)
     found = [one.at + first for one in prompt.media for first, _ in one.runs]
     assert found == [place for place, token in enumerate(prompt.ids) if token == IMAGE]
+
+
+def test_a_conversation_with_minicpmv_is_the_text_of_its_authors() -> None:
+    config = {"version": 2.6, "query_num": 2, "vision_config": {}}
+    processor = make_processor(media_files("MiniCPMV", config, {"scale_resolution": 56}))
+    place, marks = processor.placeholder, ("<image>", "</image>")
+    own = ("<unk>", *marks, "<slice>", "</slice>", "<image_id>", "</image_id>")
+    tokenizer = byte_tokenizer(*own, template=TEXTS)
+    items = {"a": processor.prepare(noise(40, 40)), "b": processor.prepare(noise(60, 100))}
+    media = {
+        MediaPart("image", name): Laid(
+            name.encode(), processor.layout(item).spelled(lambda text: tokenizer.encode(text, False))
+        )
+        for name, item in items.items()
+    }
+    ready = changed(READY, vocab_size=VOCAB_SIZE + 9)
+    facts = msgspec.structs.replace(
+        FACTS, ready=ready, media=MediaFacts(place, place, marks, False, {"image": 3})
+    )
+    body = chat("x", image("a"), f"say {place}!", image("b"))
+    prompt = read_chat(body, ReadingContext(facts, tokenizer, ReadingOptions(), media=media)).prompt
+    whole, one = "<image><unk><unk></image>", "<slice><unk><unk></slice>"
+    assert prompt.ids == [
+        *tokenizer.encode(f"x\n<image_id>0</image_id>{whole}\n", False),
+        *text(f"say {place}!\n"),
+        *tokenizer.encode(f"<image_id>1</image_id>{whole}{one}\n{one}|", False),
+    ]
+    unknown = tokenizer.encode("<unk>", False)[0]
+    found = [one.at + first + n for one in prompt.media for first, count in one.runs for n in range(count)]
+    assert found == [at for at, token in enumerate(prompt.ids) if token == unknown]

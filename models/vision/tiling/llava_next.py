@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
-from models.media.llava_next import most_tiles, shrunk
+from models.media.tiling.llava_next import most_tiles, shrunk
 from models.vision.blocks import Learned
 from models.vision.llava import LlavaTower
 from models.vision.tower import TowerInput, TowerSetup

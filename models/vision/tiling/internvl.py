@@ -15,7 +15,7 @@ from models.context import use_context
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, Norm, RMSNorm
 from models.media.files import PictureSettings
-from models.media.internvl import square
+from models.media.tiling.internvl import square
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
 from models.vision.projector import Projector, merge_squares
 from models.vision.tower import TowerInput, TowerSetup

@@ -18,7 +18,7 @@ from models.media.files import (
 )
 from models.media.item import Layout, Picture, Prepared, interleaved
 from models.media.resize import check_ratio
-from models.media.tiles import cut, stacked
+from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
 
 _HALF = (0.5, 0.5, 0.5)

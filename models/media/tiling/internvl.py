@@ -9,7 +9,7 @@ import msgspec
 from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
 from models.media.fixed_size import CLIP
 from models.media.item import Layout, Picture, Prepared, interleaved
-from models.media.tiles import cut, stacked
+from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
 
 _DEFAULTS = {"GotOcr2ImageProcessor": {**CLIP, "size": {"height": 384, "width": 384}}}

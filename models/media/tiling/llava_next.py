@@ -14,7 +14,7 @@ from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read
 from models.media.fixed_size import CLIP, FixedSize
 from models.media.item import Layout, Picture, Prepared
 from models.media.resize import check_ratio
-from models.media.tiles import cut, stacked
+from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
 
 _NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]

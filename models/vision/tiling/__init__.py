@@ -1,0 +1,1 @@
+"""Towers of models that cut a picture into tiles or slices."""
