@@ -52,25 +52,19 @@ class MiniCPMVProcessor:
         (columns, rows), resample = self._shape(*picture.size), self.settings.resample
         slices = columns * rows if columns * rows > 1 else 0
         whole = picture.resize(self._size(*picture.size, enlarge=not slices), resample)
-        grid = (1, whole.height // self._patch, whole.width // self._patch)
-        pieces = [whole]
+        pieces, grid = [slices_of(whole, self._patch, 1, 1)], (1, whole.height, whole.width)
         if slices:
             part = max(1, round(picture.width / columns)), max(1, round(picture.height / rows))
             width, height = self._size(*part, enlarge=True)
             enlarged = picture.resize((columns * width, rows * height), resample)
-            pieces += [
-                enlarged.crop((x, y, x + width, y + height))
-                for y in range(0, enlarged.height, height)
-                for x in range(0, enlarged.width, width)
-            ]
-            grid = (rows, enlarged.height // self._patch, enlarged.width // self._patch)
-        pixels = joined(pieces, self._patch)
-        height, width, _ = pixels.shape
+            pieces.append(slices_of(enlarged, self._patch, rows, columns))
+            grid = (rows, enlarged.height, enlarged.width)
+        pixels = joined(pieces)
         return Prepared(
             kind="image",
-            pixels=memoryview(pixels.tobytes()),
-            shape=(height, width, 3),
-            grid=grid,
+            pixels=pixels.data.cast("B"),
+            shape=(pixels.shape[0], pixels.shape[1], 3),
+            grid=(grid[0], grid[1] // self._patch, grid[2] // self._patch),
             embeddings=(1 + slices) * self._queries,
         )
 
@@ -120,17 +114,23 @@ class MiniCPMVProcessor:
         return max(1, round(length / self._patch)) * self._patch
 
 
-def joined(pieces: Sequence[Picture], patch: int) -> np.ndarray:
+def slices_of(picture: Picture, patch: int, rows: int, columns: int) -> np.ndarray:
+    """The slices of a picture, as patches: rows and columns of slices, those of patches, and the pixels."""
+    cells = np.asarray(picture).reshape(rows, -1, patch, columns, picture.width // columns // patch, patch, 3)
+    return cells.transpose(0, 3, 1, 4, 2, 5, 6)
+
+
+def joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
     """One picture, as wide as the first piece, of the patches of all pieces, row by row, in order.
 
     The first piece stays as it is; below it lie the patches of the others, and black where the last row ends.
     """
-    across = pieces[0].width // patch
-    patches = [
-        np.asarray(piece).reshape(-1, patch, piece.width // patch, patch, 3).swapaxes(1, 2)
-        for piece in pieces
-    ]
-    flat = [each.reshape(-1, patch, patch, 3) for each in patches]
-    flat.append(np.zeros((-sum(map(len, flat)) % across, patch, patch, 3), np.uint8))
-    cells = np.concatenate(flat).reshape(-1, across, patch, patch, 3)
-    return cells.swapaxes(1, 2).reshape(-1, across * patch, 3)
+    across, patch = pieces[0].shape[3:5]
+    counts = [math.prod(piece.shape[:4]) for piece in pieces]
+    canvas = np.zeros((-(-sum(counts) // across), patch, across, patch, 3), np.uint8)
+    cells, first = canvas.swapaxes(1, 2), 0
+    for piece, count in zip(pieces, counts, strict=True):
+        numbers = np.arange(first, first + count).reshape(piece.shape[:4])
+        cells[numbers // across, numbers % across] = piece
+        first += count
+    return canvas.reshape(-1, across * patch, 3)

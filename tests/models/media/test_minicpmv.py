@@ -9,7 +9,7 @@ import pytest
 from media_files import media_files, noise
 
 from models.media.item import Layout, MediaError
-from models.media.tiling.minicpmv import MiniCPMVProcessor, joined
+from models.media.tiling.minicpmv import MiniCPMVProcessor, joined, slices_of
 from models.plain_files import ConfigError
 
 SETTINGS = {"image_processor_type": "MiniCPMVImageProcessor", "norm_mean": [0.5] * 3, "norm_std": [0.5] * 3}
@@ -68,13 +68,15 @@ def test_the_first_version_has_slices_within_marks_and_no_numbers() -> None:
 
 def test_patches_of_all_slices_lie_below_the_whole() -> None:
     whole, part = noise(42, 28), noise(28, 28)
-    pixels = joined([whole, part], 14)
+    pixels = joined([slices_of(whole, 14, 1, 1), slices_of(part, 14, 1, 1)])
     assert pixels.shape == (56, 42, 3)
     assert np.array_equal(pixels[:28], np.asarray(whole))
     below, cells = pixels[28:], np.asarray(part)
     assert np.array_equal(below[:14], np.concatenate([cells[:14, :14], cells[:14, 14:], cells[14:, :14]], 1))
     assert np.array_equal(below[14:, :14], cells[14:, 14:])
     assert not below[14:, 14:].any()
+    by_column = joined([slices_of(whole, 14, 1, 1), slices_of(part, 14, 1, 2)])[28:]
+    assert np.array_equal(by_column[:14, 14:28], cells[14:, :14])
 
 
 def test_strips_and_settings_that_are_not_served_are_refused() -> None:
