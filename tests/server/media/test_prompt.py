@@ -10,6 +10,7 @@ import tokenizers
 from fake_frontend import VOCAB_SIZE, byte_tokenizer
 from media_files import media_files, noise
 from model_facts import READY, changed
+from pydantic import ValidationError
 from tokenizers import models, normalizers
 
 from models.media.item import Layout
@@ -163,9 +164,9 @@ def test_items_that_are_not_prepared_are_asked_for() -> None:
 )
 def test_what_is_refused(content: list[Any], message: str) -> None:
     template = "{{ messages[0].content[0].text }}" if content[0] == "two" else PARTS
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises((BadRequest, ValidationError)) as refused:
         read_chat(chat(*content), context(template))
-    assert message in refused.value.message
+    assert message in getattr(refused.value, "message", str(refused.value))
 
 
 def test_a_model_for_text_takes_text_only() -> None:
