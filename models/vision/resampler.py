@@ -59,20 +59,21 @@ class Resampler(nn.Module):
 
     def forward(self, x: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         """x [T, inputs]: the rows of pictures of these rows and columns, packed -> [N * queries, size]."""
+        pieces = x.split([rows * columns for rows, columns in grids])
+        read = [self._read(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
+        return ops.linear(self.last_norm(self.out(torch.cat(read))), self.projection, None)
+
+    def _read(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """What the queries read of one picture [queries, size]. Pictures take turns, for their keys and
+        values need more memory than the tower does."""
         values = self.kv_norm(self.kv_proj(x))
-        places = torch.cat([sine_positions(*grid, self.size, x.device) for grid in grids])
-        keys = values + places.to(values.dtype)
+        keys = values + sine_positions(rows, columns, self.size, x.device).to(values.dtype)
         keys, values = (
             self._heads(ops.linear(each, matrix, bias))
             for each, matrix, bias in zip((keys, values), self.in_matrices, self.in_biases, strict=True)
         )
-        counts = [rows * columns for rows, columns in grids]
-        read = [
-            F.scaled_dot_product_attention(self.queries[None], key[None], value[None])[0]
-            for key, value in zip(keys.split(counts, 1), values.split(counts, 1), strict=True)
-        ]
-        rows = torch.cat([heads.transpose(0, 1).reshape(self.count, self.size) for heads in read])
-        return ops.linear(self.last_norm(self.out(rows)), self.projection, None)
+        heads = F.scaled_dot_product_attention(self.queries[None], keys[None], values[None])[0]
+        return heads.transpose(0, 1).reshape(self.count, self.size)
 
     def _heads(self, rows: Tensor) -> Tensor:
         """Cut rows [T, size] by head: [heads, T, head]."""
