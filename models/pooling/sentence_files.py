@@ -13,6 +13,7 @@ from typing import Literal, TypeVar, cast, get_args
 import msgspec
 
 from models.config import ConfigError
+from models.media.files import has_files
 from models.plain_files import lies_within, read_text_bytes
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
@@ -42,6 +43,10 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_PADDING = frozenset(
+    ("padding", "padding_side", "pad_to_multiple_of", "truncation", "return_tensors", "logits_to_keep")
+)
+"""Arguments of a processor on which no vector depends."""
 _TOKENS, _SENTENCE = "token_embeddings", "sentence_embedding"
 
 
@@ -88,6 +93,16 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens by whose logits a causal model scores: (false, true), or (true,) alone."""
 
 
+class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How each text becomes a conversation, in the form in which the model was trained."""
+
+    add_generation_prompt: bool = False
+    kwargs: dict[str, object] = {}
+    """Variables for the chat template."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds its own tokens to what the template has written."""
+
+
 class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the server needs: how texts become tokens, and how vectors are compared."""
 
@@ -97,6 +112,8 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     default_prompt_name: str | None = None
     suffix: str = ""
     """What is written behind each text."""
+    chat: ChatForm | None = None
+    """Set if the chat template writes each text as what a user says, and an instruction as the system."""
     similarity: Similarity = "cosine"
     """The measure by which two texts are compared."""
     truncate_dim: int | None = None
@@ -128,7 +145,8 @@ class _ScoreFile(msgspec.Struct):
 class _TransformerFile(msgspec.Struct):
     max_seq_length: int | None = None
     do_lower_case: bool = False
-    modality_config: dict[str, object] = {}
+    modality_config: dict[str, dict[str, object]] = {}
+    processing_kwargs: dict[str, dict[str, object]] = {}
 
 
 class _SettingsFile(msgspec.Struct):
@@ -168,11 +186,9 @@ def read_texts(folder: Path) -> TextFacts:
     transformer_path = next((path for path in paths if path.is_file()), None)
     transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
     embeds = any(module.kind == "Pooling" for module in _modules(folder))
-    if embeds and "message" in transformer.modality_config:  # pairs are written by a template anyway
-        raise ConfigError(
-            f"{transformer_path} writes every text as a chat message ('modality_config' has 'message'), "
-            "which is not supported: vectors would differ. If it was not trained so, remove that entry."
-        )
+    chat = None
+    if embeds and transformer_path is not None:  # pairs are written by a template anyway
+        chat = _chat_form(transformer_path, transformer, has_processor=has_files(folder))
     prompts = {name: prompt or "" for name, prompt in settings.prompts.items()}
     if settings.default_prompt_name is not None and settings.default_prompt_name not in prompts:
         raise ConfigError(
@@ -187,7 +203,31 @@ def read_texts(folder: Path) -> TextFacts:
         similarity=_similarity(settings_path, settings.similarity_fn_name),
         truncate_dim=settings.truncate_dim,
         activation=settings.activation_fn,
+        chat=chat,
     )
+
+
+def _chat_form(path: Path, file: _TransformerFile, *, has_processor: bool) -> ChatForm | None:
+    message = file.modality_config.get("message")
+    if message is None:
+        return None
+    for name, usual in (("method", "forward"), ("method_output_name", "last_hidden_state")):
+        if message.get(name, usual) != usual:
+            raise ConfigError(
+                f"{path}: '{name}' of 'message' in 'modality_config' is {message[name]!r}, and only "
+                f"{usual!r} is served"
+            )
+    for kind, given in file.processing_kwargs.items():
+        if kind != "chat_template" and (unknown := sorted(given.keys() - _PADDING)):
+            raise ConfigError(
+                f"{path}: '{unknown[0]}' of '{kind}' in 'processing_kwargs' is not supported: vectors would "
+                "differ. If it is one of a picture's settings, remove it there and say it with "
+                "--mm-processor-kwargs."
+            )
+    kwargs = dict(file.processing_kwargs.get("chat_template", {}))
+    kwargs.pop("restore_suffix", None)  # which is about texts that are cut
+    generation = kwargs.pop("add_generation_prompt", False) is True
+    return ChatForm(add_generation_prompt=generation, kwargs=kwargs, add_special_tokens=has_processor)
 
 
 def _similarity(path: Path, name: str | None) -> Similarity:

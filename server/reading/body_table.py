@@ -36,7 +36,7 @@ from server.errors import too_many
 from server.model_facts import Facts
 from server.reading import other_apis, prompts
 from server.reading.compared_media import read_media_pairs
-from server.reading.pooled_conversations import read_conversations, takes_alone
+from server.reading.pooled_conversations import adds_special, read_conversations
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
@@ -102,9 +102,9 @@ def _read_conversations(
     facts, options = context.facts, body if isinstance(body, TextBody) else body.template_options
     _check_count(len(conversations), body.texts_field, facts)
     special = options.add_special_tokens
-    special = takes_alone(context) if special is None else special
-    truncation = body.truncation(facts)
-    reader = TextReader(facts, context.tokenizer, truncation, "", special, "messages")
+    special = adds_special(context) if special is None else special
+    truncation, prompt = body.truncation(facts), body.prompt(params.task, facts)
+    reader = TextReader(facts, context.tokenizer, truncation, prompt, special, "messages")
     return ReadTexts(read_conversations(conversations, options, context, reader, params))
 
 
@@ -136,6 +136,8 @@ def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
     """The characters that a template or an instruction adds to the texts."""
     if isinstance(body, TextBody) and (conversations := body.conversations()):
         return work_of_template(body, context) + len(conversations) * context.tokenizer.chat.overhead
+    if context.facts.pooling.texts.chat is not None:
+        return len(body.sources) * context.tokenizer.chat.overhead
     longest_prompt = max(map(len, context.facts.pooling.texts.prompts.values()), default=0)
     return len(body.sources) * longest_prompt
 

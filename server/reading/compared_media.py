@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.api.messages import Message, TemplateOptions
+from server.api.messages import Message
+from server.api.pooling_bodies import TextBody
 from server.errors import BadRequest
 from server.media.parts import find_parts
 from server.media.prompt import MediaNeeded, Written, check_places, marked
-from server.reading.pooled_conversations import item_with_media, read_conversations, takes_alone
+from server.reading.pooled_conversations import adds_special, item_with_media, read_conversations
 from server.reading.prompts import ReadingContext
-from server.requests.pooling import Item, PoolingParams, TextReader, find_prompt
+from server.requests.pooling import Item, PoolingParams, TextReader, find_prompt, prompt_for
 from server.requests.scoring import (
     Compared,
     Pairs,
@@ -46,8 +47,8 @@ def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContex
         return Compared([], _read_together(both, options, context))
     first, second = options.names
     return Compared(
-        _read_apart(pairs.queries, first, options, context),
-        _read_apart(pairs.documents, second, options, context),
+        _read_apart(pairs.queries, "query", first, options, context),
+        _read_apart(pairs.documents, "document", second, options, context),
     )
 
 
@@ -56,15 +57,18 @@ def _contents(side: Side) -> list[list[dict[str, str]]]:
 
 
 def _read_apart(
-    sides: Sequence[Side], name: str, options: ScoreOptions, context: ReadingContext
+    sides: Sequence[Side], kind: str, name: str, options: ScoreOptions, context: ReadingContext
 ) -> list[Item]:
-    """The items of one side, each of which is what a user says, for models that make vectors of it."""
+    """The items of one side, each of which is what a user says, for models that make vectors of it.
+
+    `kind` is the purpose by which an instruction is found, and `name` that of the request's field.
+    """
     conversations = [[Message(role="user", content=side)] for side in sides]
-    special = takes_alone(context)
-    reader = TextReader(context.facts, context.tokenizer, options.truncation, "", special, name)
+    special, prompt = adds_special(context), prompt_for(kind, context.facts)
+    reader = TextReader(context.facts, context.tokenizer, options.truncation, prompt, special, name)
     return read_conversations(
         conversations,
-        TemplateOptions(add_generation_prompt=False),
+        TextBody.model_construct(),
         context,
         reader,
         vector_params(context.facts),

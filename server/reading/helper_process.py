@@ -169,7 +169,7 @@ def _packed(value: Any) -> Any:
     """What was read, with token ids in the form that takes least."""
     match value:
         case Item():
-            return Item(pack(value.tokens), value.params)
+            return msgspec.structs.replace(value, tokens=pack(value.tokens))
         case Prompt():
             return msgspec.structs.replace(value, ids=pack(value.ids))
         case msgspec.Struct():

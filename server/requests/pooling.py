@@ -145,6 +145,8 @@ class TextReader:
     add_special_tokens: bool = True
     name: str = "input"
     """Name of the request's field, for errors."""
+    is_written: bool = False
+    """Whether a template has written the texts, so that no more text is put around them."""
 
     def read_all(self, sources: Sequence[Source], params: Pooling) -> list[Item]:
         """Makes the items of many texts. The tokenizer, which needs much memory, gets a part at a time."""
@@ -162,7 +164,10 @@ class TextReader:
         ]
         encoded = iter(
             self.tokenizer.encode_many(
-                texts, self.add_special_tokens, self.truncation.keep, left=self.truncation.left
+                texts,
+                self.adds_special_to(texts[0] if texts else ""),
+                self.truncation.keep,
+                left=self.truncation.left,
             )
         )
         of_text = self._without_prompt(params)
@@ -174,7 +179,7 @@ class TextReader:
         ]
 
     def _written(self, text: str, index: int) -> str:
-        written = f"{self.prompt}{text}{self.facts.pooling.texts.suffix}"
+        written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:
             check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
         else:  # Text beyond this would be cut after encoding anyway.
@@ -182,9 +187,29 @@ class TextReader:
             written = written[-most:] if self.truncation.left else written[:most]
         return written.lower() if self.facts.pooling.texts.lower_case else written
 
+    def adds_special_to(self, text: str) -> bool:
+        """Whether the tokenizer's own tokens come with this text, which has been written."""
+        chat = self.facts.pooling.texts.chat
+        if chat is None or not self.add_special_tokens:
+            return self.add_special_tokens
+        return (self.is_written or chat.add_special_tokens) and not self.tokenizer.chat.begins(text)
+
+    def _with_form(self, text: str) -> str:
+        """The text in the form in which the model was trained."""
+        texts = self.facts.pooling.texts
+        if texts.chat is None:
+            return f"{self.prompt}{text}{texts.suffix}"
+        said = [("system", self.prompt), ("user", text)] if self.prompt else [("user", text)]
+        return self.tokenizer.chat.render(
+            [{"role": role, "content": content} for role, content in said],
+            add_generation_prompt=texts.chat.add_generation_prompt,
+            kwargs=texts.chat.kwargs,
+        )
+
     def _without_prompt(self, params: Pooling) -> Pooling:
         """The parameters for a text with an instruction: some models leave its tokens out of the vector."""
-        if not self.prompt or self.facts.pooling.include_prompt:
+        facts = self.facts.pooling
+        if not self.prompt or facts.include_prompt or facts.texts.chat is not None:
             return params
         ids = self.tokenizer.encode(self.prompt, self.add_special_tokens)
         closing = ids[-1:] and ids[-1] in self.tokenizer.special_ids
@@ -225,6 +250,7 @@ _INPUT_TYPES: dict[str, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus"),
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage", "corpus"),
+    "image": ("document", "passage", "corpus"),
     "classification": ("classification",),
     "clustering": ("clustering",),
 }

@@ -177,6 +177,11 @@ class ChatTemplate:
         """The names of the variables that `render` would read with the same template."""
         return self._compile(template, with_tools=with_tools).variables
 
+    def begins(self, text: str) -> bool:
+        """Whether a text has the token that stands at the beginning of prompts."""
+        bos = self._special_tokens.get("bos_token")
+        return bool(bos) and text.startswith(str(bos))
+
     @property
     def sources(self) -> list[str]:
         """The text of each template."""

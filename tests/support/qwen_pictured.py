@@ -105,7 +105,7 @@ class Pictured:
     def hidden(self, prompt: Prompt) -> Tensor:
         """The hidden states of transformers, behind the last norm, for each token."""
         trunk: Any = self.model.model
-        beside = inputs(self.settings, prompt.pictures, prompt.tokens)
+        beside = inputs(self.settings, prompt.pictures, prompt.tokens) if prompt.pictures else {}
         return trunk(torch.tensor([prompt.tokens]), use_cache=False, **beside).last_hidden_state[0]
 
     @staticmethod

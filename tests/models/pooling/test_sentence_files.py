@@ -10,7 +10,7 @@ from later import Later
 from pooling_files import ST, put_json, put_modules, read
 
 from models.config import ConfigError
-from models.pooling.sentence_files import Dense, LayerNorm, Normalize, makes_vectors
+from models.pooling.sentence_files import ChatForm, Dense, LayerNorm, Normalize, makes_vectors
 
 
 def test_a_folder_without_any(tmp_path: Path) -> None:
@@ -183,15 +183,37 @@ def test_a_measure_that_is_not_known_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_texts_that_are_messages(tmp_path: Path) -> None:
-    """A model whose tokenizer has a chat template is saved so by sentence-transformers 6."""
-    put_modules(tmp_path, ("Transformer", None), ("Pooling", {}))
+def as_messages(folder: Path, **processing: object) -> None:
+    """Write what sentence-transformers 6 saves of a model whose tokenizer has a chat template."""
+    put_modules(folder, ("Transformer", None), ("Pooling", {}))
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modalities = {"text": forward, "message": {**forward, "format": "flat"}}
     put_json(
-        tmp_path,
+        folder,
         "sentence_bert_config.json",
-        {"modality_config": {"text": {}, "message": {"format": "flat"}}},
+        {"modality_config": modalities, "processing_kwargs": processing},
     )
-    with pytest.raises(ConfigError, match="writes every text as a chat message"):
+
+
+def test_texts_that_are_messages(tmp_path: Path) -> None:
+    as_messages(tmp_path)
+    assert read(tmp_path).texts.chat == ChatForm()
+    kwargs = {"add_generation_prompt": True, "task": "embed", "restore_suffix": False}
+    as_messages(tmp_path, chat_template=kwargs, text={"padding": True})
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    wanted = ChatForm(add_generation_prompt=True, kwargs={"task": "embed"}, add_special_tokens=True)
+    assert read(tmp_path).texts.chat == wanted
+
+
+def test_what_changes_messages_otherwise_is_refused(tmp_path: Path) -> None:
+    as_messages(tmp_path, image={"max_pixels": 784})
+    with pytest.raises(ConfigError, match="'max_pixels' of 'image' in 'processing_kwargs' is not supported"):
+        read(tmp_path)
+    message = {"method": "get_text_features"}
+    put_json(tmp_path, "sentence_bert_config.json", {"modality_config": {"message": message}})
+    with pytest.raises(
+        ConfigError, match="'method' of 'message' in 'modality_config' is 'get_text_features'"
+    ):
         read(tmp_path)
 
 
