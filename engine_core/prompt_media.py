@@ -25,10 +25,12 @@ class Media(msgspec.Struct, frozen=True, gc=False):
     runs: Runs
     """The positions, counted from `at`, in whose place its embeddings are put, in order."""
     shape: tuple[int, int, int]
-    """The height and the width in pixels, and 3."""
+    """The height of all tiles or frames together and the width in pixels, and 3."""
     grid: Grid
     pixels: Buffer
     """The RGB values row by row, one byte each."""
+    interval: float = 1.0
+    """How far the frames of the grid lie apart on the axis of time."""
 
     @property
     def end(self) -> int:

@@ -151,6 +151,14 @@ class MediaFacts(msgspec.Struct, frozen=True):
     """Whether an item is a prompt of its own, for which no template has a place."""
     most: dict[str, int]
     """The most items of each kind that a prompt may have; kinds that the model does not take are missing."""
+    video_placeholder: str = ""
+    """What a chat template writes for a video; empty if the model takes none."""
+    video_written: str = ""
+
+    @property
+    def written_parts(self) -> dict[str, str]:
+        """What is put into a text for each type of parts."""
+        return {"image_url": self.written, "video_url": self.video_written}
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,6 +97,8 @@ class MediaPlace(msgspec.Struct, frozen=True, gc=False):
     runs: Runs
     """The positions, counted from `at`, in whose place the item's embeddings are put, in order."""
     grid: Grid
+    interval: float = 1.0
+    """How far the frames of the grid lie apart on the axis of time."""
 
 
 class Encode(msgspec.Struct, frozen=True, gc=False):
@@ -105,7 +107,7 @@ class Encode(msgspec.Struct, frozen=True, gc=False):
     number: int
     kind: Kind
     shape: tuple[int, int, int]
-    """The height and the width in pixels, and 3."""
+    """The height of all tiles or frames together and the width in pixels, and 3."""
     grid: Grid
     embeddings: int
     pixels: Buffer

@@ -112,12 +112,7 @@ class MediaItems:
 
     def places(self, seq: Sequence) -> tuple[MediaPlace, ...]:
         """The places of the items of a sequence, under the numbers by which the worker knows them."""
-        return tuple(
-            [
-                MediaPlace(self._items[one.hash].number, one.kind, one.at, one.length, one.runs, one.grid)
-                for one in seq.request.media
-            ]
-        )
+        return tuple([_place(self._items[one.hash].number, one) for one in seq.request.media])
 
     # A step is planned.
 
@@ -216,8 +211,14 @@ def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:
     return facts.whole_media or config.disable_chunked_mm_input
 
 
+def _place(number: int, media: Media) -> MediaPlace:
+    at, length, runs, grid = media.at, media.length, media.runs, media.grid
+    return MediaPlace(number, media.kind, at, length, runs, grid, media.interval)
+
+
 def _equal(one: Media, other: Media) -> bool:
     facts = [
-        (media.kind, media.shape, media.grid, media.embeddings, len(media.pixels)) for media in (one, other)
+        (media.kind, media.shape, media.grid, media.interval, media.embeddings, len(media.pixels))
+        for media in (one, other)
     ]
     return facts[0] == facts[1]

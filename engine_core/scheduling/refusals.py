@@ -19,6 +19,8 @@ from worker.protocol import Pooling, Sampling, WorkerFacts
 
 POLICIES = ("fcfs", "priority")
 _LARGEST_INT32 = 2**31 - 1
+_MOST_TIME = 1 << 24
+"""The most positions on the axis of time that an item may take, which float32 still tells apart."""
 
 
 def check_config(config: EngineConfig, facts: WorkerFacts) -> None:
@@ -124,6 +126,8 @@ def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
         )
     if min(*media.shape, *media.grid) < 1 or not prod(media.grid) <= prod(media.shape) == len(media.pixels):
         return f"an item's shape {media.shape}, grid {media.grid} and {len(media.pixels)} bytes do not fit"
+    if not 0 < media.interval * media.grid[0] < _MOST_TIME:
+        return f"the frames of an item cannot lie {media.interval} apart"
     return None
 
 

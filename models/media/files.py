@@ -16,7 +16,8 @@ import msgspec
 from models.plain_files import ConfigError, read_json
 
 SETTINGS = "preprocessor_config.json"
-_NEWER, _NESTED = "processor_config.json", "image_processor"
+_VIDEO_SETTINGS = "video_preprocessor_config.json"
+_NEWER, _NESTED, _NESTED_VIDEO = "processor_config.json", "image_processor", "video_processor"
 
 _ALWAYS = {
     "do_resize": True,
@@ -43,6 +44,9 @@ class MediaFiles(msgspec.Struct, frozen=True):
     """config.json, whole."""
     settings: dict[str, object]
     """preprocessor_config.json, or what newer checkpoints have of it in processor_config.json."""
+    videos: dict[str, object] = {}
+    """video_preprocessor_config.json, or what newer checkpoints have of it in processor_config.json; where
+    there are neither, the settings of pictures."""
 
 
 class PictureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,18 +69,23 @@ def has_files(folder: Path) -> bool:
 
 def read_files(folder: Path, architecture: str, config: dict[str, object]) -> MediaFiles:
     """Read the settings where transformers looks for them first."""
-    if (folder / _NEWER).exists():
-        newer = _read_object(folder / _NEWER)
-        if isinstance(nested := newer.get(_NESTED), dict):
-            return MediaFiles(architecture, config, cast("dict[str, object]", nested))
-    if not (folder / SETTINGS).exists():
-        raise ConfigError(f"{folder} has no {SETTINGS}, which says how pictures are prepared")
-    return MediaFiles(architecture, config, _read_object(folder / SETTINGS))
+    newer = _read_object(folder / _NEWER) if (folder / _NEWER).exists() else {}
+    pictures, videos = newer.get(_NESTED), newer.get(_NESTED_VIDEO)
+    if not isinstance(pictures, dict):
+        if not (folder / SETTINGS).exists():
+            raise ConfigError(f"{folder} has no {SETTINGS}, which says how pictures are prepared")
+        pictures = _read_object(folder / SETTINGS)
+    if not isinstance(videos, dict):
+        has_own = (folder / _VIDEO_SETTINGS).exists()
+        videos = _read_object(folder / _VIDEO_SETTINGS) if has_own else pictures
+    both = cast("tuple[dict[str, object], dict[str, object]]", (pictures, videos))
+    return MediaFiles(architecture, config, *both)
 
 
 def with_settings(files: MediaFiles, settings: Mapping[str, object]) -> MediaFiles:
     """The same files with other settings in place of some."""
-    return msgspec.structs.replace(files, settings={**files.settings, **settings})
+    both = {**files.settings, **settings}, {**files.videos, **settings}
+    return msgspec.structs.replace(files, settings=both[0], videos=both[1])
 
 
 def read_settings(
@@ -96,6 +105,15 @@ def read_settings(
             shown = reprlib.repr(given[name])
             raise ConfigError(f"{SETTINGS}: the field '{name}' is {shown}, and only {value} is served")
     return _convert({**defaults[chosen], **given}, kind, SETTINGS)
+
+
+def read_video_settings(files: MediaFiles, kind: type[Fields], defaults: Mapping[str, object]) -> Fields:
+    """The settings by which videos are prepared. `defaults` has those that files may leave out."""
+    given = {name: value for name, value in files.videos.items() if value is not None}
+    for name in ("image_mean", "image_std"):
+        if name in given and files.settings.get(name) not in (None, given[name]):
+            raise ConfigError(f"{_VIDEO_SETTINGS}: the field '{name}' must be that of {SETTINGS}")
+    return _convert({**defaults, **given}, kind, _VIDEO_SETTINGS)
 
 
 def read_facts(files: MediaFiles, kind: type[Fields]) -> Fields:

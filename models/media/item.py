@@ -1,9 +1,10 @@
-"""Media items: what a picture becomes for a model's tower, and what stands for it in a prompt."""
+"""Media items: what a picture or a video becomes for a model's tower, and what stands for it in a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 else:
     Picture = object  # Pillow is imported where pictures are decoded, not where they are counted
 
-Kind = Literal["image"]
-"""The kinds of media that processors take. Video and sound are not among them yet."""
+Kind = Literal["image", "video"]
+"""The kinds of media that processors take. Sound is not among them yet."""
 
 
 ORDINAL = "{ordinal}"
@@ -31,14 +32,31 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
 
     kind: Kind
     pixels: memoryview
-    """The RGB values row by row, one byte each. Tiles of a picture that was cut stand below each other."""
+    """The RGB values row by row, one byte each. Tiles of a picture that was cut stand below each other,
+    and so do the frames of a video."""
     shape: tuple[int, int, int]
-    """The height of all tiles together, the width, and 3."""
+    """The height of all tiles or frames together, the width, and 3."""
     grid: tuple[int, int, int]
     """The number of frames, and of rows and columns of patches, before any of them are merged. Of a picture
     that was cut into tiles: the rows of tiles, and the rows and columns of patches of all tiles together."""
     embeddings: int
     """The number of hidden states that the item has in the prompt."""
+    interval: float = 1.0
+    """How far the frames of the grid lie apart on the axis of time, for models whose positions have one."""
+    seconds: tuple[float, ...] = ()
+    """When each frame of the grid is seen, of a video."""
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video, whose frames are decoded while they are read."""
+
+    total: int
+    """The number of its frames."""
+    rate: float | None
+    """The frames of a second; None if that is not known."""
+    frames: Callable[[Sequence[int]], Iterator[Picture]]
+    """Reads the frames with these rising numbers, as RGB pictures."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -104,3 +122,23 @@ class Processor(Protocol):
         ...
 
     def layout(self, prepared: Prepared) -> Layout: ...
+
+
+@runtime_checkable
+class VideoProcessor(Processor, Protocol):
+    """A processor that prepares videos too."""
+
+    video_placeholder: str
+    """The text of a rendered template that the layout of a video replaces."""
+    video_written: str
+    """What is put into a message for a template that takes texts only."""
+
+    @property
+    def video_settings(self) -> msgspec.Struct: ...
+
+    def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
+        """Take frames of a video, at most so many, and resize them.
+
+        Raises MediaError for one whose shape the model does not take, or that needs more embeddings.
+        """
+        ...

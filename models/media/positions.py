@@ -1,6 +1,7 @@
 """The positions of a sequence with media on three axes: time, rows and columns.
 
-Text has one position on all three, and goes on behind a picture as if that were as long as its longer side.
+Text has one position on all three. It goes on behind a picture as if that were as long as its longer side,
+and behind a video as if that were as long as its time, where this is more.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Placed(Protocol):
     @property
     def grid(self) -> tuple[int, int, int]: ...
 
+    @property
+    def interval(self) -> float:
+        """How far the frames of the grid lie apart on the axis of time."""
+        ...
+
 
 def three_axes(length: int, items: Sequence[Placed]) -> tuple[NDArray[np.int64], int]:
     """Find the positions [3, length] of a sequence's tokens, in which the items lie one behind the other.
@@ -42,9 +48,11 @@ def three_axes(length: int, items: Sequence[Placed]) -> tuple[NDArray[np.int64],
             start, end = item.at + first, item.at + first + count
             positions[:, done:start] = np.arange(done, start) + shift
             sides = count // (rows * columns), rows, columns
-            positions[:, start:end] = np.indices(sides).reshape(AXES, -1) + (start + shift)
+            places = np.indices(sides).reshape(AXES, -1)
+            places[0] = places[0].astype(np.float32) * np.float32(item.interval)  # as transformers rounds it
+            positions[:, start:end] = places + (start + shift)
             # transformers forgets the time here, unlike the authors of the models.
-            done, shift = end, start + shift + max(sides) - end
+            done, shift = end, start + shift + int(places.max()) + 1 - end
     positions[:, done:] = np.arange(done, length) + shift
     return positions, shift
 

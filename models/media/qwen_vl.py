@@ -1,20 +1,32 @@
-"""The Qwen-VL kind: pictures keep their shape, within bounds of area, and need as many tokens as that has."""
+"""The Qwen-VL kind: pictures keep their shape, within bounds of area, and need as many tokens as that has.
+
+Of videos some frames of each second are taken, of which two become one of the tower's.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, read_facts, read_settings
-from models.media.item import Layout, Picture, Prepared
+from models.media.files import (
+    SETTINGS,
+    MediaFiles,
+    PictureSettings,
+    read_facts,
+    read_settings,
+    read_video_settings,
+)
+from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved
 from models.media.resize import check_ratio, to_item
 from models.plain_files import ConfigError
 
 _Area = Annotated[int, msgspec.Meta(ge=1, le=1 << 28)]
 _Patch = Annotated[int, msgspec.Meta(ge=1, le=256)]
 _Merge = Annotated[int, msgspec.Meta(ge=1, le=16)]
+_Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
 _DEFAULTS = {
     "Qwen2VLImageProcessor": {
@@ -23,6 +35,7 @@ _DEFAULTS = {
         "image_std": (0.26862954, 0.26130258, 0.27577711),
     }
 }
+_START, _END = "<|vision_start|>", "<|vision_end|>"
 
 
 class _Areas(msgspec.Struct, frozen=True):
@@ -42,54 +55,155 @@ class QwenVLSettings(PictureSettings, frozen=True, kw_only=True):
     """Patches of each side of a square that becomes one token."""
 
 
+class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    size: _Areas
+    """The bounds of the area of a frame, or of all frames together."""
+    min_pixels: _Area | None = None
+    max_pixels: _Area | None = None
+    resample: Literal[0, 1, 2, 3, 4, 5] = 3
+    fps: Annotated[float, msgspec.Meta(gt=0, le=240)] = 2.0
+    """The frames that are taken of each second."""
+    min_frames: _Frames = 4
+    max_frames: _Frames = 768
+
+
 class _Tower(msgspec.Struct, frozen=True):
     patch_size: int
     spatial_merge_size: int = 2
+    temporal_patch_size: Literal[2] = 2
+    tokens_per_second: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 4.0
 
 
 class _Facts(msgspec.Struct, frozen=True):
     image_token_id: int
     vision_config: _Tower
+    video_token_id: int = 151656
 
 
 class QwenVLProcessor:
+    """Pictures and videos of Qwen2-VL. The bounds of area hold for each frame of a video."""
+
     placeholder = "<|image_pad|>"
-    written = "<|vision_start|><|image_pad|><|vision_end|>"
+    written = f"{_START}<|image_pad|>{_END}"
+    video_placeholder = "<|video_pad|>"
+    video_written = f"{_START}<|video_pad|>{_END}"
+    video_size = _Areas(128 * 28 * 28, 768 * 28 * 28)
+    """The bounds where files name none."""
 
     def __init__(self, files: MediaFiles) -> None:
         self.settings = settings = read_settings(files, QwenVLSettings, _DEFAULTS)
+        self.video_settings = videos = read_video_settings(
+            files, QwenVideoSettings, {"size": self.video_size}
+        )
         facts = read_facts(files, _Facts)
-        self._token, tower = facts.image_token_id, facts.vision_config
+        self._token, self._video_token = facts.image_token_id, facts.video_token_id
+        self._tower = tower = facts.vision_config
         if (settings.patch_size, settings.merge_size) != (tower.patch_size, tower.spatial_merge_size):
             raise ConfigError(f"{SETTINGS}: patch_size and merge_size are not those of config.json's tower")
         self._unit = settings.patch_size * settings.merge_size
-        self._least = settings.min_pixels or settings.size.shortest_edge
-        self._most = settings.max_pixels or settings.size.longest_edge
-        if self._most < max(self._least, self._unit**2):
-            raise ConfigError(
-                f"{SETTINGS}: no picture has {self._least} to {self._most} pixels in whole patches"
-            )
+        self._areas = least, most = _areas(settings)
+        if most < max(least, self._unit**2):
+            raise ConfigError(f"{SETTINGS}: no picture has {least} to {most} pixels in whole patches")
+        least, most = _areas(videos)
+        self._video_areas = min(least, most), most
 
     def prepare(self, picture: Picture) -> Prepared:
-        size = self._resized(picture.width, picture.height)
+        size = _resized(picture.size, self._unit, self._areas)
         picture = picture.resize(size, self.settings.resample)
         return to_item(picture, self.settings.patch_size, size[0] * size[1] // self._unit**2)
 
+    def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
+        rate = video.rate or self.video_settings.fps
+        numbers = self._taken(video.total, rate, min(self.video_settings.max_frames, most_frames))
+        depth = self._tower.temporal_patch_size
+        grid_frames = -(-len(numbers) // depth)
+        size, tokens, frames = (0, 0), 0, list[bytes]()
+        for frame in video.frames(numbers):
+            if not frames:
+                size = self._frame_size(frame.size, len(numbers))
+                tokens = grid_frames * math.prod(size) // self._unit**2
+                if tokens > most_embeddings:
+                    raise MediaError(
+                        f"A video may become {most_embeddings} tokens at most, and this one becomes "
+                        f"{tokens}: send a shorter or a smaller one."
+                    )
+            frames.append(frame.resize(size, self.video_settings.resample).tobytes())
+        frames += frames[-1:] * (-len(frames) % depth)
+        numbers += numbers[-1:] * (-len(numbers) % depth)
+        patch = self.settings.patch_size
+        return Prepared(
+            kind="video",
+            pixels=memoryview(b"".join(frames)),
+            shape=(size[1] * len(frames), size[0], 3),
+            grid=(grid_frames, size[1] // patch, size[0] // patch),
+            embeddings=tokens,
+            interval=self._interval(len(numbers) / video.total * rate),
+            seconds=tuple(
+                (first + last) / rate / 2
+                for first, last in zip(numbers[::depth], numbers[depth - 1 :: depth], strict=True)
+            ),
+        )
+
     def layout(self, prepared: Prepared) -> Layout:
+        if prepared.kind == "video":
+            return self._video_layout(prepared)
         return Layout([self._token] * prepared.embeddings, [(0, prepared.embeddings)])
 
-    def _resized(self, *size: int) -> tuple[int, int]:
-        """The nearest size in whole tokens whose area is within the bounds."""
-        check_ratio(*size)
-        unit, area = self._unit, math.prod(size)
-        sides = [round(side / unit) * unit for side in size]
-        if math.prod(sides) > self._most:
-            shrink = math.sqrt(area / self._most)
-            sides = [max(unit, math.floor(side / shrink / unit) * unit) for side in size]
-        elif math.prod(sides) < self._least:
-            grow = math.sqrt(self._least / area)
-            sides = [math.ceil(side * grow / unit) * unit for side in size]
-        return sides[0], sides[1]
+    def _video_layout(self, prepared: Prepared) -> Layout:
+        return Layout([self._video_token] * prepared.embeddings, [(0, prepared.embeddings)])
+
+    def _taken(self, total: int, rate: float, most: int) -> list[int]:
+        """The numbers of the frames that are taken of a video: from its first on, in equal steps."""
+        settings, depth = self.video_settings, self._tower.temporal_patch_size
+        most = min(most, total)
+        count = min(max(total / rate * settings.fps, settings.min_frames), most)
+        count = max(1, int(count) // depth * depth)
+        steps = (np.arange(count) * (total / count)).astype(np.float32)  # rounded where transformers rounds
+        return steps.astype(int).tolist()
+
+    def _frame_size(self, size: tuple[int, int], frames: int) -> tuple[int, int]:
+        return _resized(size, self._unit, self._video_areas)
+
+    def _interval(self, rate: float) -> float:
+        """How far the tower's frames lie apart on the axis of time, if so many are taken of each second."""
+        return 1.0
+
+
+class Qwen25VLProcessor(QwenVLProcessor):
+    """Pictures and videos of Qwen2.5-VL, which knows how much time passes between frames."""
+
+    def _interval(self, rate: float) -> float:
+        return self._tower.tokens_per_second * (self._tower.temporal_patch_size / rate)
+
+
+class Qwen3VLProcessor(QwenVLProcessor):
+    """Pictures and videos of Qwen3-VL and Qwen3.5, which read the time in front of each frame. The bounds of
+    area hold for all frames of a video together."""
+
+    video_placeholder = QwenVLProcessor.video_written
+    video_size = _Areas(128 * 32 * 32, 768 * 32 * 32)
+
+    def _taken(self, total: int, rate: float, most: int) -> list[int]:
+        """The numbers of the frames that are taken of a video: from its first to its last."""
+        settings = self.video_settings
+        count = min(max(int(total / rate * settings.fps), settings.min_frames), most, total)
+        return np.linspace(0, total - 1, count).round().astype(int).tolist()
+
+    def _frame_size(self, size: tuple[int, int], frames: int) -> tuple[int, int]:
+        depth, shorter = self._tower.temporal_patch_size, min(size)
+        if shorter < self._unit:
+            width, height = (int(side * (self._unit / shorter)) for side in size)
+            size = width, height
+        counted = max(depth, round(frames / depth) * depth)
+        return _resized(size, self._unit, self._video_areas, frames, counted)
+
+    def _video_layout(self, prepared: Prepared) -> Layout:
+        first, *others = [f"<{each:.1f} seconds>" for each in prepared.seconds]
+        size = prepared.embeddings // len(prepared.seconds)
+        parts: list[int | str] = [_START, size]
+        for time in others:
+            parts += [f"{_END}{time}{_START}", size]
+        return msgspec.structs.replace(interleaved(self._video_token, [*parts, _END]), before=first)
 
 
 class ColQwen2Processor(QwenVLProcessor):
@@ -99,3 +213,29 @@ class ColQwen2Processor(QwenVLProcessor):
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
         "Describe the image.<|im_end|><|endoftext|>"
     )
+
+
+def _areas(settings: QwenVLSettings | QwenVideoSettings) -> tuple[int, int]:
+    """The least and the greatest area."""
+    size = settings.size
+    return settings.min_pixels or size.shortest_edge, settings.max_pixels or size.longest_edge
+
+
+def _resized(
+    size: tuple[int, int], unit: int, areas: tuple[int, int], frames: int = 1, counted: int = 1
+) -> tuple[int, int]:
+    """The nearest size in whole tokens for so many frames whose area together is within the bounds.
+
+    `counted`: the frames by which it is checked, those of the tower's whole frames.
+    """
+    check_ratio(*size)
+    least, most = areas
+    area = frames * math.prod(size)
+    sides = [round(side / unit) * unit for side in size]
+    if counted * math.prod(sides) > most:
+        shrink = math.sqrt(area / most)
+        sides = [max(unit, math.floor(side / shrink / unit) * unit) for side in size]
+    elif counted * math.prod(sides) < least:
+        grow = math.sqrt(least / area)
+        sides = [math.ceil(side * grow / unit) * unit for side in size]
+    return sides[0], sides[1]

@@ -1,4 +1,4 @@
-"""The registry of media processors: which class prepares the pictures of which architecture.
+"""The registry of media processors: which class prepares the pictures and videos of which architecture.
 
 Values are "module:Class" strings, as in `models.registry`; "module:function" chooses by the files. An
 architecture that is not listed has text only.
@@ -29,12 +29,12 @@ PROCESSORS = {
     "LlavaOnevisionForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
     "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
     "Mistral3ForConditionalGeneration": "pixtral:PixtralProcessor",
-    "Qwen2_5_VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen2_5_VLForConditionalGeneration": "qwen_vl:Qwen25VLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
-    "Qwen3_5ForConditionalGeneration": "qwen_vl:QwenVLProcessor",
-    "Qwen3_5MoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
-    "Qwen3VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
-    "Qwen3VLMoeForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3_5ForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
+    "Qwen3_5MoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
+    "Qwen3VLForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
+    "Qwen3VLMoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "SiglipModel": "contrastive:ContrastiveProcessor",
     "SmolVLMForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
 }

@@ -79,13 +79,18 @@ class PatchEmbedding(nn.Module):
 
     def cut(self, items: Sequence[TowerInput]) -> Tensor:
         """The normalised numbers of the patches of all items, as `ops.patches` orders them."""
-        frames = [item.pixels if item.pixels.dim() == 4 else item.pixels.unsqueeze(0) for item in items]
+        frames = [self._frames(item) for item in items]
         if len({each.shape for each in frames}) == 1 and self.depth == 1:
             frames = [torch.cat(frames)]
         cut = [
             ops.patches(each, self.levels, self.side, depth=self.depth, merge=self.merge) for each in frames
         ]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
+
+    def _frames(self, item: TowerInput) -> Tensor:
+        """The pixels [F, height, width, 3] of an item; the frames of a video lie below each other."""
+        height, pixels = item.grid[1] * self.side, item.pixels
+        return pixels.unflatten(0, (-1, height)) if item.kind == "video" else pixels.unsqueeze(0)
 
 
 def _levels(pictures: PictureSettings) -> Tensor:

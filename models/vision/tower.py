@@ -18,7 +18,7 @@ class TowerInput:
     """A media item as it was prepared (`models.media.item.Prepared`), on the device."""
 
     kind: Kind
-    pixels: Tensor  # [height, width, 3] uint8, or [frames, height, width, 3]
+    pixels: Tensor  # [height, width, 3] uint8; tiles and frames stand below each other
     grid: tuple[int, int, int]
     """The frames, and the rows and columns of patches in each, before any of them are merged."""
     embeddings: int

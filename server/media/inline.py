@@ -18,7 +18,7 @@ _STEP = SHORTEST // 2
 _REFERENCE = "inline:"
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
-_PLACE = re.compile(rb'("(url|image_url|data)"\s{0,9}:|[\[,])\s{0,9}$')
+_PLACE = re.compile(rb'("(url|image_url|video_url|data)"\s{0,9}:|[\[,])\s{0,9}$')
 """What stands before a string that may be a file: the name of its field, or it is one of a list."""
 
 

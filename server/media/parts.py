@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from models.media.item import Kind
 from server.errors import BadRequest
 from server.model_facts import MediaFacts
 
@@ -21,6 +22,8 @@ MEDIA_PARTS = {
 """The types of parts that hold media, and the kind of each."""
 _DETAILS = ("auto", "low", "high", "original")
 _PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
+_FIELDS: dict[str, str] = {"image": "image_url", "video": "video_url"}
+"""The fields in which parts of the kinds that are served have their URLs, which are their types too."""
 
 Content = str | list[dict[str, str]] | None
 
@@ -36,7 +39,7 @@ class MediaFile(msgspec.Struct, frozen=True):
 class MediaPart(msgspec.Struct, frozen=True):
     """A media item as a message names it. Equal parts of a request are the same item."""
 
-    kind: str
+    kind: Kind
     url: str | None
     """The place of its file; None if only its name is given."""
     low_detail: bool = False
@@ -50,15 +53,16 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
     Of kinds that no model takes only the type is kept.
     """
     kind = str(part["type"])
-    if MEDIA_PARTS[kind] != "image":
+    field = _FIELDS.get(MEDIA_PARTS[kind])
+    if field is None:
         return {"type": kind}
-    given = part.get("image_url")
+    given = part.get(field)
     inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {"url": given}
     url, uuid = inside.get("url"), part.get("uuid")
     detail = inside.get("detail", part.get("detail")) or "auto"
     if (url is None and uuid is None) or not isinstance(url, str | None):
         raise BadRequest(
-            f"A content part of type '{kind}' needs a URL in `image_url`, or the `uuid` of an earlier one.",
+            f"A content part of type '{kind}' needs a URL in `{field}`, or the `uuid` of an earlier one.",
             "messages",
         )
     if not isinstance(uuid, str | None) or detail not in _DETAILS:
@@ -66,9 +70,9 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
             f"The `uuid` of a content part is a string, and its `detail` one of {', '.join(_DETAILS)}.",
             "messages",
         )
-    found = {"type": "image_url"}
+    found = {"type": field}
     if url is not None:
-        found["image_url"] = url
+        found[field] = url
     if uuid is not None:
         found["uuid"] = uuid
     return {**found, "detail": "low"} if detail == "low" else found
@@ -100,6 +104,11 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
                 "messages",
             )
     return [
-        MediaPart("image", part.get("image_url"), part.get("detail") == "low", part.get("uuid"))
+        MediaPart(
+            "video" if part["type"] == "video_url" else "image",
+            part.get(part["type"]),
+            part.get("detail") == "low",
+            part.get("uuid"),
+        )
         for part in found
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from models.media.files import MediaFiles
-from models.media.item import Prepared
+from models.media.item import Kind, Prepared
 from server.errors import BadRequest, Overloaded, Unavailable
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
@@ -23,6 +23,8 @@ from server.offload.answering_process import AnsweringProcess, CannotStart, Ende
 from server.offload.messages import ReceivedError, SentError, sent_error
 
 MODULE = "server.media.preparing_process"
+NAMES: dict[Kind, str] = {"image": "picture", "video": "video"}
+"""The words for items."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     pixels: int = 178_956_970
     embeddings: int = 1 << 30
     """The most embeddings that the engine takes of an item."""
+    frames: int = 1 << 16
+    """The most frames that are taken of a video."""
     waiting_bytes: int = 512 << 20
     """Bytes of all items together that are being prepared or wait for it."""
 
@@ -56,6 +60,7 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     """An order to prepare the item whose bytes follow in a frame of their own."""
 
     is_base64: bool
+    kind: Kind
     low_detail: bool
     settings: dict[str, Any] = {}
     """Settings of the request to put over those of the checkpoint."""
@@ -87,13 +92,18 @@ class Preparer:
         self._bytes = 0
 
     async def prepare(
-        self, content: MediaFile, *, low_detail: bool = False, settings: Mapping[str, Any] | None = None
+        self,
+        content: MediaFile,
+        *,
+        kind: Kind = "image",
+        low_detail: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> Item:
         """The item that a file becomes. Raises the error with which its request ends.
 
         `settings` of the request are put over those of the checkpoint.
         """
-        asked = PreparingOrder(content.is_base64, low_detail, dict(settings or {}))
+        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}))
         order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)
         if (kept := self._kept.get(digest)) is not None:
@@ -106,7 +116,7 @@ class Preparer:
                     "The server is preparing as many media as it can. Try again later.", retry_after=1
                 )
             self._bytes += size
-            task = self._under_way[digest] = asyncio.create_task(self._make(order, content))
+            task = self._under_way[digest] = asyncio.create_task(self._make(order, content, NAMES[kind]))
             task.add_done_callback(partial(self._forget, digest, size))
         answer = await asyncio.shield(task)  # others may wait for the same, though this client leaves
         if isinstance(answer, SentError):
@@ -130,7 +140,7 @@ class Preparer:
         del self._under_way[digest]
         self._bytes -= size
 
-    async def _make(self, order: bytes, content: MediaFile) -> Answer:
+    async def _make(self, order: bytes, content: MediaFile, name: str) -> Answer:
         process = await self._idle.get()
         try:
             answer = await process.ask([order, content.data], self._limits.seconds)
@@ -142,12 +152,10 @@ class Preparer:
         except TimeoutError:
             _log.warning("preparing an item took more than %g s", self._limits.seconds)
             return sent_error(
-                BadRequest(
-                    f"Preparing a picture took more than {self._limits.seconds:g} s (--media-seconds)."
-                )
+                BadRequest(f"Preparing a {name} took more than {self._limits.seconds:g} s (--media-seconds).")
             )
         except Ended as ended:
             _log.warning("preparing an item: %s", ended)
-            return sent_error(BadRequest("A picture cannot be decoded: the process that tried has ended."))
+            return sent_error(BadRequest(f"A {name} cannot be decoded: the process that tried has ended."))
         finally:
             self._idle.put_nowait(process)

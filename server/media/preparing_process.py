@@ -10,12 +10,13 @@ import warnings
 import msgspec
 
 from models.media.files import with_settings
-from models.media.item import MediaError
+from models.media.item import MediaError, Prepared, Processor, VideoProcessor
 from models.media.registry import make_processor
 from models.media.resize import fitted
 from server.errors import ApiError, BadRequest, Internal
 from server.media.decoding import decode, from_base64
-from server.media.preparing import Answer, PreparingOrder, PreparingSetup
+from server.media.preparing import NAMES, Answer, PreparingLimits, PreparingOrder, PreparingSetup
+from server.media.video_decoding import decode_video
 from server.offload.messages import answer_questions, sent_error
 from worker import child, logs
 
@@ -37,10 +38,8 @@ def main() -> int:
     def prepare(order: bytes, data: bytes) -> bytes:
         asked = msgspec.msgpack.decode(order, type=PreparingOrder)
         try:
-            picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels)
-            picture = fitted(picture, LOW_DETAIL) if asked.low_detail else picture
             own = make_processor(with_settings(setup.files, asked.settings)) if asked.settings else None
-            answer: Answer = (own or processor).prepare(picture)
+            answer: Answer = _prepared(data, asked, own or processor, limits)
             if answer.embeddings > limits.embeddings:
                 raise BadRequest(
                     f"A picture may become {limits.embeddings} tokens at most, and this one becomes "
@@ -51,7 +50,7 @@ def main() -> int:
         except ApiError as error:
             answer = sent_error(error)
         except MemoryError:
-            answer = sent_error(BadRequest("Decoding a picture took more memory than it may."))
+            answer = sent_error(BadRequest(f"Decoding a {NAMES[asked.kind]} took more memory than it may."))
         except Exception:
             _log.exception("an item could not be prepared")
             answer = sent_error(Internal("Internal server error"))
@@ -60,6 +59,14 @@ def main() -> int:
     with socket.socket(fileno=setup.socket) as connection:
         answer_questions(connection, 2, prepare, memory=limits.memory, much=_MUCH, most=_MOST_LEFT)
     return child.STOPPED
+
+
+def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: PreparingLimits) -> Prepared:
+    if asked.kind == "video" and isinstance(processor, VideoProcessor):
+        video = decode_video(data, limits.pixels, is_base64=asked.is_base64)
+        return processor.prepare_video(video, limits.frames, limits.embeddings)
+    picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels)
+    return processor.prepare(fitted(picture, LOW_DETAIL) if asked.low_detail else picture)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,18 @@ def as_media(placed: Sequence[Placed], items: Mapping[bytes, Item]) -> tuple[Med
     found: list[Media] = []
     for one in placed:
         prepared = items[one.hash].prepared
-        runs = tuple(one.runs)
-        pixels = Buffer(prepared.pixels)
-        found.append(
-            Media(one.hash, prepared.kind, one.at, one.length, runs, prepared.shape, prepared.grid, pixels)
+        media = Media(
+            one.hash,
+            prepared.kind,
+            one.at,
+            one.length,
+            tuple(one.runs),
+            prepared.shape,
+            prepared.grid,
+            Buffer(prepared.pixels),
+            prepared.interval,
         )
+        found.append(media)
     return tuple(found)
 
 
@@ -132,14 +139,21 @@ def check_places(text: str, holders: Sequence[tuple[str, Content]], facts: Media
 
     `holders` are the roles and contents of the messages.
     """
-    items = [len(find_parts([content], facts)) for _, content in holders]
-    found = text.count(facts.placeholder)
-    if found != sum(items):
-        counts = zip(items, holders, strict=True)
+    items = [find_parts([content], facts) for _, content in holders]
+    found = [_kind(match[0], facts) for match in _places(facts).finditer(text)]
+    wanted = [part.kind for parts in items for part in parts]
+    if found != wanted and sorted(found) == sorted(wanted):
+        raise BadRequest(
+            "The template writes the places of pictures and videos in another order than the messages have "
+            "them: put them into that order, or into messages of their own.",
+            "messages",
+        )
+    if found != wanted:
+        counts = zip(map(len, items), holders, strict=True)
         where = [f"messages[{n}] ({role}): {count}" for n, (count, (role, _)) in enumerate(counts) if count]
         raise BadRequest(
-            f"The messages have {sum(items)} media items, and the template has written places for {found}; "
-            f"it may leave out those of some roles, or in some places. {', '.join(where)}",
+            f"The messages have {len(wanted)} media items, and the template has written places for "
+            f"{len(found)}; it may leave out those of some roles, or in some places. {', '.join(where)}",
             "messages",
         )
 
@@ -158,13 +172,23 @@ def encode_written(
     The tokens of items are never looked up, so those that the model does not have are 0.
     """
     laid = [media[part] for part in written.parts]
-    first, *others = written.text.split(facts.placeholder)
+    first, *others = _places(facts).split(written.text)
     text = [first]
     for number, (one, piece) in enumerate(zip(laid, others, strict=True)):
         before = one.layout.before.replace(ORDINAL, str(number))
         text += [before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
     ids = _encode_marked("".join(text), tokenizer, add_special_tokens)
     return _placed(ids, laid, vocab_size)
+
+
+def _places(facts: MediaFacts) -> re.Pattern[str]:
+    """What a template writes for items of any kind."""
+    words = (facts.video_placeholder, facts.placeholder)
+    return re.compile("|".join(re.escape(word) for word in words if word))
+
+
+def _kind(placeholder: str, facts: MediaFacts) -> str:
+    return "video" if placeholder == facts.video_placeholder else "image"
 
 
 def _stand_in(layout: Layout, tokenizer: Tokenizer) -> str:

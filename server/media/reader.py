@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
-from models.media.item import Layout, Processor
+from models.media.item import Layout, Processor, VideoProcessor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import BadRequest, Unprocessable
@@ -36,7 +36,7 @@ def open_reader(
     The engine takes items of up to `most_embeddings` embeddings.
     Raises ConfigError if a file of the checkpoint cannot be used.
     """
-    files = find_media(folder) if config.media.most_of(SERVED_KINDS) else None
+    files = find_media(folder) if config.media.takes_any else None
     if files is None:
         return None
     kept_bytes = int(config.engine.mm_processor_cache_gb * (1 << 30))
@@ -51,9 +51,12 @@ def media_facts(
     written. `most`: the most items of each kind in a prompt."""
     _check_names(settings, files)
     processor = make_processor(with_settings(files, settings))
-    reserved = _reserved(processor, tokenizer)
     alone = not processor.placeholder or files.architecture.endswith("ForRetrieval")
-    return processor, MediaFacts(processor.placeholder, processor.written, reserved, alone, most)
+    video = processor if isinstance(processor, VideoProcessor) and "video" in most and not alone else None
+    words = (video.video_placeholder, video.video_written) if video else ("", "")
+    most = {kind: count for kind, count in most.items() if kind == "image" or video}
+    reserved = _reserved(processor, words, tokenizer)
+    return processor, MediaFacts(processor.placeholder, processor.written, reserved, alone, most, *words)
 
 
 class MediaReader:
@@ -79,7 +82,12 @@ class MediaReader:
         """The most bytes of all files of a request."""
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
-        limits = PreparingLimits(processes=workers, seconds=options.media_seconds, embeddings=most_embeddings)
+        limits = PreparingLimits(
+            processes=workers,
+            seconds=options.media_seconds,
+            embeddings=most_embeddings,
+            frames=options.most_frames or PreparingLimits().frames,
+        )
         self._preparer = Preparer(files, self.kept, limits, log_level)
         domains = frozenset(options.allowed_media_domains) or None
         folder = options.allowed_local_media_path
@@ -128,23 +136,35 @@ class MediaReader:
 
     async def make(self, content: MediaFile, part: MediaPart, settings: Mapping[str, object]) -> Item:
         with self.metrics.timed("prepare"):
-            return await self._preparer.prepare(content, low_detail=part.low_detail, settings=settings)
+            return await self._preparer.prepare(
+                content, kind=part.kind, low_detail=part.low_detail, settings=settings
+            )
 
     async def close(self) -> None:
         """Ends the processes that prepare."""
         await self._preparer.close()
 
 
-def _reserved(processor: Processor, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What would be no text if users could write it: the placeholder, and the tokens that go with it."""
-    tokens = [token for token in tokenizer.added_tokens if token in processor.written]
-    return tuple(dict.fromkeys([processor.placeholder, *tokens])) if processor.placeholder else ()
+def _reserved(processor: Processor, videos: tuple[str, str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What would be no text if users could write it: the placeholders, and the tokens that go with them.
+
+    `videos`: what stands for one in rendered templates, and in messages.
+    """
+    words = [word for word in (processor.placeholder, videos[0]) if word]
+    written = processor.written + videos[1]
+    tokens = [token for token in tokenizer.added_tokens if token in written]
+    return tuple(dict.fromkeys([*words, *tokens])) if words else ()
 
 
 def _check_names(settings: Mapping[str, object], files: MediaFiles) -> None:
-    known = make_processor(files).settings.__struct_fields__
+    processor = make_processor(files)
+    known = processor.settings.__struct_fields__
+    if isinstance(processor, VideoProcessor):
+        known += processor.video_settings.__struct_fields__
     if unknown := [name for name in settings if name not in known]:
-        raise ConfigError(f"the processor has no setting {unknown[0][:64]!r}, but {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"the processor has no setting {unknown[0][:64]!r}, but {', '.join(sorted(set(known)))}"
+        )
 
 
 class _Call:

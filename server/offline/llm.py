@@ -100,7 +100,7 @@ class LLM:
                 template=chat_template,
                 kwargs=kwargs,
                 content_format=chat_template_content_format,
-                placeholder="" if media is None else media.facts.written,
+                written=None if media is None else media.facts.written_parts,
             )
             prompts.append(prompt_forms.Prompt(text, pictures=pictures))
         return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)

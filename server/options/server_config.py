@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -106,7 +106,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MEDIA_KINDS = ("image", "audio", "video")
-SERVED_KINDS = ("image",)
+SERVED_KINDS = ("image", "video")
 """The kinds of items that models are served with."""
 DEFAULT_ITEMS = 16
 """The most items of a kind in a prompt where the operator does not say."""
@@ -116,7 +116,8 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What requests may bring beside text, to models that take it."""
 
     limit_mm_per_prompt: Annotated[dict[str, object], Doc(MEDIA)] = {}
-    """Most items of each kind in a prompt, such as {"image": 4}; 0 refuses a kind. Default: 16 of each."""
+    """Most items of each kind in a prompt, such as {"image": 4, "video": {"count": 1, "num_frames": 32}}; 0
+    refuses a kind. Default: 16 of each, and as many frames as the model's settings say."""
     allowed_local_media_path: Annotated[str | None, Doc(MEDIA)] = None
     """A folder whose files requests may name by file:// URLs. Unlike vLLM's, links out of it are not
     followed."""
@@ -151,6 +152,25 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
             found[kind] = most
         return {kind: found[kind] for kind in kinds if found[kind]}
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether any media are taken. Without pictures videos are only if they are named: few models take
+        them."""
+        most = self.most_of(SERVED_KINDS)
+        return "image" in most or ("video" in most and "video" in self.limit_mm_per_prompt)
+
+    @property
+    def most_frames(self) -> int | None:
+        """The most frames that are taken of a video; None if the operator does not say.
+
+        Raises ValueError if the option is wrong.
+        """
+        limit = self.limit_mm_per_prompt.get("video")
+        given = cast("dict[str, object]", limit).get("num_frames") if isinstance(limit, dict) else None
+        if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+            return given
+        raise ValueError(f"--limit-mm-per-prompt: video: {given!r} is no number of frames")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,6 @@ from server.options.server_config import (
     LOGS,
     MEDIA,
     REPORTS,
-    SERVED_KINDS,
     TEXT,
     ServerConfig,
 )
@@ -65,6 +64,7 @@ def check(config: ServerConfig) -> None:
     check_traces(config.reports.otlp_traces_endpoint)
     try:
         config.media.most_of(())
+        _ = config.media.most_frames
     except ValueError as error:
         raise OptionError(str(error)) from error
     _check_nodes(config)
@@ -255,7 +255,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)
     check(config)
-    if not config.media.most_of(SERVED_KINDS):
+    if not config.media.takes_any:
         config = assemble(ServerConfig, {**values, "language_model_only": True})
     return config
 

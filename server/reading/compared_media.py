@@ -95,7 +95,7 @@ def _read_together(
             marked(messages, media, context.media, tokenizer),
             template=facts.score_template,
             kwargs=marked(kwargs, media, context.media, tokenizer),
-            placeholder=media.written,
+            written=media.written_parts,
         )
         check_places(text, list(zip(("query", "document"), pair, strict=True)), media)
         items.append(item_with_media(Written(text, parts, is_plain=False), context, reader, params, index))

@@ -321,7 +321,7 @@ def _rendered(
         documents=documents,
         template=options.chat_template,
         kwargs={**context.options.default_chat_template_kwargs, **asked, **(kwargs or {})},
-        placeholder="" if media is None else media.written,
+        written=None if media is None else media.written_parts,
     )
 
 

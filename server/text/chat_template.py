@@ -43,7 +43,7 @@ _SWITCHES = ("enable_thinking", "thinking", "reasoning")
 _PROBE = "facet asks whether this is written"
 """A text that no template writes by itself."""
 
-_MEDIA = {"image_url": {"type": "image"}}
+_MEDIA = {"image_url": {"type": "image"}, "video_url": {"type": "video"}}
 """Media parts by the type with which `Message` has them, and what templates see of them."""
 
 _sandbox = make_sandbox()
@@ -153,15 +153,15 @@ class ChatTemplate:
         template: str | None = None,
         kwargs: Mapping[str, object] | None = None,
         content_format: AskedFormat | None = None,
-        placeholder: str = "",
+        written: Mapping[str, str] | None = None,
     ) -> str:
         """Renders a conversation. `content_format` replaces the one that the server was started with, and
-        `placeholder` stands for media items in a template that takes texts only.
+        `written` has what stands for media parts of each type in a template that takes texts only.
         """
         compiled = self._compile(template, with_tools=tools is not None)
         asked = content_format or self._format
         wanted = compiled.format if asked == "auto" else asked
-        shaped = [_shaped(message, compiled, wanted, placeholder) for message in messages]
+        shaped = [_shaped(message, compiled, wanted, written or {}) for message in messages]
         variables: dict[str, object] = {
             **self._special_tokens,
             **{key: value for key, value in (kwargs or {}).items() if key not in RESERVED},
@@ -236,12 +236,14 @@ class ChatTemplate:
         )
 
 
-def _shaped(message: dict[str, Any], compiled: Compiled, wanted: Format, placeholder: str) -> dict[str, Any]:
+def _shaped(
+    message: dict[str, Any], compiled: Compiled, wanted: Format, written: Mapping[str, str]
+) -> dict[str, Any]:
     """The message with its content in the form that the template reads, and tool arguments as objects."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [_MEDIA.get(part.get("type", ""), part) for part in content]
-        content = _joined_text(content, placeholder) if wanted == "string" else parts
+        content = _joined_text(content, written) if wanted == "string" else parts
     elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
         content = [{"type": "text", "text": content}]
     shaped = {**message, "content": content}
@@ -277,14 +279,16 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
         ) from error
 
 
-def _joined_text(parts: list[dict[str, Any]], placeholder: str) -> str:
-    """The texts of parts, and a placeholder in the place of each media item."""
+def _joined_text(parts: list[dict[str, Any]], written: Mapping[str, str]) -> str:
+    """The texts of parts, and what is `written` in the place of each media item."""
     known = [
         part
         for part in parts
         if part.get("type") in _MEDIA or (part.get("type") == "text" and "text" in part)
     ]
-    return "\n".join(str(part["text"]) if part["type"] == "text" else placeholder for part in known)
+    return "\n".join(
+        str(part["text"]) if part["type"] == "text" else written.get(part["type"], "") for part in known
+    )
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:

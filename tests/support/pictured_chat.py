@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 
-def write_chat_files(folder: Path, tokens: Mapping[int, str], written: str) -> Tokenizer:
+def write_chat_files(folder: Path, tokens: Mapping[int, str], written: str, video: str = "") -> Tokenizer:
     """Writes a tokenizer in which these tokens are special, and a template in which a picture is `written`.
 
     All tokens from the first of them on are no text.
@@ -32,7 +32,11 @@ def write_chat_files(folder: Path, tokens: Mapping[int, str], written: str) -> T
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     template = (
         "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for c in m.content %}{% if c.type == 'image' %}" + written + "{% else %}{{ c.text }}{% endif %}"
+        "{% for c in m.content %}{% if c.type == 'image' %}"
+        + written
+        + "{% elif c.type == 'video' %}"
+        + video
+        + "{% else %}{{ c.text }}{% endif %}"
         "{% endfor %}{% endif %} {% endfor %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
@@ -64,4 +68,6 @@ QWEN = {PICTURE: "<|image_pad|>", 311: "<|video_pad|>", 312: "<|vision_start|>",
 def write_qwen(architecture: str, folder: Path) -> tuple[Pictured, Tokenizer]:
     """Saves a random model of the Qwen-VL kind."""
     pictured = Pictured.write(architecture, folder)
-    return pictured, write_chat_files(folder, QWEN, "".join(QWEN[id] for id in (312, PICTURE, 313)))
+    return pictured, write_chat_files(
+        folder, QWEN, *("".join(QWEN[id] for id in (312, pad, 313)) for pad in (PICTURE, 311))
+    )

@@ -28,6 +28,7 @@ class Item:
     at: int
     runs: list[tuple[int, int]]
     grid: tuple[int, int, int]
+    interval: float = 1.0
 
 
 def picture(at: int, rows: int, columns: int) -> Item:
@@ -123,3 +124,24 @@ def test_positions_never_fall_from_item_to_item() -> None:
     positions, _ = three_axes(70, items)
     for before, after in pairwise(items):
         assert positions[:, : end_of(before)].max() < positions[:, after.at :].min()
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 1.7])
+def test_time_runs_as_fast_as_the_video(seconds: float) -> None:
+    """Only Qwen2.5-VL knows of it, with so many tokens for each second."""
+    model: Any = Qwen2_5_VLModel
+    given = SimpleNamespace(
+        config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=MERGE, tokens_per_second=4))
+    )
+    given.get_vision_position_ids = partial(model.get_vision_position_ids, given)
+    types = torch.tensor([[0] * 3 + [2] * 6 * 4 + [0] * 2])
+    grid = torch.tensor([(6, 2 * MERGE, 2 * MERGE)])
+    wanted, _ = model.get_rope_index(
+        given, torch.zeros_like(types), types, None, grid, second_per_grid_ts=[seconds]
+    )
+    item = Item(3, [(0, 24)], (6, 2 * MERGE, 2 * MERGE), interval=4 * seconds)
+    positions, shift = three_axes(29, [item])
+    np.testing.assert_array_equal(positions[:, :27], wanted[:, 0, :27].numpy())
+    behind = 3 + max(2, int(5 * 4 * seconds) + 1)
+    assert positions[:, 27:].tolist() == [[behind, behind + 1]] * 3
+    assert shift == behind - 27

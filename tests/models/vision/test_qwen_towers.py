@@ -130,7 +130,7 @@ def test_the_frames_of_a_video_are_computed_in_pairs(pair: Pair) -> None:
     first, second = pair.item(3, 4), pair.item(3, 4)
     shifted = first[0].pixels.roll(1, dims=0)
     frames = torch.stack([first[0].pixels, first[0].pixels, shifted, shifted])
-    video = TowerInput("image", frames, (2, 6, 8), 24)
+    video = TowerInput("video", frames.flatten(0, 1), (2, 6, 8), 24)
     alone = TowerInput("image", shifted, (1, 6, 8), 12)
     got = pair.encode(video)[0]
     assert torch.allclose(got, torch.cat(pair.encode(second[0], alone)), atol=1e-6)

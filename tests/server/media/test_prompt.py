@@ -150,7 +150,7 @@ def test_items_that_are_not_prepared_are_asked_for() -> None:
     [
         ([image("a")] * 4, "At most 3 image(s) may be provided in one prompt, and these messages have 4."),
         (
-            [{"type": "video_url"}],
+            [{"type": "video_url", "video_url": "data:"}],
             "parts of type 'video_url' are not supported by this model, only text and images",
         ),
         ([{"type": "image_url"}], "needs a URL in `image_url`, or the `uuid` of an earlier one"),

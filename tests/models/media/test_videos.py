@@ -1,0 +1,132 @@
+"""What of a video is taken for a model of the Qwen-VL kind, and what stands for it in a prompt.
+
+The very pixels cannot be compared: transformers resizes frames by torchvision, which is not needed here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from media_files import QWEN_CONFIG, QWEN_SETTINGS
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor as TheirQwen3
+from transformers.video_utils import VideoMetadata
+from video_files import noisy_video
+
+from models.media.files import MediaFiles
+from models.media.item import MediaError, VideoProcessor
+from models.media.registry import make_processor
+from models.plain_files import ConfigError
+
+FPS = {"min_frames": 4, "max_frames": 768, "fps": 2, "num_frames": None, "temporal_patch_size": 2}
+MUCH = 1 << 30
+
+
+def of_transformers(name: str) -> Any:
+    """A module that imports torchvision, though what is called here does without."""
+    names = ["torchvision", *(f"torchvision.transforms{end}" for end in ("", ".v2", ".v2.functional"))]
+    with mock.patch.dict(sys.modules, {each: ModuleType(each) for each in names}):
+        return import_module(f"transformers.models.{name}.video_processing_{name}")
+
+
+qwen2, qwen3 = of_transformers("qwen2_vl"), of_transformers("qwen3_vl")
+
+
+def processor(architecture: str, **videos: Any) -> VideoProcessor:
+    config = {**QWEN_CONFIG, "video_token_id": 9}
+    made = make_processor(MediaFiles(architecture, config, QWEN_SETTINGS, {**QWEN_SETTINGS, **videos}))
+    assert isinstance(made, VideoProcessor)
+    return made
+
+
+QWEN2 = processor("Qwen2VLForConditionalGeneration")
+QWEN25 = processor("Qwen2_5_VLForConditionalGeneration")
+QWEN3 = processor("Qwen3VLForConditionalGeneration", min_pixels=4096, max_pixels=28 * 28 * 4000)
+
+
+def test_frames_are_those_that_transformers_takes() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        total, rate = rng.randrange(2, 4000), rng.choice([1, 2, 7.5, 23.976, 24, 25, 29.97, 30, 60])
+        metadata: Any = VideoMetadata(total_num_frames=total, fps=rate)
+        for ours, theirs in ((QWEN2, qwen2.Qwen2VLVideoProcessor), (QWEN3, qwen3.Qwen3VLVideoProcessor)):
+            given: Any = SimpleNamespace(**FPS)
+            wanted = theirs.sample_frames(given, metadata=metadata, fps=2)
+            taken = ours._taken(total, rate, 768)  # pyright: ignore
+            # Their steps may be rounded so that a frame behind the last one is asked for.
+            assert wanted.tolist() in (taken, [*taken, total])
+    assert QWEN2._taken(1, 30.0, 768) == [0]  # pyright: ignore
+
+
+def test_sizes_are_those_of_transformers() -> None:
+    rng = random.Random(5)
+    for _ in range(1000):
+        width, height, frames = rng.randrange(14, 2500), rng.randrange(14, 1500), rng.randrange(2, 60)
+        high, wide = qwen2.smart_resize(height, width, 28, 3136, 1_003_520)
+        assert QWEN2._frame_size((width, height), frames) == (wide, high)  # pyright: ignore
+        high, wide = qwen3.smart_resize(frames, height, width, 2, 28, 4096, 28 * 28 * 4000)
+        assert QWEN3._frame_size((width, height), frames) == (wide, high)  # pyright: ignore
+
+
+def test_a_video_in_one_run_that_knows_its_time() -> None:
+    video = noisy_video(20, 100, 60, rate=5.0)
+    prepared = QWEN25.prepare_video(video, 768, MUCH)
+    assert (prepared.kind, prepared.grid, prepared.shape) == ("video", (4, 4, 8), (8 * 56, 112, 3))
+    assert len(prepared.pixels) == 8 * 56 * 112 * 3
+    metadata = VideoMetadata(total_num_frames=20, fps=5.0, frames_indices=[*range(8)])
+    assert prepared.interval == 4.0 * (2 / metadata.sampled_fps)
+    assert QWEN2.prepare_video(video, 768, MUCH).interval == 1.0
+    layout = QWEN25.layout(prepared)
+    assert (layout.tokens, layout.embeddings) == ([9] * 32, [(0, 32)])
+
+
+def test_times_stand_before_frames() -> None:
+    prepared = QWEN3.prepare_video(noisy_video(21, 100, 60, rate=5.0), 5, MUCH)
+    wanted = TheirQwen3._calculate_timestamps(None, [0, 5, 10, 15, 20], 5.0)  # pyright: ignore
+    assert list(prepared.seconds) == wanted == [0.5, 2.5, 4.0]
+    assert prepared.grid[0] == 3
+    pixels = bytes(prepared.pixels)
+    frame = len(pixels) // 6
+    assert pixels[-frame:] == pixels[-2 * frame : -frame] != pixels[:frame]
+    layout = QWEN3.layout(prepared)
+    assert layout.before == "<0.5 seconds>"
+    names = {"<|vision_start|>": 1, "<|vision_end|>": 2}
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in text.replace(">", ">\n").split():
+            ids += [names[piece]] if piece in names else [100] if "<" in piece else [101]
+        return ids
+
+    spelled = layout.spelled(encode)
+    size = prepared.embeddings // 3
+    between = [2, 100, 101, 1]
+    assert spelled.tokens == [1, *[9] * size, *between, *[9] * size, *between, *[9] * size, 2]
+    assert [length for _, length in spelled.embeddings] == [size] * 3
+    assert all(spelled.tokens[first] == 9 for first, _ in spelled.embeddings)
+
+
+def test_pictures_without_a_rate_are_all_taken() -> None:
+    for each in (QWEN2, QWEN3):
+        assert each.prepare_video(noisy_video(6, 60, 60), 768, MUCH).seconds == (0.25, 1.25, 2.25)
+    assert QWEN2.prepare_video(noisy_video(1, 60, 60), 768, MUCH).grid[0] == 1
+
+
+def test_what_cannot_be_prepared() -> None:
+    with pytest.raises(MediaError, match="may become 31 tokens at most, and this one becomes 32"):
+        QWEN25.prepare_video(noisy_video(20, 100, 60, rate=5.0), 768, 31)
+    with pytest.raises(MediaError, match="200 times"):
+        QWEN2.prepare_video(noisy_video(4, 1000, 4), 768, MUCH)
+    with pytest.raises(ConfigError, match="'image_mean' must be that of"):
+        files = MediaFiles(
+            "Qwen2VLForConditionalGeneration",
+            QWEN_CONFIG,
+            {**QWEN_SETTINGS, "image_mean": [0.5, 0.5, 0.5]},
+            {"image_mean": [0.1, 0.5, 0.5]},
+        )
+        make_processor(files)
