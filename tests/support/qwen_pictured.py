@@ -66,7 +66,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Qwen2VLForConditionalGeneration": (_OF_8, {**_SIZES, "embed_dim": 32, "mlp_ratio": 2}),
     "Qwen2_5_VLForConditionalGeneration": (
         _OF_8,
-        {**_SIZES, "window_size": 56, "fullatt_block_indexes": [1]},
+        {**_SIZES, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 1},
     ),
     "Qwen3VLForConditionalGeneration": (_text(True), _DEEP),
     "Qwen3VLMoeForConditionalGeneration": (_text(True, **_EXPERTS), _DEEP),

@@ -54,7 +54,7 @@ def test_files_that_are_no_videos(file: bytes) -> None:
 
 
 def test_a_file_that_ends_early() -> None:
-    with pytest.raises(BadRequest, match="A video (has no pictures|cannot be decoded)"):
+    with pytest.raises(BadRequest, match=r"A video (has no pictures|cannot be decoded)"):
         decode_video(video_file(8, 64, 48)[:600], MUCH, is_base64=False)
 
 
