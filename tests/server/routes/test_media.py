@@ -147,7 +147,7 @@ async def test_requests_may_have_settings_if_the_operator_trusts_them(
     await post(client, CHAT, **body)
     assert frontend.asked[-1][0].count(PAD) == 16
     for settings, message in (
-        ({"pixels": 1}, "the processor has no setting 'pixels', but image_mean, image_std, max_pixels"),
+        ({"pixels": 1}, "no setting 'pixels', but fps, image_mean, image_std, max_frames, max_pixels"),
         ({"min_pixels": -1}, "Expected `int` >= 1"),
         ({"min_pixels": 1 << 24, "max_pixels": 1}, "no picture has"),
     ):
