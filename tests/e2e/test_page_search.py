@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from live import serving
 from media_files import noise, saved
 from page_search import Searched
 from pictured import Prompts
-from pictured_chat import write_qwen
+from pictured_chat import write_chat_files, write_qwen
+from tiny import tiny_checkpoint
 
 PAGES = [noise(80, 60), noise(100, 96), noise(170, 40)]
 TEXT = "a b c hello"
@@ -63,7 +65,7 @@ def test_pages_are_ranked_as_by_transformers(tmp_path: Path) -> None:
         assert refused.status_code == 400 and "each in an input of its own" in refused.text
 
 
-def save_as_sentence_transformers(folder: Path) -> None:
+def save_as_sentence_transformers(folder: Path, seen: Sequence[str] = ("image", "image+text")) -> None:
     """Write what sentence-transformers keeps beside a model whose vectors are those of conversations."""
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
@@ -71,10 +73,12 @@ def save_as_sentence_transformers(folder: Path) -> None:
         for i, (kind, path) in enumerate(kinds.items())
     ]
     forward = {"method": "forward", "method_output_name": "last_hidden_state"}
-    modalities = dict.fromkeys(("text", "image", "image+text"), forward)
+    modalities = dict.fromkeys(("text", *seen), forward)
+    config = json.loads((folder / "config.json").read_text())
+    hidden_size = config.get("text_config", config)["hidden_size"]
     files: dict[str, object] = {
         "modules.json": modules,
-        "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "lasttoken"},
+        "1_Pooling/config.json": {"embedding_dimension": hidden_size, "pooling_mode": "lasttoken"},
         "sentence_bert_config.json": {
             "transformer_task": "feature-extraction",
             "modality_config": {**modalities, "message": {**forward, "format": "structured"}},
@@ -134,3 +138,19 @@ def test_pictures_and_texts_are_embedded_as_conversations(architecture: str, tmp
             np.testing.assert_allclose(vector(**given), wanted, atol=1e-4)
         ranked = server.post("/rerank", {"query": TEXT, "documents": [{"content": [part(PAGES[1])]}]}).json()
         assert ranked["results"][0]["relevance_score"] == pytest.approx(float(query @ page), abs=1e-4)
+
+
+@pytest.mark.turns
+def test_texts_are_written_as_by_sentence_transformers(tmp_path: Path) -> None:
+    """A model of text alone has no processor, so that the tokenizer adds nothing to a conversation."""
+    from sentence_transformers import SentenceTransformer
+
+    tiny_checkpoint("Qwen3ForCausalLM", tmp_path)
+    write_chat_files(tmp_path, {310: "<image>"}, "<image>")
+    save_as_sentence_transformers(tmp_path, seen=())
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    with serving(str(tmp_path), "--dtype", "float32", "--num-gpu-blocks-override", "100") as server:
+        for name in (None, "query"):
+            response = server.post("/v1/embeddings", {"input": TEXT, "prompt_name": name})
+            got = response.json()["data"][0]["embedding"]
+            np.testing.assert_allclose(got, theirs.encode(TEXT, prompt_name=name), atol=1e-4)
