@@ -198,6 +198,8 @@ def test_media_that_fit_are_taken() -> None:
         ([replace(ITEM, shape=(-1, -1, 3))], "do not fit"),
         ([replace(ITEM, grid=(1, 0, 1))], "do not fit"),
         ([replace(ITEM, grid=(1, 2, 2))], "do not fit"),
+        ([replace(ITEM, interval=float("nan"))], "cannot lie nan apart"),
+        ([replace(ITEM, interval=1e9)], "cannot lie 1000000000.0 apart"),
     ],
 )
 def test_media_that_contradict_their_prompt_are_refused(media: list[Media], words: str) -> None:

@@ -121,7 +121,7 @@ def test_the_options_of_a_chat_template(llm: LLM):
     assert prompt(**going_on, add_generation_prompt=False) == "<Hi"
     with pytest.raises(BadRequest, match="Cannot set both"):
         prompt(**going_on)
-    with pytest.raises(BadRequest, match="type 'image_url' are not supported"):
+    with pytest.raises(BadRequest, match="takes no pictures, only text"):
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
@@ -200,7 +200,7 @@ def test_unknown_and_unsupported_arguments(llm: LLM):
         llm.generate("a", lora_request=object())
     with pytest.raises(TypeError, match=r"embed\(\) has no argument 'task'"):
         llm.embed("a", task="embed")  # pyright: ignore[reportCallIssue]
-    with pytest.raises(TypeError, match="'multi_modal_data' is not supported"):
+    with pytest.raises(BadRequest, match="takes no pictures, only text"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})
     assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
 
