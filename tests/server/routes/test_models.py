@@ -37,7 +37,7 @@ async def test_a_card_tells_which_media_the_model_takes(
 ) -> None:
     let_see(frontend, max_media_mb=3, limit_mm_per_prompt={"image": 2})
     card = (await client.get("/v1/models/tiny")).json()
-    assert card["media"] == {"most": {"image": 2}, "max_bytes": 3 << 20}
+    assert card["media"] == {"most": {"image": 2, "video": 16}, "max_bytes": 3 << 20}
 
 
 async def test_a_slash_behind_the_list_names_no_model(client: httpx.AsyncClient) -> None:
