@@ -25,6 +25,7 @@ _ALWAYS = {
     "do_normalize": True,
     "do_pad": False,
     "do_pan_and_scan": False,
+    "slice_mode": True,
 }
 """Switches of which only one position is served: this one, or that of the class's own."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -85,8 +85,8 @@ class InternVLProcessor:
 class _ChatFacts(_Facts, frozen=True):
     min_dynamic_patch: _Count = 1
     max_dynamic_patch: _Count = 6
-    dynamic_image_size: Literal[True] = True
-    use_thumbnail: Literal[True] = True
+    dynamic_image_size: bool = True
+    use_thumbnail: bool = True
 
 
 class InternVLChatProcessor(InternVLProcessor):
@@ -97,6 +97,11 @@ class InternVLChatProcessor(InternVLProcessor):
     def __init__(self, files: MediaFiles) -> None:
         self.settings = read_settings(files, PictureSettings, {"CLIPImageProcessor": {**CLIP, **_IMAGENET}})
         facts = read_facts(files, _ChatFacts)
+        if not (facts.dynamic_image_size and facts.use_thumbnail):
+            raise ConfigError(
+                "config.json: pictures are served in tiles beside a thumbnail only, so dynamic_image_size and "
+                "use_thumbnail must be true"
+            )
         self._token = "<IMG_CONTEXT>"
         self._arrange(facts, facts.min_dynamic_patch, facts.max_dynamic_patch)
 

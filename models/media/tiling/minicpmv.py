@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ class MiniCPMVSettings(PictureSettings, frozen=True, kw_only=True):
     max_slice_nums: Annotated[int, msgspec.Meta(ge=1, le=14)] = 9
     scale_resolution: Side = 448
     """The side of a square with as many pixels as the whole picture and each slice have, about."""
-    slice_mode: Literal[True] = True
     use_image_id: bool = True
 
 

@@ -54,9 +54,9 @@ class InternFields(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: Eps = 1e-6
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     attention_bias: bool = False
-    use_qk_norm: Literal[False] = False
-    use_mean_pooling: Literal[True] = True
-    use_absolute_position_embeddings: Literal[True] = True
+    use_qk_norm: bool = False
+    use_mean_pooling: bool = True
+    use_absolute_position_embeddings: bool = True
 
     def norm(self) -> Norm:
         kind = LayerNorm if self.norm_type == "layer_norm" else RMSNorm
@@ -73,6 +73,11 @@ class InternVision(nn.Module):
     ) -> None:
         """`qkv`: the names of queries, keys and values, as in `TowerNames`; `without` as for other towers."""
         super().__init__()
+        if fields.use_qk_norm or not (fields.use_mean_pooling and fields.use_absolute_position_embeddings):
+            raise ConfigError(
+                "vision_config: towers with use_qk_norm, or without use_mean_pooling or "
+                "use_absolute_position_embeddings, are not served"
+            )
         size, patch = fields.hidden_size, square(fields.patch_size)
         self.side, self.patch = square(fields.image_size), patch
         self.across = self.side // patch
