@@ -99,8 +99,8 @@ class InternVLChatProcessor(InternVLProcessor):
         facts = read_facts(files, _ChatFacts)
         if not (facts.dynamic_image_size and facts.use_thumbnail):
             raise ConfigError(
-                "config.json: pictures are served in tiles beside a thumbnail only, so dynamic_image_size and "
-                "use_thumbnail must be true"
+                "config.json: pictures are served in tiles beside a thumbnail only, so dynamic_image_size "
+                "and use_thumbnail must be true"
             )
         self._token = "<IMG_CONTEXT>"
         self._arrange(facts, facts.min_dynamic_patch, facts.max_dynamic_patch)
