@@ -256,6 +256,8 @@ def _check_files(config: ServerConfig) -> None:
         flag, path = "--" + name.replace("_", "-"), getattr(config, name)
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
+    if (folder := config.media.allowed_local_media_path) and not Path(folder).is_dir():
+        raise OptionError(f"--allowed-local-media-path: there is no folder {folder}")
     if (keys := config.access.api_key_file) is not None:
         from server.access.key_file import KeyFileError, read_keys  # few servers need it
 

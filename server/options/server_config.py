@@ -145,10 +145,14 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, int] = dict.fromkeys(MEDIA_KINDS, DEFAULT_ITEMS)
         for kind, limit in self.limit_mm_per_prompt.items():
             most = limit.get("count", DEFAULT_ITEMS) if isinstance(limit, dict) else limit
-            if kind not in found or not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            if kind not in found:
                 raise ValueError(
-                    f"--limit-mm-per-prompt: {kind}: {limit!r} is no number of items of "
+                    f"--limit-mm-per-prompt: {kind[:64]!r} is no kind of media; they are "
                     + ", ".join(MEDIA_KINDS)
+                )
+            if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+                raise ValueError(
+                    f"--limit-mm-per-prompt: {kind}: {limit!r} should be a number of items, 0 or more"
                 )
             found[kind] = most
         return {kind: found[kind] for kind in kinds if found[kind]}

@@ -8,7 +8,7 @@ from typing import Any
 import gemma_pictured
 import pytest
 from media_files import noise
-from pictured import TEXT, VISION, Answer, Prompt, Prompts, expected, write_pictured
+from pictured import TEXT, VISION, Answer, Prompt, Prompts, assert_answers, expected, write_pictured
 from PIL.Image import Image
 from sizes import engine_config
 from torch import nn
@@ -127,12 +127,6 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Gemma3:
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
     return Llava(tmp_path_factory.mktemp("llava"))
-
-
-def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
-    for answer, other in zip(answers, right, strict=True):
-        assert answer.tokens == other.tokens
-        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.turns

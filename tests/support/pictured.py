@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL.Image import Image
@@ -251,3 +252,10 @@ class Engine:
 
 def _needed(each: _Live) -> set[int]:
     return {place.number for place in each.prompt.media if place.at + place.length > each.computed}
+
+
+def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
+    """Tokens are equal, and their logprobs within 1e-4."""
+    for answer, other in zip(answers, right, strict=True):
+        assert answer.tokens == other.tokens
+        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)

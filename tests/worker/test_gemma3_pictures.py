@@ -11,7 +11,7 @@ import torch
 from gemma_pictured import FIELDS, SETTINGS, inputs
 from media_files import noise
 from opened import open_runner
-from pictured import Answer, Engine, Prompts, expected, tower_input, write_pictured
+from pictured import Engine, Prompts, assert_answers, expected, tower_input, write_pictured
 from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
 from sizes import worker_config
@@ -50,12 +50,6 @@ class Gemma3:
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma3:
     return Gemma3(tmp_path_factory.mktemp("gemma3"))
-
-
-def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
-    for answer, other in zip(answers, right, strict=True):
-        assert answer.tokens == other.tokens
-        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 9, 512])

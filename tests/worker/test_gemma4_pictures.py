@@ -11,7 +11,7 @@ import pytest
 import torch
 from media_files import noise
 from opened import open_runner
-from pictured import TEXT, Answer, Engine, Prompts, expected, tower_input, write_pictured
+from pictured import TEXT, Engine, Prompts, assert_answers, expected, tower_input, write_pictured
 from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
 from sizes import worker_config
@@ -146,12 +146,6 @@ def gemma(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         sizes = {"mm_embed_dim": 32, "mm_posemb_size": 75, "output_proj_dims": 32}
         return Gemma4(folder, text, sizes, "Gemma4Unified")
     return Gemma4(folder, SMALL, {"use_clipped_linears": True})
-
-
-def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
-    for answer, other in zip(answers, right, strict=True):
-        assert answer.tokens == other.tokens
-        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [7, 512])

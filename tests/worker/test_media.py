@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +13,16 @@ import torch
 from media_files import noise
 from msgspec.structs import replace
 from opened import open_runner
-from pictured import TEXT, VISION, Answer, Engine, Prompts, expected, tower_input, write_pictured
+from pictured import (
+    TEXT,
+    VISION,
+    Engine,
+    Prompts,
+    assert_answers,
+    expected,
+    tower_input,
+    write_pictured,
+)
 from PIL.Image import Image
 from ranks import Layout, Ranks, RanksOfTests
 from safetensors.torch import load_file, save_file
@@ -81,19 +89,6 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Llava:
 @pytest.fixture(scope="module")
 def runner(llava: Llava) -> Runner:
     return open_runner(llava.folder, **SIZES)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
-
-
-def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
-    for answer, other in zip(answers, right, strict=True):
-        assert answer.tokens == other.tokens
-        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 512])

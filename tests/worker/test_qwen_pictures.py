@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from opened import open_runner
-from pictured import Answer, Engine, Prompt, Prompts
+from pictured import Engine, Prompt, Prompts, assert_answers
 from qwen_pictured import FIELDS, OUTPUT, Pictured
 from ranks import Layout, Ranks, RanksOfTests
 from sizes import worker_config
@@ -30,19 +29,6 @@ def pictured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def runner(pictured: Pictured) -> Runner:
     return open_runner(pictured.folder, **SIZES)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
-
-
-def assert_answers(answers: list[Answer], right: list[Answer]) -> None:
-    for answer, other in zip(answers, right, strict=True):
-        assert answer.tokens == other.tokens
-        assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 512])

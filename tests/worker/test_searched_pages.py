@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,6 @@ PAGE, WIDE = noise(100, 96), noise(170, 40)
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     return Searched.write(tmp_path_factory.mktemp("colqwen2"))
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 def check_vectors(launch: Callable[[StepInput], Handle], searched: Searched, chunk: int) -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 import transformers
 from drive import assert_logits, load_ranks
+from pictured import TEXT
 from safetensors.torch import load_file, save_file
-from tiny import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, randomise, shape_of
+from tiny import randomise, shape_of
 from tiny_shapes import EXPERTS_BESIDE, GROWING_QUERIES
 from torch import Tensor
 
@@ -26,19 +27,6 @@ from models.weight_pieces import WeightsError
 
 PROMPT = random.Random(2).choices(range(5, 300), k=19)
 _WINDOW = 6
-_TEXT: dict[str, object] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-}
 _ENCODER: dict[str, object] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -62,14 +50,14 @@ _MULTI_AXIS = {
     "mrope_section": [4, 2, 2],
     "mrope_interleaved": True,
 }
-_QWEN_TEXT: dict[str, object] = {**_TEXT, "rope_parameters": _MULTI_AXIS}
+_QWEN_TEXT: dict[str, object] = {**TEXT, "rope_parameters": _MULTI_AXIS}
 _HYBRID_TEXT = {
-    **{name: value for name, value in shape_of("Qwen3_5ForCausalLM").items() if name not in _TEXT},
-    **_TEXT,
+    **{name: value for name, value in shape_of("Qwen3_5ForCausalLM").items() if name not in TEXT},
+    **TEXT,
     "num_hidden_layers": 4,
     "rope_parameters": {**_MULTI_AXIS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
 }
-_TEXT_OF_8 = {name: value for name, value in _TEXT.items() if name != "head_dim"}
+_TEXT_OF_8 = {name: value for name, value in TEXT.items() if name != "head_dim"}
 _QWEN2_TEXT = {**_TEXT_OF_8, "rope_parameters": {"rope_theta": 1e6, "mrope_section": [2, 1, 1]}}
 _HYBRID_VISION = {name: value for name, value in _QWEN_VISION.items() if "deepstack" not in name}
 _FEW_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -77,7 +65,7 @@ _FEW_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_si
 
 def _mistral(**text: object) -> dict[str, Any]:
     return {
-        "text_config": {**_TEXT, **text},
+        "text_config": {**TEXT, **text},
         "vision_config": {**_ENCODER, "model_type": "pixtral", "head_dim": 8},
         "tie_word_embeddings": False,
     }
@@ -88,7 +76,7 @@ def _of(architecture: str) -> dict[str, object]:
     return {
         name: value
         for name, value in shape_of(architecture).items()
-        if name not in _TEXT or name == "num_hidden_layers"
+        if name not in TEXT or name == "num_hidden_layers"
     }
 
 
@@ -97,11 +85,11 @@ _WIDE_VISION = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-_LLAMA = {"text_config": {**_TEXT, "model_type": "llama"}, "vision_config": _ENCODER}
+_LLAMA = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": _ENCODER}
 _PARTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {
-            **_TEXT,
+            **TEXT,
             "query_pre_attn_scalar": 12,
             "sliding_window": _WINDOW,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -110,30 +98,30 @@ _PARTS: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
     "Gemma4ForConditionalGeneration": {
-        "text_config": {**_TEXT, **_of("Gemma4ForCausalLM"), **EXPERTS_BESIDE},
+        "text_config": {**TEXT, **_of("Gemma4ForCausalLM"), **EXPERTS_BESIDE},
         "vision_config": _WIDE_VISION,
         "audio_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     },
     "Gemma4UnifiedForConditionalGeneration": {
-        "text_config": {**_TEXT, **_of("Gemma4UnifiedForCausalLM")},
+        "text_config": {**TEXT, **_of("Gemma4UnifiedForCausalLM")},
         "vision_config": {"mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
         "audio_config": {},
     },
     **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _LLAMA),
     "InternVLForConditionalGeneration": {
-        "text_config": {**_TEXT, "model_type": "qwen3"},
+        "text_config": {**TEXT, "model_type": "qwen3"},
         "vision_config": {**_ENCODER, "image_size": [28, 28], "patch_size": [14, 14]},
     },
     "LlavaNextForConditionalGeneration": {
-        "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": _WINDOW},
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": _WINDOW},
         "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
     },
     "LlavaOnevisionForConditionalGeneration": {
-        "text_config": {**_TEXT, "model_type": "qwen2"},
+        "text_config": {**TEXT, "model_type": "qwen2"},
         "vision_config": {**_ENCODER, "model_type": "siglip_vision_model"},
     },
     "LlavaForConditionalGeneration": {
-        "text_config": {**_TEXT, "model_type": "qwen2"},
+        "text_config": {**TEXT, "model_type": "qwen2"},
         "vision_config": {**_ENCODER, "model_type": "clip_vision_model"},
         "tie_word_embeddings": False,
     },
@@ -142,7 +130,7 @@ _PARTS: dict[str, dict[str, Any]] = {
         model_type="ministral3", rope_parameters=GROWING_QUERIES
     ),
     "Mistral3ForConditionalGeneration of Mistral 4": _mistral(
-        **{name: value for name, value in shape_of("Mistral4ForCausalLM").items() if name not in _TEXT},
+        **{name: value for name, value in shape_of("Mistral4ForCausalLM").items() if name not in TEXT},
         model_type="mistral4",
         head_dim=20,
         num_key_value_heads=4,

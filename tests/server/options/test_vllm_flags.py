@@ -73,7 +73,7 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("-cc.cudagraph_mode NONE", "`cudagraph_mode` NONE is --enforce-eager here"),
         ("""-cc '{"cudagraph_capture_sizes": [1, 2]}'""", "is --max-cudagraph-capture-size here"),
         ("--compilation-config fast", "--compilation-config takes an object in JSON"),
-        ("--limit-mm-per-prompt.picture 2", "picture: 2 is no number of items of image, audio, video"),
+        ("--limit-mm-per-prompt.picture 2", "'picture' is no kind of media; they are image, audio, video"),
         ("--limit-mm-per-prompt image=many", "not JSON"),
         ("--structured-outputs-config.disable_any_whitespace true", "`disable_any_whitespace` is not supp"),
         ("--structured-outputs-config [1]", "takes an object"),
