@@ -79,6 +79,17 @@ class StepBuckets(msgspec.Struct, frozen=True, gc=False):
     texts: Buckets
 
 
+class GuessTotals(msgspec.Struct, frozen=True, gc=False):
+    """What became of guessed tokens, in total."""
+
+    drafts: int
+    """How often tokens were guessed for a sequence."""
+    guessed: int
+    """The tokens that were guessed."""
+    held: list[int]
+    """How often the first guess of a draft held, how often the second one, and so on."""
+
+
 class ExpertStats(msgspec.Struct, frozen=True, gc=False):
     """How evenly experts are spread over ranks, and how often they were moved for that."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from engine_core.engine_stats import ExpertStats, Rates, StepBuckets
+from engine_core.engine_stats import ExpertStats, GuessTotals, Rates, StepBuckets
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import MissReason
 from worker.buffers import schema_of_buffer
@@ -135,6 +135,10 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     ended while they computed it."""
     media: tuple[Media, ...] = ()
     """The media of the prompt, in the order of their positions, which do not overlap."""
+    most_guesses: int | None = None
+    """The most tokens that are guessed for it at a time, if that is fewer than the engine would."""
+    reports_guesses: bool = False
+    """Whether its last answer shall tell what became of guesses."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -214,6 +218,15 @@ class CacheMiss(msgspec.Struct, frozen=True, gc=False):
     """The number of leading tokens equal to those of the longest prompt remembered under the same salt."""
 
 
+class GuessReport(msgspec.Struct, frozen=True, gc=False):
+    """What became of the guesses for an answer, step by step; steps without guesses are left out."""
+
+    guessed: list[int]
+    """How many tokens were guessed."""
+    held: list[int]
+    """How many of them held."""
+
+
 class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """New tokens of a request. The stop token itself is included, as the last one."""
 
@@ -231,6 +244,8 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The seconds in which the first token was expected, at arrival. It comes with the first tokens only."""
     miss: CacheMiss | None = None
     """Why no longer prefix was cached, if asked for. It comes with the first tokens only."""
+    guesses: GuessReport | None = None
+    """What became of guesses, if asked for. It comes with the finish."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -305,6 +320,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The embeddings that are held."""
     media_bytes: int = 0
     """The bytes that the media of live requests take."""
+    guesses: GuessTotals | None = None
+    """What became of guesses in total, if the engine makes some."""
 
 
 PHASES = {

@@ -146,6 +146,15 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The remembered state from which it goes on; -1: that of its slot, if the model has states."""
     kept: tuple[tuple[int, int], ...] = ()
     """Pairs (count, place), MOST_KEPT at most: the state after so many of them is remembered there."""
+    guesses: list[int] = []
+    """Tokens that may follow the last of these positions. Each is computed in a row of its own, at its own
+    position, and samples too: a guess holds if it is the token sampled before it and all guesses before it
+    hold. Blocks are for them too."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that are computed for it in this step."""
+        return self.count + len(self.guesses)
 
 
 class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -227,7 +236,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     number: int
     tokens: list[int]
-    """The sampled tokens; -1 for a sequence that did not sample."""
+    """The sampled tokens, behind the guesses that hold; -1 for a sequence that did not sample."""
     logprobs: list[TokenLogprobs | None]
     """One entry for each sequence; an empty list if none asked for logprobs."""
     prompt_logprobs: dict[int, list[TokenLogprobs]]
@@ -236,6 +245,10 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """slot -> why its sequence cannot go on, and the others of the step can. Its token is -1."""
     pooled: dict[int, Vectors] = {}
     """slot -> the vectors of a sequence that this step completed."""
+    held: dict[int, list[int]] = {}
+    """slot -> its guesses that hold, if some do: they come before its token."""
+    held_logprobs: dict[int, list[TokenLogprobs]] = {}
+    """slot -> an entry for each of those, if its sequence asks for logprobs."""
     kernel_compilations: int = 0
     """How many kernels the worker has compiled, from its start to the launch of this step."""
     experts: ExpertReport | None = None
@@ -288,6 +301,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     model is served for text only."""
     whole_media: bool = False
     """Whether all tokens of an item must be computed in one step, because they see each other."""
+    most_rows: int = 0
+    """The rows of a step that may sample, guesses among them; 0: the model takes no guesses."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
 
