@@ -90,6 +90,15 @@ class GuessTotals(msgspec.Struct, frozen=True, gc=False):
     """How often the first guess of a draft held, how often the second one, and so on."""
 
 
+class GuessReport(msgspec.Struct, frozen=True, gc=False):
+    """What became of the guesses for an answer, step by step; steps without guesses are left out."""
+
+    guessed: list[int]
+    """How many tokens were guessed."""
+    held: list[int]
+    """How many of them held."""
+
+
 class ExpertStats(msgspec.Struct, frozen=True, gc=False):
     """How evenly experts are spread over ranks, and how often they were moved for that."""
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from engine_core.engine_stats import ExpertStats, GuessTotals, Rates, StepBuckets
+from engine_core.engine_stats import ExpertStats, GuessReport, GuessTotals, Rates, StepBuckets
 from engine_core.prompt_media import Media
-from engine_core.reason_codes import MissReason
+from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
@@ -218,15 +218,6 @@ class CacheMiss(msgspec.Struct, frozen=True, gc=False):
     """The number of leading tokens equal to those of the longest prompt remembered under the same salt."""
 
 
-class GuessReport(msgspec.Struct, frozen=True, gc=False):
-    """What became of the guesses for an answer, step by step; steps without guesses are left out."""
-
-    guessed: list[int]
-    """How many tokens were guessed."""
-    held: list[int]
-    """How many of them held."""
-
-
 class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """New tokens of a request. The stop token itself is included, as the last one."""
 
@@ -260,14 +251,6 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The seconds in which it was expected, at arrival."""
     miss: CacheMiss | None = None
     """Why no longer prefix was cached, if asked for."""
-
-
-QUARANTINED = "request_quarantined"
-"""The error of a request that makes the engine fail whenever it is computed."""
-
-
-DEADLINE = "deadline_exceeded"
-"""The error of a request that has waited, or has taken, longer than it may."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -23,6 +23,12 @@ Reason = Literal[
     "draining",
 ]
 
+QUARANTINED = "request_quarantined"
+"""The error of a request that makes the engine fail whenever it is computed."""
+
+DEADLINE = "deadline_exceeded"
+"""The error of a request that has waited, or has taken, longer than it may."""
+
 SENTENCES: dict[Reason, str] = {
     "loading": "The model is still loading.",
     "engine_lost": "The connection to the engine has ended. The engine is started again.",

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import cast
 
-from engine_core.protocol import DEADLINE, QUARANTINED, Failed
-from engine_core.reason_codes import SENTENCES, Reason
+from engine_core.protocol import Failed
+from engine_core.reason_codes import DEADLINE, QUARANTINED, SENTENCES, Reason
 
 MAX_MESSAGE = 1000
 

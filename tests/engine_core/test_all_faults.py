@@ -11,7 +11,8 @@ from fake_worker import EOS, facts, reference, vectors_of
 from fault_world import FAILS, KILLS, World
 
 from engine_core.client.in_flight import is_terminal
-from engine_core.protocol import DEADLINE, QUARANTINED, Add, Failed, Pooled, Tokens
+from engine_core.protocol import Add, Failed, Pooled, Tokens
+from engine_core.reason_codes import DEADLINE, QUARANTINED
 from worker.protocol import Pooling, Sampling
 
 REQUESTS = 24

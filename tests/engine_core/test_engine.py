@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from sizes import engine_config
 
 from engine_core.engine import Engine
-from engine_core.protocol import QUARANTINED, Add, Failed, Progress, Tokens
+from engine_core.protocol import Add, Failed, Progress, Tokens
+from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput, WorkerFacts
 
 Told = dict[tuple[int, int], list[Tokens | Failed]]

@@ -15,7 +15,8 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead
-from engine_core.protocol import ALONE_TOKENS, QUARANTINED, Add, Alone, Failed, Output
+from engine_core.protocol import ALONE_TOKENS, Add, Alone, Failed, Output
+from engine_core.reason_codes import QUARANTINED
 from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 

@@ -8,7 +8,8 @@ import pytest
 from fake_worker import HANGS_STEP, KILLS_PROCESS, reference
 from started_engines import Keep, collect, first, soon, text, until
 
-from engine_core.protocol import QUARANTINED, Failed
+from engine_core.protocol import Failed
+from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Sampling
 
 

@@ -25,7 +25,8 @@ from started_engines import Start, collect, first, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
-from engine_core.protocol import DEADLINE, Failed, Pooled, Progress, Tokens
+from engine_core.protocol import Failed, Pooled, Progress, Tokens
+from engine_core.reason_codes import DEADLINE
 from engine_core.restarts import exit_of, keep_engines
 from engine_core.wire.transport import ServerEnd
 from models import plugins

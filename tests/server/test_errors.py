@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.protocol import QUARANTINED, Failed
-from engine_core.reason_codes import SENTENCES
+from engine_core.protocol import Failed
+from engine_core.reason_codes import QUARANTINED, SENTENCES
 from server.errors import (
     ApiError,
     BadRequest,

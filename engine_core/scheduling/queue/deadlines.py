@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from engine_core.protocol import DEADLINE, Failed
+from engine_core.protocol import Failed
+from engine_core.reason_codes import DEADLINE
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.sequence import Sequence
 

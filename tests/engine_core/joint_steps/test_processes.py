@@ -14,7 +14,8 @@ from started_engines import Keep, collect, soon, text, until
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
-from engine_core.protocol import QUARANTINED, Failed, Tokens
+from engine_core.protocol import Failed, Tokens
+from engine_core.reason_codes import QUARANTINED
 from worker.child import CANNOT_START
 from worker.protocol import Sampling
 

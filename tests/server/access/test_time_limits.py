@@ -10,7 +10,8 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend, that_embeds_too
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.protocol import DEADLINE, Failed
+from engine_core.protocol import Failed
+from engine_core.reason_codes import DEADLINE
 from server.access import client_identity
 from server.access.client_identity import TimeLimits, of_later_texts
 from server.errors import DeadlineExceeded, TooLate, from_engine

@@ -8,7 +8,8 @@ import pytest
 from scheduler_bench import add, pool
 from scripted_clock import STEP, TOKEN, Clock
 
-from engine_core.protocol import DEADLINE, Add, Failed, Tokens
+from engine_core.protocol import Add, Failed, Tokens
+from engine_core.reason_codes import DEADLINE
 
 SINGLE = STEP + TOKEN
 
