@@ -176,6 +176,15 @@ COMPOSITES: Mapping[str, Composite] = {
     "SmolVLMForConditionalGeneration": _IDEFICS3,
 }
 
+_SIGLIP: Mapping[str, object] = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 _COMPARED: Mapping[str, Mapping[str, object]] = {
     "CLIPModel": {
         "vocab_size": 49_408,
@@ -186,15 +195,8 @@ _COMPARED: Mapping[str, Mapping[str, object]] = {
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
     },
-    "SiglipModel": {
-        "vocab_size": 32_000,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 64,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    },
+    "Siglip2Model": _SIGLIP,
+    "SiglipModel": _SIGLIP,
 }
 """Such fields of texts that are compared with pictures, by the architecture of both."""
 

@@ -115,7 +115,11 @@ _ENCODERS = {
 }
 """The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
 
-_COMPARED = {"CLIPModel": "contrastive:CLIPModel", "SiglipModel": "contrastive:SiglipModel"}
+_COMPARED = {
+    "CLIPModel": "contrastive:CLIPModel",
+    "Siglip2Model": "contrastive:Siglip2Model",
+    "SiglipModel": "contrastive:SiglipModel",
+}
 """Models of pictures and texts, whose vectors are compared."""
 
 ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED} | {

@@ -7,8 +7,9 @@ that `encode` gives, which is its vector already. SigLIP 2 in fixed resolutions 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -31,7 +32,7 @@ from models.plain_files import read_json
 from models.pooling.sentence_files import Mode
 from models.vision.blocks import WHOLE, Learned, segments
 from models.vision.tower import TowerInput
-from models.vision.vit import LayerFields, VisionTransformer, VitFields, read_vit
+from models.vision.vit import LayerFields, ShapedTransformer, VisionTransformer, VitFields, read_vit
 
 
 class TextFields(LayerFields, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ class TextTransformer(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """SigLIP's head: a learned query that reads all rows of a picture [N * rows, size] -> [N, size]."""
+    """SigLIP's head: a learned query that reads all rows of a picture -> [N, size]."""
 
     query: Tensor  # [1, size]: the query, projected
     weight: nn.Parameter  # of keys and values
@@ -81,7 +82,7 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, fields: VitFields) -> None:
         super().__init__()
-        self.size, self.rows, dim = fields.hidden_size, fields.rows, fields.head_dim
+        self.size, dim = fields.hidden_size, fields.head_dim
         self.attention = EncoderAttention(head_dim=dim, scale=dim**-0.5)
         self.out = Linear(self.size, self.size, bias=True)
         self.norm, self.mlp = fields.norm(), fields.mlp()
@@ -98,12 +99,12 @@ class AttentionPooling(nn.Module):
         for part, name in ((self.out, "attention.out_proj"), (self.norm, "layernorm"), (self.mlp, "mlp")):
             load(part, weights / name)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        count = len(hidden) // self.rows
+    def forward(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """`lengths`: the number of rows of each picture, of all of which there are hidden [T, size]."""
         keys, values = ops.linear(hidden, self.weight, self.bias).chunk(2, dim=-1)
-        with use_context(segments([self.rows] * count, hidden.device)):
+        with use_context(step := segments(lengths, hidden.device)):
             heads = self.attention(self.query.expand(len(hidden), -1), keys, values)
-        pooled = self.out(heads[:: self.rows].contiguous())
+        pooled = self.out(heads[step.query_starts[:-1]])
         return ops.add(pooled, self.mlp(self.norm(pooled)))
 
 
@@ -120,6 +121,9 @@ class _Compared(nn.Module, ABC):
     """The names of the text's head and of the picture's in the checkpoint."""
     has_bias: ClassVar[bool]
     """Whether a learned bias is added to scores, each of which is then a probability of its own."""
+    vision_class: ClassVar[type[VisionTransformer]] = VisionTransformer
+    usual: ClassVar[Mapping[str, object] | None] = None
+    """The fields of the tower that config.json leaves out, if its model_type does not say them."""
     levels = 0
 
     def __init__(self, setup: ModelSetup) -> None:
@@ -132,10 +136,10 @@ class _Compared(nn.Module, ABC):
         self.held = setup.parallel.first
         if not self.held:
             return
-        vit = read_vit(config.whole)
+        vit = read_vit(config.whole, self.usual)
         pictures = make_processor(read_files(setup.folder, config.architecture, config.whole)).settings
         self.text = TextTransformer(self.fields, causal=self.reads_on)
-        self.vision = VisionTransformer(vit, pictures)
+        self.vision = self.vision_class(vit, pictures)
         self.norm = vit.norm()
         self.text_head, self.vision_head = self.make_heads(vit, config.output_size)
 
@@ -177,7 +181,7 @@ class _Compared(nn.Module, ABC):
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         """The vectors [1, stream_size] of pictures."""
-        return list(self.vision_head(self.picture_rows(*self.vision(items))).split(1))
+        return list(self.picture_vectors(items).split(1))
 
     def attention_layers(self) -> list[Attention]:
         """Return no layers, since none reads the cache."""
@@ -194,8 +198,8 @@ class _Compared(nn.Module, ABC):
         ...
 
     @abstractmethod
-    def picture_rows(self, delta: Tensor | None, stream: Tensor) -> Tensor:
-        """The rows of pictures that enter their head, of those of the tower [N * rows, hidden_size]."""
+    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
+        """The vectors [N, stream_size] of pictures."""
         ...
 
 
@@ -219,9 +223,11 @@ class CLIPModel(_Compared):
         last = torch.tensor([len(text) - 1 for text in texts], device=ends[0].device)
         return self.text(texts, torch.stack(ends).minimum(last))
 
-    def picture_rows(self, delta: Tensor | None, stream: Tensor) -> Tensor:
+    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
+        delta, stream = self.vision(items)
         first = slice(None, None, self.vision.rows)
-        return enter(self.norm, None if delta is None else delta[first], stream[first])[0]
+        rows, _ = enter(self.norm, None if delta is None else delta[first], stream[first])
+        return self.vision_head(rows)
 
 
 class SiglipModel(_Compared):
@@ -244,8 +250,22 @@ class SiglipModel(_Compared):
         last = torch.full([len(texts)], length - 1, device=texts[0].device)
         return self.text(padded, last)
 
-    def picture_rows(self, delta: Tensor | None, stream: Tensor) -> Tensor:
-        return enter(self.norm, delta, stream)[0]
+    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
+        rows, _ = enter(self.norm, *self.vision(items))
+        return self.vision_head(rows, [prod(item.grid) for item in items])
+
+
+class Siglip2Model(SiglipModel):
+    vision_class = ShapedTransformer
+    usual: ClassVar[Mapping[str, object] | None] = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "patch_size": 16,
+        "num_patches": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    }
 
 
 def _padding_token(folder: Path, usual: int) -> int:

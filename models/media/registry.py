@@ -35,6 +35,7 @@ PROCESSORS = {
     "Qwen3_5MoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
+    "Siglip2Model": "contrastive:Siglip2Processor",
     "SiglipModel": "contrastive:ContrastiveProcessor",
     "SmolVLMForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
 }

@@ -93,6 +93,14 @@ class PatchEmbedding(nn.Module):
         return pixels.unflatten(0, (-1, height)) if item.kind == "video" else pixels.unsqueeze(0)
 
 
+class PixelPatches(PatchEmbedding):
+    """Patches whose numbers the checkpoint orders by row, column and channel."""
+
+    def read(self, weights: Weights) -> Tensor:
+        stored = weights.take("weight", [self.size, self.side * self.side * 3])
+        return stored.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
+
+
 def _levels(pictures: PictureSettings) -> Tensor:
     """What every value becomes in each channel [3, 256] float32, rounded where transformers rounds."""
     scaled = (torch.arange(256, dtype=torch.float64) * pictures.rescale_factor).float()

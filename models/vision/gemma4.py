@@ -19,7 +19,7 @@ from models.layers.linear import Linear, RowOrder, frozen
 from models.layers.mlp import activation_kind
 from models.layers.norm import PlainRMSNorm, RMSNorm
 from models.ops.attention_inputs import HeadPrep
-from models.vision.blocks import Learned, PatchEmbedding, segments
+from models.vision.blocks import Learned, PixelPatches, segments
 from models.vision.tower import TowerInput, TowerSetup
 from models.vision.tower_inputs import read_tower_fields
 
@@ -51,14 +51,6 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what goes into matrices of layers, and comes out, is cut down to stored bounds."""
     standardize: bool = False
     """Whether tokens are moved and scaled by stored vectors."""
-
-
-class PixelPatches(PatchEmbedding):
-    """Patches whose numbers the checkpoint orders by row, column and channel."""
-
-    def read(self, weights: Weights) -> Tensor:
-        stored = weights.take("weight", [self.size, self.side * self.side * 3])
-        return stored.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
 
 
 class _AxisOrder:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
+from math import isqrt
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Grid = tuple[int, int, int]
@@ -48,3 +51,16 @@ def between_cells(places: Tensor, grid: Grid, side: int) -> tuple[Tensor, Tensor
     ]
     entries, shares = zip(*pairs, strict=True)
     return torch.stack(entries), torch.stack(shares)
+
+
+def resized_table(table: Tensor, shape: tuple[int, int], mode: Literal["bilinear", "bicubic"]) -> Tensor:
+    """Fit a square table of learned positions [side**2, size] to a grid of this shape [rows * columns, size].
+
+    Corners are not aligned, and where the grid is coarser its entries are means of more of the table's.
+    """
+    side = isqrt(len(table))
+    if shape == (side, side):
+        return table
+    channels_first = table.view(side, side, -1).permute(2, 0, 1).unsqueeze(0).float()
+    fitted = F.interpolate(channels_first, shape, mode=mode, antialias=True)[0]
+    return fitted.flatten(1).t().to(table.dtype)

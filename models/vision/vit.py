@@ -7,6 +7,7 @@ the tower.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Literal, cast
 
 import msgspec
@@ -19,7 +20,17 @@ from models.context import use_context
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm
 from models.media.files import PictureSettings
-from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
+from models.vision.blocks import (
+    WHOLE,
+    Learned,
+    PatchEmbedding,
+    PixelPatches,
+    TowerLayer,
+    TowerLayers,
+    TowerNames,
+    segments,
+)
+from models.vision.grids import resized_table
 from models.vision.tower import TowerInput
 
 TOWERS = (
@@ -74,6 +85,8 @@ class VitFields(LayerFields, frozen=True, kw_only=True):
     """The fields of a tower. Those that a config leaves out have the values of transformers' classes."""
 
     image_size: Size = 224
+    num_patches: Size | None = None
+    """The entries of a square table of positions, where pictures have any shape."""
     patch_size: Size
     num_channels: Literal[3] = 3
 
@@ -82,8 +95,8 @@ class VitFields(LayerFields, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """The rows that a picture has."""
-        return (self.image_size // self.patch_size) ** 2 + self.has_class_token
+        """The rows that a picture has, or may have if pictures have any shape."""
+        return self.num_patches or (self.image_size // self.patch_size) ** 2 + self.has_class_token
 
 
 _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
@@ -161,4 +174,19 @@ class VisionTransformer(nn.Module):
         if self.first_norm is not None:
             stream = self.first_norm(stream)
         with use_context(segments([self.rows] * len(items), stream.device)):
+            return self.layers(stream)
+
+
+class ShapedTransformer(VisionTransformer):
+    """The same for pictures of any shape, to each of which the table of positions is fitted."""
+
+    def __init__(self, fields: VitFields, pictures: PictureSettings) -> None:
+        super().__init__(fields, pictures)
+        self.patches = PixelPatches(fields.hidden_size, fields.patch_size, pictures, bias=True)
+
+    def forward(self, items: Sequence[TowerInput]) -> tuple[Tensor | None, Tensor]:
+        table = self.positions.weight
+        positions = torch.cat([resized_table(table, item.grid[1:], "bilinear") for item in items])
+        stream = self.patches(items) + positions
+        with use_context(segments([prod(item.grid) for item in items], stream.device)):
             return self.layers(stream)

@@ -67,6 +67,10 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
+        if _read_json(folder / "config.json").get("model_type") == "siglip2":
+            # It was trained on small letters, which transformers' class of tokenizer makes, and not the file.
+            own = filter(None, [model.normalizer])
+            model.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
         described = config.get("response_template")
         return Tokenizer(
             model,

@@ -38,14 +38,15 @@ def normalised(one: TowerInput, pictures: PictureSettings) -> Tensor:
 
 
 def comparing_checkpoint(architecture: str, folder: Path, **text: object) -> Path:
-    """A tiny CLIP or SigLIP; `text` are fields of its text_config."""
+    """A tiny CLIP, SigLIP or SigLIP 2; `text` are fields of its text_config."""
     kind = architecture.removesuffix("Model")
     config_class = getattr(transformers, f"{kind}Config")
     texts = {**LAYERS, "num_attention_heads": 2, "max_position_embeddings": 24, "vocab_size": VOCAB_SIZE}
     own = {"projection_dim": 24} if kind == "CLIP" else {}
+    shaped = kind == "Siglip2"
     config = config_class(
         text_config={**texts, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, **text},
-        vision_config=VISION,
+        vision_config={**LAYERS, "patch_size": 14, "num_patches": 25} if shaped else VISION,
         architectures=[architecture],
         **own,
     )
@@ -54,6 +55,7 @@ def comparing_checkpoint(architecture: str, folder: Path, **text: object) -> Pat
     model.save_pretrained(folder)
     write_tokenizer(folder)
     square = {"height": 56, "width": 56}
-    settings = {"image_processor_type": f"{kind}ImageProcessor", "size": square, "crop_size": square}
+    sizes = {"patch_size": 14, "max_num_patches": 20} if shaped else {"size": square, "crop_size": square}
+    settings = {"image_processor_type": f"{kind}ImageProcessor", **sizes}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder

@@ -23,7 +23,7 @@ from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 TEXTS = [[BOS_ID, 5, 9, 200, EOS_ID], [BOS_ID, 17, EOS_ID]]
 
 
-@pytest.mark.parametrize("architecture", ["CLIPModel", "SiglipModel"])
+@pytest.mark.parametrize("architecture", ["CLIPModel", "SiglipModel", "Siglip2Model"])
 def test_vectors_and_facts(architecture: str, tmp_path: Path) -> None:
     folder = comparing_checkpoint(architecture, tmp_path)
     runner = open_runner(folder, conversion=resolve_conversion(read_config(folder), folder))

@@ -1,4 +1,4 @@
-"""Tiny random CLIPs and SigLIPs give the vectors of transformers' classes, alone and in any batch."""
+"""Tiny random CLIPs, SigLIPs and SigLIP 2s give the vectors of transformers, alone and in any batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from tiny import BOS_ID, EOS_ID, PAD_ID
 from torch import Tensor
 from torch.nn import functional as F
 from towers import comparing_checkpoint, item, normalised
+from transformers.models.siglip2.image_processing_pil_siglip2 import (
+    convert_image_to_patches,
+    pad_along_first_dim,
+)
 
 from models.config import ConfigError, read_config
 from models.context import MediaRows, use_context
@@ -30,13 +34,19 @@ from models.vision.blocks import segments
 from models.vision.tower import TowerInput
 from models.weight_pieces import WeightsError
 
-ARCHITECTURES = ["CLIPModel", "SiglipModel"]
+ARCHITECTURES = ["CLIPModel", "SiglipModel", "Siglip2Model"]
 Prompt = Sequence[int] | TowerInput
 
 _draw = random.Random(4)
 TEXTS = [[BOS_ID, *_draw.choices(range(10, 300), k=length), EOS_ID] for length in (5, 1, 22, 9)]
 PICTURES = [item(56, 56, seed) for seed in range(3)]
-MIXED: list[Prompt] = [TEXTS[0], PICTURES[0], PICTURES[1], TEXTS[1], TEXTS[2], PICTURES[2], TEXTS[3]]
+SHAPED = [item(56, 70), item(70, 70), item(98, 28)]
+
+
+def mixed(architecture: str) -> list[Prompt]:
+    """Texts and pictures in turns; those of SigLIP 2 have several shapes."""
+    pictures = SHAPED if architecture == "Siglip2Model" else PICTURES
+    return [TEXTS[0], pictures[0], pictures[1], TEXTS[1], TEXTS[2], pictures[2], TEXTS[3]]
 
 
 def settings_of(folder: Path) -> PictureSettings:
@@ -61,16 +71,29 @@ def vectors(model: Any, prompts: Sequence[Prompt], **asked: Any) -> list[Tensor]
         return model.pooler(PoolBatch(torch.cat(rows), packed(rows, params), params))
 
 
+def as_patches(pixels: Tensor) -> dict[str, Tensor]:
+    """What SigLIP 2 takes for a picture, with patches that are padding."""
+    patches, _ = pad_along_first_dim(convert_image_to_patches(pixels[0].numpy(), 14), 30)
+    rows, columns = pixels.shape[2] // 14, pixels.shape[3] // 14
+    return {
+        "pixel_values": torch.from_numpy(patches)[None],
+        "pixel_attention_mask": (torch.arange(30) < rows * columns).int()[None],
+        "spatial_shapes": torch.tensor([[rows, columns]]),
+    }
+
+
 @torch.inference_mode()
 def expected(folder: Path, prompt: Prompt) -> Tensor:
     """The normalised features of transformers' class."""
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(transformers, name).from_pretrained(folder).eval()
     if isinstance(prompt, TowerInput):
-        output = model.get_image_features(normalised(prompt, settings_of(folder)))
+        pixels = normalised(prompt, settings_of(folder))
+        shaped = as_patches(pixels) if name == "Siglip2Model" else {"pixel_values": pixels}
+        output = model.get_image_features(**shaped)
     else:
         length = model.config.text_config.max_position_embeddings
-        padding = [PAD_ID] * (length - len(prompt)) if name == "SiglipModel" else []
+        padding = [PAD_ID] * (length - len(prompt)) if name.startswith("Siglip") else []
         output = model.get_text_features(torch.tensor([[*prompt, *padding]]))
     return F.normalize(output.pooler_output[0], dim=0)
 
@@ -79,8 +102,9 @@ def expected(folder: Path, prompt: Prompt) -> Tensor:
 def test_vectors_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     folder = comparing_checkpoint(architecture, tmp_path)
     (model,) = load_pooled(folder)
-    wanted = [expected(folder, prompt) for prompt in MIXED]
-    for got, exact in zip(vectors(model, MIXED), wanted, strict=True):
+    prompts = mixed(architecture)
+    wanted = [expected(folder, prompt) for prompt in prompts]
+    for got, exact in zip(vectors(model, prompts), wanted, strict=True):
         torch.testing.assert_close(got, exact, atol=1e-4, rtol=0)
         assert float(F.cosine_similarity(got, exact, dim=0)) > 0.99999
     between = torch.stack(wanted) @ torch.stack(wanted).t()
@@ -93,7 +117,8 @@ def test_vectors_are_those_of_transformers(architecture: str, tmp_path: Path) ->
 def test_the_same_bits_alone_and_in_any_batch(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = comparing_checkpoint(architecture, tmp_path)
     (model,) = load_pooled(folder, dtype=dtype)
-    for prompt, got in zip(MIXED, vectors(model, MIXED), strict=True):
+    prompts = mixed(architecture)
+    for prompt, got in zip(prompts, vectors(model, prompts), strict=True):
         assert torch.equal(vectors(model, [prompt])[0], got)
         near = 0.99999 if dtype == torch.float32 else 0.99
         assert float(F.cosine_similarity(got, expected(folder, prompt), dim=0)) > near
@@ -132,9 +157,10 @@ def test_ranks_hold_all_and_later_stages_hand_on(architecture: str, tmp_path: Pa
     )
     (whole,) = load_pooled(folder)
     one, other = load_pooled(folder, 2)
-    wanted = torch.stack(vectors(whole, MIXED))
-    assert torch.equal(torch.stack(vectors(other, MIXED)), wanted)
-    assert torch.equal(torch.stack(vectors(one, MIXED)), wanted)
+    prompts = mixed(architecture)
+    wanted = torch.stack(vectors(whole, prompts))
+    assert torch.equal(torch.stack(vectors(other, prompts)), wanted)
+    assert torch.equal(torch.stack(vectors(one, prompts)), wanted)
     stream = torch.randn(3, config.output_size)
     assert first.stream_size == config.output_size == stream.shape[1]
     assert torch.equal(last.forward(torch.zeros(3).long(), torch.arange(3), stream), stream)

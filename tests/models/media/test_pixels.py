@@ -33,6 +33,11 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import (
+    Siglip2ImageProcessorPil,
+    convert_image_to_patches,
+    get_image_size_for_max_num_patches,
+)
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from models.media.item import Layout, MediaError, Picture, Prepared, Processor
@@ -79,6 +84,7 @@ CASES = {
         LlavaImageProcessorPil(size={"height": 40, "width": 71}, crop_size={"height": 57, "width": 57}),
     ),
     "siglip": Case("SiglipModel", tower("siglip"), SiglipImageProcessorPil()),
+    "siglip2": Case("Siglip2Model", {"vision_config": {}}, Siglip2ImageProcessorPil(max_num_patches=100)),
     "gemma3": Case(
         "Gemma3ForConditionalGeneration",
         tower("siglip", image_size=896, patch_size=14),
@@ -169,6 +175,10 @@ def test_pixels_are_those_of_the_reference(name: str) -> None:
             assert ours.grid == tuple(theirs["image_grid_thw"][0])
             assert ours.embeddings * 4 == len(pixels)
             assert np.array_equal(pixels, theirs["pixel_values"])
+        elif "spatial_shapes" in theirs:
+            assert ours.grid == (1, *theirs["spatial_shapes"][0])
+            patches = convert_image_to_patches(pixels, 16)
+            assert np.array_equal(patches, theirs["pixel_values"][0][: len(patches)])
         else:
             tiles = np.asarray(theirs["pixel_values"]).reshape(-1, *theirs["pixel_values"][0].shape[-3:])
             assert np.array_equal(pixels, tiles.transpose(1, 0, 2, 3).reshape(pixels.shape))
@@ -291,6 +301,15 @@ def test_a_thousand_sizes_become_as_many_tokens_as_in_the_reference(name: str) -
         elif "#" in expected:
             assert item.embeddings == expected.count("#")
             assert text_of(processor.layout(item)) == expected
+
+
+def test_a_thousand_sizes_have_the_shapes_of_siglip2() -> None:
+    processor, draw = processor_of(CASES["siglip2"]), random.Random(5)
+    for _ in range(1000):
+        width, height = (int(10 ** draw.uniform(0, 4)) for _ in range(2))
+        picture: Picture = Sized(width, height)  # pyright: ignore[reportAssignmentType]
+        expected = get_image_size_for_max_num_patches(height, width, 16, 100)
+        assert processor.prepare(picture).shape == (*expected, 3)
 
 
 @pytest.mark.parametrize("strategy", ["default", "full"])

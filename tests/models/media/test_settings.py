@@ -96,6 +96,7 @@ LLAVA, CROP = "LlavaForConditionalGeneration", {"height": 200, "width": 224}
         (ONE, {**SIGLIP, "vision_aspect_ratio": "pad"}, {}, "'pad' is not of the form anyres_max_9"),
         ("SmolVLMForConditionalGeneration", SIGLIP, {}, "tiles of 364 x 364 are not what the tower takes"),
         ("Mistral3ForConditionalGeneration", CLIP, {"do_pad": False}, "'do_pad' is False, and only True"),
+        ("Siglip2Model", CLIP, {"patch_size": 14}, "'patch_size' is not that of the tower"),
         ("InternVLForConditionalGeneration", SIGLIP, {"size": {"height": 3}}, "are not squares"),
         ("InternVLForConditionalGeneration", OBLONG, {}, r"must be of squares, but one is \[28, 56\]"),
     ],

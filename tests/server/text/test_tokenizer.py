@@ -79,6 +79,12 @@ def test_the_first_token_is_added_where_only_the_configuration_asks_for_it(tmp_p
     assert bos not in load(write(tmp_path, bos_token="<s>", add_bos_token=False)).encode("the")
 
 
+def test_siglip2_reads_small_letters(tmp_path: Path) -> None:
+    plain = load(write(tmp_path)).encode("a cat", add_special_tokens=False)
+    (tmp_path / "config.json").write_text('{"model_type": "siglip2"}')
+    assert load(tmp_path).encode("A Cat", add_special_tokens=False) == plain
+
+
 def test_text_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     tokenizer = load(write(tmp_path))
     facts = Facts(model_names=("m",), root="m", created=0, ready=READY, max_model_len=10, eos_token_ids=())
