@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
+from models.model import ServedModel
+from models.vision.model import find_tower
 from worker.config import WorkerConfig
-from worker.devices.base import Defaults, Device
+from worker.devices.base import GIB, CacheBudget, Defaults, Device
+from worker.media import row_bytes
 from worker.options import WorkerOptions
 
 _MOST_EMBEDDINGS = 1 << 14
+_KEPT_PART, _MOST_KEPT = 8, 4 * GIB
+"""By default embeddings are kept in this part of the memory for caches, and in so many bytes at most."""
+_NO_LIMIT = 1 << 30
+"""The number of embeddings that a rank could keep to which none come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,8 @@ class WorkerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    kept_embeddings: int = 0
+    """The embeddings of media that are kept beside `most_embeddings`, once the memory for them is known."""
 
     @property
     def max_pooled_tokens(self) -> int:
@@ -26,7 +37,7 @@ class WorkerLimits:
 
     @property
     def most_embeddings(self) -> int:
-        """The most embeddings of media that are held at a time, if the model has a tower."""
+        """The most embeddings that an item may have, if the model has a tower; a step may need as many."""
         return max(self.max_num_batched_tokens, min(self.max_model_len, _MOST_EMBEDDINGS))
 
     @property
@@ -86,6 +97,33 @@ def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLim
             "lower the second"
         )
     return replace(limits, max_num_batched_tokens=limits.max_model_len)
+
+
+def keep_media(
+    limits: WorkerLimits,
+    model: ServedModel,
+    config: WorkerConfig,
+    dtype: torch.dtype,
+    budget: Callable[[], CacheBudget],
+    minimum: Callable[[int], int],
+) -> WorkerLimits:
+    """Decide how many embeddings of media are kept for later requests, on all ranks as many (`minimum`).
+
+    `budget`: the memory for caches, of which they take a part.
+    """
+    tower, asked, kept = find_tower(model), config.options.mm_encoder_cache_gb, _NO_LIMIT
+    if tower is None or (asked is None and not model.causal):
+        return limits
+    if config.place.stage == 0:
+        whole = budget()
+        nbytes = min(whole.nbytes // _KEPT_PART, _MOST_KEPT) if asked is None else int(asked * GIB)
+        if nbytes > whole.most:
+            raise ValueError(
+                f"--mm-encoder-cache-gb asks for {asked:g} GiB of embeddings of pictures, and there are "
+                f"{whole.most / GIB:.2f} GiB of memory beside the weights: lower it"
+            )
+        kept = nbytes // row_bytes(tower, config.model, dtype)
+    return replace(limits, kept_embeddings=minimum(kept))
 
 
 def _model_len(config: WorkerConfig) -> int:

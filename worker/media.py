@@ -23,8 +23,11 @@ from models.context import ForwardContext, MediaRows
 from models.layers.linear import Linear
 from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
+from models.model import ServedModel
+from models.vision.model import find_tower
 from models.vision.tower import Tower, TowerInput
 from worker.buffers import Buffer
+from worker.config import Place
 from worker.protocol import Encode, StepInput
 from worker.tables.positions import Columns
 from worker.tables.slots import PlacedMedia, Slots
@@ -78,11 +81,13 @@ class StepMedia:
     """Encodes the items that steps bring, and reads them for the steps that need them."""
 
     def __init__(self, tower: Tower, slots: Slots, target: torch.device, *, most: int, encodes: bool) -> None:
-        """`most`: the embeddings that are held at a time. `encodes`: whether this rank has the tower."""
+        """`most`: the embeddings that may be held at a time. `encodes`: whether this rank has the tower."""
         self._tower, self._slots, self._target = tower, slots, target
         self._most, self._encodes = most, encodes
         self._rows: dict[int, Tensor] = {}
         """What the tower made of each item [embeddings, (1 + levels) * H], by its number."""
+        self._held = 0
+        """The embeddings of all these."""
         self._sees_media = sees_media(tower)
 
     def update(self, step: StepInput) -> None:
@@ -91,15 +96,17 @@ class StepMedia:
             return
         if step.fresh:
             self._rows.clear()
+            self._held = 0
         brought, forgotten = {item.number for item in step.encode}, set(step.forget)
-        unknown, twice = forgotten - self._rows.keys(), brought & (self._rows.keys() - forgotten)
+        unknown = {number for number in forgotten if number not in self._rows}
+        twice = {number for number in brought - forgotten if number in self._rows}
         if unknown or twice:
             raise ValueError(f"step {step.number} forgets items {[*unknown]} and brings {[*twice]} again")
-        for number in forgotten:
-            del self._rows[number]
-        held = sum(map(len, self._rows.values())) + sum(item.embeddings for item in step.encode)
+        self._held -= sum(len(self._rows.pop(number)) for number in forgotten)
+        held = self._held + sum(item.embeddings for item in step.encode)
         if held > self._most:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
+        self._held = held
         for items in _groups(step.encode):
             made = self._tower.encode([self._on_device(item) for item in items])
             for item, rows in zip(items, made, strict=True):
@@ -160,6 +167,15 @@ class StepMedia:
         return TowerInput(item.kind, pixels.to(self._target), item.grid, item.embeddings)
 
 
+def open_media(
+    model: ServedModel, place: Place, slots: Slots, target: torch.device, most: int
+) -> StepMedia | None:
+    """What brings media into the steps of a rank, which holds `most` embeddings; None if it has text only."""
+    if (tower := find_tower(model)) is None:
+        return None
+    return StepMedia(tower, slots, target, most=most, encodes=place.stage == 0)
+
+
 def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype) -> int:
     """An upper bound of the bytes of `most` embeddings and of the tower's largest step, by shapes alone."""
     vision = (model.whole or model.raw).get("vision_config")
@@ -168,7 +184,12 @@ def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype)
     patches = max(MOST_PATCHES, most * merged**2 if isinstance(merged, int) else 0)
     layers = [module for module in cast("nn.Module", tower).modules() if isinstance(module, Linear)]
     widest = max((sum(layer.widths) for layer in layers), default=0)
-    return (most * (1 + tower.levels) * model.hidden_size + 4 * patches * widest) * dtype.itemsize
+    return most * row_bytes(tower, model, dtype) + 4 * patches * widest * dtype.itemsize
+
+
+def row_bytes(tower: Tower, model: ModelConfig, dtype: torch.dtype) -> int:
+    """The bytes of an embedding, with those of the rows that are added behind deeper layers."""
+    return (1 + tower.levels) * model.hidden_size * dtype.itemsize
 
 
 def sees_media(tower: Tower) -> bool:

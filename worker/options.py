@@ -123,6 +123,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
     num_gpu_blocks_override: Annotated[int | None, Doc(MEMORY, least=1)] = None
     """Blocks of the KV cache, in place of what fits."""
+    mm_encoder_cache_gb: Annotated[float | None, Doc(MEMORY, least=0)] = None
+    """GiB of embeddings of pictures that each worker of the first stage keeps for later requests, beyond
+    those that a step may need; 0: none. Default: an eighth of the memory for caches, 4 at most; none for
+    models without a KV cache."""
     state_snapshots: Annotated[int | None, Doc(MEMORY, least=0)] = None
     """States of hybrid models that are remembered for prompts that begin alike; 0: their prefixes are not
     cached; default: what a quarter of the memory for caches holds."""

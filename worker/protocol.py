@@ -170,7 +170,7 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     first_halves: list[int] = []
     """The tokens of each replica's first half, if all compute it in halves. A row may be cut there."""
     encode: list[Encode] = []
-    """The media items that are encoded before the rows are computed."""
+    """The media items that are encoded before the rows are computed. Later stages do not get them."""
     forget: list[int] = []
     """The items whose embeddings are dropped before that."""
 
@@ -297,14 +297,20 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     kernel_compilations: int = 0
     """How many kernels the worker compiled at its start."""
     most_embeddings: int = 0
-    """The embeddings of media that the worker holds at a time, and so the most that one item may have; 0: the
-    model is served for text only."""
+    """The most embeddings that a media item may have; 0: the model is served for text only."""
+    kept_embeddings: int = 0
+    """The embeddings of media that the worker has room for beside so many."""
     whole_media: bool = False
     """Whether all tokens of an item must be computed in one step, because they see each other."""
     most_rows: int = 0
     """The rows of a step that may sample, guesses among them; 0: the model takes no guesses."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
+
+    @property
+    def held_embeddings(self) -> int:
+        """The most embeddings of media that the worker holds at a time."""
+        return self.most_embeddings + self.kept_embeddings
 
     @property
     def cached_tokens(self) -> int:

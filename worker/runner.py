@@ -42,8 +42,8 @@ from worker.kv_cache import (
     no_cache,
     size_cache,
 )
-from worker.limits import WorkerLimits, agree, fit_whole_sequences, resolve_limits
-from worker.media import StepMedia, media_bytes, sees_media
+from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
+from worker.media import media_bytes, open_media, row_bytes, sees_media
 from worker.pooling import (
     HiddenStore,
     PooledVectors,
@@ -58,7 +58,7 @@ from worker.protocol import CosineScores, StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
-from worker.state_memory import StateMemory, make_states, state_layers, without_states
+from worker.state_memory import StateMemory, make_states, state_layers
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.compute import Compute, Outcome
 from worker.steps.output import StepHandle, fetch_output
@@ -104,6 +104,7 @@ class Runner:
             limits = fit_whole_sequences(limits, config)
         tasks = offered_tasks(config, self._model.pooler)
         self._layout = self._lay_out_cache(limits, tasks)
+        limits = self._keep_media(limits, tasks)
         self._states, self._remembered, limits = self._make_states(limits, tasks)
         self._cache = self._make_cache(limits, tasks)
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
@@ -112,7 +113,8 @@ class Runner:
         self._queries = QueryStore()
         self._bounds = BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
-        self._media = self._open_media(limits)
+        held = limits.most_embeddings + limits.kept_embeddings
+        self._media = open_media(self._model, config.place, self._slots, self._device.target, held)
         self._planner = self._make_planner()
         self._mixtures = _mixtures(self._model, config)
         report("cache", 1.0)
@@ -217,13 +219,6 @@ class Runner:
             replicas=self._groups.replicas,
         )
 
-    def _open_media(self, limits: WorkerLimits) -> StepMedia | None:
-        tower, encodes = find_tower(self._model), self._config.place.stage == 0
-        if tower is None:
-            return None
-        most = limits.most_embeddings
-        return StepMedia(tower, self._slots, self._device.target, most=most, encodes=encodes)
-
     def _make_slots(self, limits: WorkerLimits) -> Slots:
         return Slots(
             self._device.target,
@@ -289,13 +284,18 @@ class Runner:
             *(lambda: self._budget(limits, tasks), self._groups.minimum, self._device),
         )
 
+    def _keep_media(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerLimits:
+        budget, model, dtype = lambda: self._budget(limits, tasks), self._model, self._dtype
+        return keep_media(limits, model, self._config, dtype, budget, self._groups.minimum)
+
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
-        """The memory for caches, of which states take theirs first."""
-        layers, groups = self._model.attention_layers(), len(self._layout.groups)
+        """The memory for caches but for kept embeddings; states take theirs first."""
+        layers, groups, kept = self._model.attention_layers(), len(self._layout.groups), 0
         step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
         if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
             step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
-        return self._device.cache_budget(self._config.options.gpu_memory_utilization, step)
+            kept = limits.kept_embeddings * row_bytes(tower, self._config.model, self._dtype)
+        return self._device.cache_budget(self._config.options.gpu_memory_utilization, step).less(kept)
 
     def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
         """The places of layers in the cache; stored hidden states of all positions keep all blocks."""
@@ -312,9 +312,7 @@ class Runner:
         layers, place = self._model.attention_layers(), config.place
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
-        budget = self._budget(limits, tasks)
-        if self._states is not None:
-            budget = without_states(budget, self._states.nbytes)
+        budget = self._budget(limits, tasks).less(self._states.nbytes if self._states else 0)
         size = size_cache(
             config,
             limits,
@@ -352,6 +350,7 @@ class Runner:
             whole_tasks=whole_tasks(tasks, model.pooler),
             fingerprint=self._fingerprint,
             most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
+            kept_embeddings=limits.kept_embeddings,
             whole_media=tower is not None and sees_media(tower),
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )

@@ -69,7 +69,7 @@ def make_states(
     if layers:
         whole, nbytes = budget(), place_bytes(layers)
         slots = slots_for(limits, asked.max_num_seqs, nbytes, whole)
-        remembered = places_for(asked.state_snapshots, nbytes, without_states(whole, (slots + 1) * nbytes))
+        remembered = places_for(asked.state_snapshots, nbytes, whole.less((slots + 1) * nbytes))
     remembered = minimum(remembered)
     limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, minimum(slots)))
     if not layers:
@@ -113,11 +113,6 @@ def places_for(asked: int | None, nbytes: int, budget: CacheBudget) -> int:
             f"GiB are left for it and for the KV cache: lower it, or raise {budget.flag}"
         )
     return asked
-
-
-def without_states(budget: CacheBudget, nbytes: int) -> CacheBudget:
-    """What is left of a budget when `nbytes` of states are taken."""
-    return replace(budget, nbytes=max(0, budget.nbytes - nbytes), most=max(0, budget.most - nbytes))
 
 
 def _padded(shape: tuple[int, ...]) -> int:

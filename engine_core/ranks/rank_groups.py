@@ -65,9 +65,10 @@ class LocalRanks:
             flags = zmq.POLLIN | zmq.POLLOUT if channel.has_unsent else zmq.POLLIN
             poller.register(channel, 0 if channel.ended else flags)
 
-    def send(self, frames: Sequence[Bytes]) -> None:
-        for channel in self._channels.values():
-            channel.write(frames)
+    def send(self, frames: Sequence[Bytes], later: Sequence[Bytes] | None = None) -> None:
+        first = {place.rank for place in self._places if place.stage == 0}
+        for rank, channel in self._channels.items():
+            channel.write(frames if rank in first or later is None else later)
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         for rank, channel in self._channels.items():
@@ -236,9 +237,11 @@ class RemoteRanks:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
-    def send(self, frames: Sequence[Bytes]) -> None:
+    def send(self, frames: Sequence[Bytes], later: Sequence[Bytes] | None = None) -> None:
+        """Send a message to each node, whole if any of the ranks to which it is relayed needs that."""
         for node in self._hellos:
-            self._send(node, *frames)
+            encodes = any(place.stage == 0 for place in self._nodes[node])
+            self._send(node, *(frames if encodes or later is None else later))
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         lost = self._lost()

@@ -40,8 +40,11 @@ class RankGroup(Protocol):
         """Register what has to be awaited before the next call of `receive`, the end of a rank included."""
         ...
 
-    def send(self, frames: Sequence[Bytes]) -> None:
-        """Send the frames of a message to each rank; never waits."""
+    def send(self, frames: Sequence[Bytes], later: Sequence[Bytes] | None = None) -> None:
+        """Send the frames of a message to each rank; never waits.
+
+        `later`: what ranks behind the first stage need of it, if that is less.
+        """
         ...
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
@@ -76,6 +79,7 @@ class RanksExecutor:
         self._groups = groups
         self._log_level = log_level
         self._ranks = {place.rank: _Rank(place) for place in places}
+        self._has_stages = any(place.stage for place in places)
         self._report = report
         self._landed: dict[int, StepOutput | channel.StepFailed] = {}
         self._dead: ExecutorDead | None = None
@@ -96,7 +100,9 @@ class RanksExecutor:
 
     def submit(self, step: StepInput) -> _StepFuture:
         self.check()
-        self._send(step)
+        # The first stage alone encodes media, whose pixels are most of a step's bytes.
+        later = self._encoder.encode(replace(step, encode=[])) if step.encode and self._has_stages else None
+        self._send(step, later)
         return _StepFuture(self, step.number)
 
     def bind(self, bounds: StepBounds) -> None:
@@ -141,10 +147,12 @@ class RanksExecutor:
         if self._dead is None:
             self._dead = ExecutorDead("the workers have been stopped")
 
-    def _send(self, message: StepInput | StepBounds | channel.Prepare) -> None:
+    def _send(
+        self, message: StepInput | StepBounds | channel.Prepare, later: Sequence[Bytes] | None = None
+    ) -> None:
         frames = self._encoder.encode(message)
         for group in self._groups:
-            group.send(frames)
+            group.send(frames, later)
 
     def _receive(self, timeout: int | None = None) -> None:
         """Wait for messages of the ranks and handle them. Raises ExecutorDead if a rank has ended."""

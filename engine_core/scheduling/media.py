@@ -1,9 +1,10 @@
 """The media of live sequences, and which of their embeddings the worker holds.
 
 Equal items, by their hashes, are one entry, however many sequences have them. A step encodes the items that
-its rows read and whose embeddings the worker does not hold. Embeddings stay until others need the room; those
-that were read longest ago are dropped first, but none that a row of the step reads. Steps run in the order in
-which they were planned, so that steps in flight have read what a later one drops.
+its rows read and whose embeddings the worker does not hold. Embeddings stay until others need the room, even
+if no sequence has the item any more; those that were read longest ago are dropped first, but none that a row
+of the step reads. Steps run in the order in which they were planned, so that steps in flight have read what a
+later one drops.
 
 Which embeddings are held is a matter of speed alone: as long as a sequence lives, its items can be encoded
 again.
@@ -11,6 +12,7 @@ again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from math import inf
 
@@ -53,11 +55,11 @@ class MediaItems:
         self.forget: list[int] = []
         """What the step that is being planned encodes and forgets."""
         self._most_bytes = max(_LEAST_BYTES, int(config.mm_processor_cache_gb * (1 << 30)))
-        self._most = facts.most_embeddings
+        self._most = facts.held_embeddings
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
         self._splits = config.enable_chunked_prefill and facts.causal
         self._items: dict[bytes, Item] = {}
-        self._held: dict[bytes, Item] = {}
+        self._held: OrderedDict[bytes, Item] = OrderedDict()
         """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
         read longest ago come first, and those that this step reads last."""
         self._read: set[Item] = set()
@@ -171,7 +173,8 @@ class MediaItems:
 
     def _pin(self, hash: bytes) -> None:
         """Keep the embeddings of an item for this step, in which they are read."""
-        item = self._held[hash] = self._held.pop(hash)
+        self._held.move_to_end(hash)
+        item = self._held[hash]
         if item not in self._read:
             self._read.add(item)
             self._room -= item.embeddings
@@ -203,7 +206,7 @@ class MediaItems:
         """Note that a step has failed: the next one begins without any embeddings (`StepInput.fresh`)."""
         for hash, item in self._held.items():
             self._let_go(hash, item)
-        self._held = {}
+        self._held.clear()
 
 
 def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:

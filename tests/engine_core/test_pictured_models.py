@@ -35,7 +35,13 @@ FIELDS: dict[str, Any] = {
 OUTPUT = 5
 ITEM = 4
 """The embeddings of a picture."""
-BESIDE = {"block_size": 4, "max_model_len": 64, "num_gpu_blocks_override": 256, "cpu_threads": 1}
+BESIDE = {
+    "block_size": 4,
+    "max_model_len": 64,
+    "num_gpu_blocks_override": 256,
+    "cpu_threads": 1,
+    "mm_encoder_cache_gb": 0,
+}
 
 
 class Llava:
@@ -171,6 +177,18 @@ def test_known_prefixes_end_before_inside_and_behind_a_picture(
     answers, cached, _ = llava.run_waves([[each] for each in llava.asked])
     assert_answers(answers, llava.answers)
     assert cached[:6] == [0, 4, 0, 0, 4, 12]
+
+
+@pytest.mark.parametrize(("kept", "encoded"), [(1, 2), (0, 3)])
+def test_pictures_of_later_requests_are_not_encoded_again_if_they_are_kept(
+    llava: Llava, kept: int, encoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerLimits, "most_embeddings", ITEM)
+    waves = [[llava.asked[at]] for at in (0, 2, 3)]  # one, the other, and the first behind another text
+    cache = kept * ITEM * 32 * 4 / (1 << 30)
+    answers, _, stats = llava.run_waves(waves, mm_encoder_cache_gb=cache, enable_prefix_caching=False)
+    assert_answers(answers, [llava.answers[at] for at in (0, 2, 3)])
+    assert (stats.media_encoded, stats.media_embeddings) == (encoded, (1 + kept) * ITEM)
 
 
 @pytest.mark.parametrize("late", [False, True])

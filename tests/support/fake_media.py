@@ -72,7 +72,7 @@ class FakeMedia:
             if each.number in self._rows:
                 raise ValueError("an item is encoded that is there")
             self._rows[each.number] = embeddings_of(each.pixels, each.embeddings)
-        if sum(map(len, self._rows.values())) > self._facts.most_embeddings:
+        if sum(map(len, self._rows.values())) > self._facts.held_embeddings:
             raise ValueError("there are too many embeddings")
         for seq in step.seqs:
             for place in self._places[seq.slot]:

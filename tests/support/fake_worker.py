@@ -117,6 +117,7 @@ def facts(
     remembered_states: int | None = None,
     windows: tuple[int, ...] = (0,),
     most_embeddings: int = 0,
+    kept_embeddings: int = 0,
     whole_media: bool = False,
 ) -> WorkerFacts:
     return WorkerFacts(
@@ -137,6 +138,7 @@ def facts(
         widths={task: 2 if task in WHOLE_TASKS else 1 for task in tasks if task != "generate"},
         whole_tasks=tuple(task for task in tasks if task in WHOLE_TASKS),
         most_embeddings=most_embeddings,
+        kept_embeddings=kept_embeddings,
         whole_media=whole_media,
     )
 

@@ -35,7 +35,9 @@ from models.loader import LoadOptions, load_model
 from models.parallel.parallel import Parallel
 from models.vision.llava import LlavaTower
 from models.vision.model import find_tower
-from worker.media import MOST_PATCHES, media_bytes
+from worker.devices.base import CacheBudget
+from worker.devices.cpu import Cpu
+from worker.media import MOST_PATCHES, media_bytes, row_bytes
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput, StepOutput
 from worker.runner import Runner
 
@@ -51,6 +53,8 @@ FIELDS: dict[str, Any] = {
     "image_token_index": 310,
 }
 OUTPUT = 5
+ROW = 32 * 4
+"""The bytes of an embedding."""
 SIZES: dict[str, Any] = {
     "max_num_seqs": 6,
     "block_size": 4,
@@ -197,7 +201,7 @@ def test_what_contradicts_the_items_that_are_held_is_refused(llava: Llava) -> No
         launch(encode=[item], fresh=False)
     assert launch(encode=[item]).tokens == launch(fresh=False).tokens == first
     with pytest.raises(ValueError, match="have room"):
-        launch(encode=[replace(item, number=2, embeddings=1 << 20)])
+        launch(encode=[replace(item, number=2, embeddings=1 << 30)])
 
 
 def test_memory_is_known_from_shapes(llava: Llava, runner: Runner) -> None:
@@ -205,8 +209,27 @@ def test_memory_is_known_from_shapes(llava: Llava, runner: Runner) -> None:
     tower, config = find_tower(model), read_config(llava.folder)
     assert tower is not None
     few, more = (media_bytes(tower, config, most, torch.float32) for most in (100, 300))
-    assert more - few == 200 * config.hidden_size * 4
+    assert more - few == 200 * row_bytes(tower, config, torch.float32) == 200 * ROW
     assert few > MOST_PATCHES * 3 * 32 * 4, "queries, keys and values of all patches"
+
+
+@pytest.mark.parametrize("rows", [None, 1000, 0])
+def test_a_part_of_the_memory_for_caches_keeps_embeddings(llava: Llava, rows: int | None) -> None:
+    memory = 200 << 10
+    budget = CacheBudget(memory, "--of-this-test", 1 << 20)
+    asked = None if rows is None else rows * ROW / (1 << 30)
+    sizes = {"block_size": 4, "max_model_len": 64, "mm_encoder_cache_gb": asked}
+    with mock.patch.object(Cpu, "cache_budget", return_value=budget):
+        facts = open_runner(llava.folder, **sizes).facts
+    kept = memory // 8 // ROW if rows is None else rows
+    block = facts.kv_bytes // facts.num_blocks
+    assert facts.kept_embeddings == kept and facts.held_embeddings == facts.most_embeddings + kept
+    assert facts.num_blocks == (memory - kept * ROW) // block
+
+
+def test_embeddings_for_which_there_is_no_memory_are_refused(llava: Llava) -> None:
+    with pytest.raises(ValueError, match=r"--mm-encoder-cache-gb asks for 1e\+06 GiB"):
+        open_runner(llava.folder, **SIZES, mm_encoder_cache_gb=1e6)
 
 
 def test_the_smallest_picture_is_encoded_at_warm_up(llava: Llava, runner: Runner) -> None:

@@ -14,7 +14,9 @@ from sizes import worker_config
 
 from models.config import read_config
 from models.conversion.conversion_choice import Conversion
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
+from models.vision.model import find_tower
+from worker.media import row_bytes
+from worker.protocol import Encode, NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
 SIZES = {"max_num_seqs": 6, "block_size": 4, "num_gpu_blocks_override": 256, "max_model_len": 96}
@@ -37,6 +39,18 @@ def test_answers_are_those_of_transformers(pictured: Pictured, runner: Runner, c
     assert_answers(engine.run(pictured.asked, OUTPUT), pictured.answers)
 
 
+def test_rows_that_deeper_layers_add_count_among_the_bytes_that_are_kept(
+    pictured: Pictured, runner: Runner
+) -> None:
+    media, tower = runner._media, find_tower(runner._model)  # pyright: ignore[reportPrivateUsage]
+    assert media is not None and tower is not None
+    items = encoded(pictured.prompts, pictured.asked[-1])
+    media.update(StepInput(1, [], [], fresh=True, encode=items))
+    rows = media._rows.values()  # pyright: ignore[reportPrivateUsage]
+    each = row_bytes(tower, read_config(pictured.folder), torch.float32)
+    assert sum(one.untyped_storage().nbytes() for one in rows) == each * sum(map(len, rows))
+
+
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
 def test_ranks_answer_alike(pictured: Pictured, ranks: Ranks, layout: Layout) -> None:
     config = worker_config(folder=str(pictured.folder), model=read_config(pictured.folder), **SIZES)
@@ -47,7 +61,7 @@ def test_ranks_answer_alike(pictured: Pictured, ranks: Ranks, layout: Layout) ->
     executor.stop()
 
 
-def encoded(prompts: Prompts, prompt: Prompt) -> list[object]:
+def encoded(prompts: Prompts, prompt: Prompt) -> list[Encode]:
     return [prompts.encode(number) for number in {place.number for place in prompt.media}]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.layers.state import StateLayer
 from worker.devices.base import CacheBudget
 from worker.limits import WorkerLimits
-from worker.state_memory import StateMemory, place_bytes, places_for, slots_for, state_layers, without_states
+from worker.state_memory import StateMemory, place_bytes, places_for, slots_for, state_layers
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
 BUDGET = CacheBudget(nbytes=2000, flag="--kv-cache-memory-bytes", most=3000)
@@ -59,7 +59,7 @@ def test_slots_are_those_that_half_of_the_memory_holds(caplog: pytest.LogCapture
 
 
 def test_a_quarter_of_what_is_left_remembers_states() -> None:
-    left = without_states(BUDGET, 400)
+    left = BUDGET.less(400)
     assert (left.nbytes, left.most) == (1600, 2600)
     assert places_for(None, 100, left) == 4
     assert places_for(7, 100, left) == 7

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +44,10 @@ class CacheBudget:
     """The option that an operator changes to get another budget."""
     most: int
     """The bytes that the device has beside the weights, whatever is asked for."""
+
+    def less(self, nbytes: int) -> CacheBudget:
+        """What is left of it when so many bytes are taken."""
+        return replace(self, nbytes=max(0, self.nbytes - nbytes), most=max(0, self.most - nbytes))
 
 
 class Device(Protocol):

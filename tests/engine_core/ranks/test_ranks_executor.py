@@ -24,8 +24,9 @@ from engine_core.executor import ExecutorDead, ReportPhase
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
+from worker.buffers import Buffer
 from worker.config import WorkerConfig
-from worker.protocol import NewSeq, Sampling, StepBounds, StepInput
+from worker.protocol import Encode, NewSeq, Sampling, StepBounds, StepInput
 
 pytestmark = pytest.mark.usefixtures("support_path")
 
@@ -82,6 +83,15 @@ def test_every_rank_takes_every_step_and_one_answers(make: Make, sizes: dict[str
     assert executor.start() == facts(has_idle_work=True)
     steps = [executor.submit(step) for step in (read(1, [5, 6, 7]), follow(2, 3), follow(3, 4))]
     assert [step.result().tokens[0] for step in steps] == reference([5, 6, 7], 3)
+
+
+def test_pixels_go_to_the_first_stage_alone(started: Make, tmp_path: Path) -> None:
+    executor = started(tensor=2, pipeline=2)
+    item = Encode(1, "image", (1, 1, 3), (1, 1, 1), 0, Buffer(b"rgb"))
+    steps = [executor.submit(step) for step in (replace(read(1, [5, 6, 7]), encode=[item]), follow(2, 3))]
+    assert [step.result().tokens[0] for step in steps] == reference([5, 6, 7], 2)
+    executor.stop()  # all ranks have come to the end of their steps
+    assert sorted(path.name for path in tmp_path.glob("item-*")) == ["item-0", "item-1"]
 
 
 @pytest.mark.turns

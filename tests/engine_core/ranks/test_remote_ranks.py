@@ -83,7 +83,7 @@ class Cluster:
         """End the connections from the engine to its nodes without a message."""
         remote, *local = self.executor._groups  # pyright: ignore[reportPrivateUsage]
         assert remote is self.remote
-        self.remote.send = lambda frames: None
+        self.remote.send = lambda frames, later=None: None
         self.remote.stop(by_force=True)
         self.executor._groups = local  # pyright: ignore[reportPrivateUsage]
 
@@ -139,7 +139,12 @@ def test_the_answering_rank_may_be_on_another_machine(cluster: Cluster) -> None:
     cluster.config = replace(cluster.config, tensor_parallel_size=1, pipeline_parallel_size=2)
     cluster.executor = cluster._executor()  # pyright: ignore[reportPrivateUsage]
     cluster.start()
-    assert cluster.executor.submit(read(1, [5, 6])).result().tokens == reference([5, 6], 1)
+    item = Encode(1, "image", (1, 1, 3), (1, 1, 1), 0, Buffer(b"rgb"))
+    step = cluster.executor.submit(replace(read(1, [5, 6]), encode=[item]))
+    assert step.result().tokens == reference([5, 6], 1)
+    cluster.executor.stop()
+    assert not (cluster.there / "item-1").exists(), "a later stage gets no pixels"
+    assert (cluster.here / "item-0").exists()
 
 
 def test_who_has_another_key_does_not_get_in(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,7 +88,7 @@ class Group:
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._readable, zmq.POLLIN)
 
-    def send(self, frames: Sequence[Bytes]) -> None:
+    def send(self, frames: Sequence[Bytes], later: Sequence[Bytes] | None = None) -> None:
         (frame,) = frames
         self.sent.append(bytes(frame))
 

@@ -33,8 +33,10 @@ def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: obj
     return add(id, tokens, media=items, **changes)
 
 
-def bench(most: int = 64, *, whole: bool = False, depth: int = 0, size: int = 64, **options: object) -> Bench:
-    limits = facts(most_embeddings=most, whole_media=whole, max_num_batched_tokens=size)
+def bench(
+    most: int = 64, *, kept: int = 0, whole: bool = False, depth: int = 0, size: int = 64, **options: object
+) -> Bench:
+    limits = facts(most_embeddings=most, kept_embeddings=kept, whole_media=whole, max_num_batched_tokens=size)
     return Bench(config(**options), limits, depth=depth)
 
 
@@ -97,6 +99,22 @@ def test_room_for_one_item_is_enough_and_what_was_read_longest_ago_goes(depth: i
     for id, hash in enumerate((CAT, DOG, CAT, OWL, CAT)):
         roomy.serve(asks(id, hash, salt=str(id)))
     assert roomy.scheduler.media.encoded == 3
+
+
+def test_pages_that_are_kept_are_not_encoded_again_whatever_query_comes() -> None:
+    pages = [b"%d" % page for page in range(8)]
+    for kept, encoded in ((28, 8), (24, 16)):  # with room for all pages, and for all but one
+        made = bench(most=4, kept=kept)
+        for query in (1, 2):
+            requests = [asks(10 * query + at, page, text=query) for at, page in enumerate(pages)]
+            made.add_all(requests)
+            made.run()
+            assert right(made, *requests)
+        assert made.scheduler.media.encoded == encoded
+        assert made.scheduler.stats(made.now).media_embeddings == 4 + kept
+    made.add(asks(1, CAT, length=5))
+    [failed] = made.outputs[0, 1]
+    assert isinstance(failed, Failed) and "must have from 1 to 4" in failed.message, "no item may be larger"
 
 
 def test_a_step_encodes_no_more_than_its_budget_but_one_item_at_least() -> None:
@@ -298,7 +316,10 @@ def test_after_failed_steps_items_are_encoded_again() -> None:
     for seed in range(150):
         rnd = random.Random(seed)
         limits = facts(
-            most_embeddings=rnd.choice([4, 9, 40]), max_num_batched_tokens=rnd.choice([8, 64]), num_blocks=20
+            most_embeddings=rnd.choice([4, 9, 40]),
+            kept_embeddings=rnd.choice([0, 0, 5]),
+            max_num_batched_tokens=rnd.choice([8, 64]),
+            num_blocks=20,
         )
         made = FaultyBench(config(steps_ahead=rnd.choice([0, 1, 2])), limits)
         made.worker = FaultyWorker(limits)
