@@ -49,7 +49,7 @@ class Halving:
 
     def first_half(self, step: StepInput) -> int:
         """The tokens of the first half of a step; 0 if it should stay whole."""
-        counts = [seq.count for seq in step.seqs]
+        counts = [count for seq in step.seqs for count in (seq.count, *[1] * len(seq.guesses))]
         of_prompts = sum(count for count in counts if count > 1)
         enough = of_prompts >= self.prompt_tokens if of_prompts else len(counts) >= self.decode_tokens
         return _middle(counts) if enough and sum(counts) > 1 else 0
@@ -247,7 +247,7 @@ class JointExecutor:
         self.check()
         self._announced += 1
         halves = self._halving.first_half(step) if self._halving is not None else 0
-        future = JointFuture(self, step, RoundShare(sum(seq.count for seq in step.seqs), halves))
+        future = JointFuture(self, step, RoundShare(sum(seq.tokens for seq in step.seqs), halves))
         self._waiting.append(future)
         self._peers.announce(self._announced, future.share, seconds)
         self.receive()

@@ -191,7 +191,7 @@ def step_bytes(
     pooled = limits.max_pooled_tokens * model.hidden_size * (dtype.itemsize + 3 * 4) if pools else 0
     return (
         tokens * _token_numbers(model, place.tensor_size) * dtype.itemsize
-        + 3 * 4 * limits.max_num_seqs * model.vocab_size  # logits; two copies, to cap, mask and rank them
+        + 3 * 4 * limits.most_rows * model.vocab_size  # logits; two copies, to cap, mask and rank them
         + 6 * WORKSPACE
         + pooled  # the hidden states, and float32 copies on their way to results
         + (MOST_QUERY_BYTES if pools else 0)

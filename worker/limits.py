@@ -19,6 +19,8 @@ _KEPT_PART, _MOST_KEPT = 8, 4 * GIB
 """By default embeddings are kept in this part of the memory for caches, and in so many bytes at most."""
 _NO_LIMIT = 1 << 30
 """The number of embeddings that a rank could keep to which none come."""
+_LEAST_ROWS = 64
+"""The least that a step has room for of rows that sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class WorkerLimits:
         return max(self.max_num_batched_tokens, self.max_model_len)
 
     @property
+    def most_rows(self) -> int:
+        """The most rows that sample in a step, guesses among them."""
+        return min(max(self.max_num_seqs, _LEAST_ROWS), self.max_num_batched_tokens)
+
+    @property
     def most_embeddings(self) -> int:
         """The most embeddings that an item may have, if the model has a tower; a step may need as many."""
         return max(self.max_num_batched_tokens, min(self.max_model_len, _MOST_EMBEDDINGS))
@@ -43,7 +50,7 @@ class WorkerLimits:
     @property
     def staged_words(self) -> int:
         """The words that most steps stage; a step with more, for long prompts, makes a larger buffer."""
-        return 4 * (self.max_num_batched_tokens + 8 * self.max_num_seqs)
+        return 4 * (self.max_num_batched_tokens + 8 * self.most_rows)
 
 
 def resolve_limits(config: WorkerConfig, device: Device) -> WorkerLimits:

@@ -111,7 +111,7 @@ class Rank:
                 if isinstance(step, Prepare):
                     self._prepare(worker)
                     continue
-                self._progress.begin(step.number, sum([row.count for row in step.seqs]))
+                self._progress.begin(step.number, sum([row.tokens for row in step.seqs]))
                 try:
                     self._launched.put((step.number, worker.launch(step, self._next_bounds)))
                 except Exception as error:

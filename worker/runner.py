@@ -35,13 +35,7 @@ from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.experts.balancer import Balancer
 from worker.host.machine import times_killed
 from worker.host.memory import ReadPages, release_after_loading
-from worker.kv_cache import (
-    Cache,
-    bytes_beside_cache,
-    describe_small_cache,
-    no_cache,
-    size_cache,
-)
+from worker.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
 from worker.media import media_bytes, open_media, row_bytes, sees_media
 from worker.pooling import (
@@ -155,7 +149,7 @@ class Runner:
 
         outcome = self._compute(batch, write_bounds)
         if stage and not stage.last:
-            stage.send_stream(outcome.hidden, step, batch.sampled)
+            stage.send_stream(outcome.hidden, batch.step, batch.sampled)
             self._failed = False
             return SilentStep(step.number)
         handle = self._finish(batch, outcome)
@@ -351,6 +345,7 @@ class Runner:
             fingerprint=self._fingerprint,
             most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
             kept_embeddings=limits.kept_embeddings,
+            most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
             whole_media=tower is not None and sees_media(tower),
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
@@ -385,7 +380,7 @@ class Runner:
                     f"at warm-up {reason}, though all weights are finite: --dtype {self.facts.dtype} is too "
                     "narrow for them, or a number in config.json is wrong"
                 )
-            timed.append((sum(row.count for row in step.seqs), time.monotonic() - started))
+            timed.append((sum(row.tokens for row in step.seqs), time.monotonic() - started))
         return tuple(timed)
 
 

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 
 from worker.media import StepMedia
 from worker.pooling import PoolPlan, plan_pools, segments_of
-from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
+from worker.protocol import Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
+from worker.steps.guesses import give_rows, may_guess
 from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.recorded_forms import Form, Forms, MixedForm, StagedForm, can_choose, find_form, send_form
 from worker.tables.slots import SampleRows, Slots
@@ -31,6 +32,9 @@ class Batch:
     """All that the device must be told of a step, on the way there."""
 
     step: StepInput
+    """The step in which each guess has a row of its own."""
+    asked: StepInput
+    """The step as the engine has sent it: the same one if nothing is guessed."""
     lay_out: Callable[[], StepTokens]
     """The function that writes the tables and lays the tokens out, on the device. It is called once."""
     sampled: SampleTargets | None
@@ -53,25 +57,26 @@ class StepPlanner:
     media: StepMedia | None = None
     """What reads the media of steps; None: the model has text only."""
 
-    def plan(self, step: StepInput, packet: Packet) -> Batch:
+    def plan(self, asked: StepInput, packet: Packet) -> Batch:
         """Note the step's new sequences and blocks, and send what the device must know of it."""
-        for new in step.new:
+        for new in asked.new:
             self.slots.admit(new)
-        self._check(step)
+        self._check(asked)
+        step = give_rows(asked)
         columns = Columns.of(step.seqs, self.slots.first_remembered)
         types = self._token_types(columns)
         media = None if self.media is None or not self.slots.media else self.media.read(columns)
         staged, forms = None, self.forms
         if forms is not None and step.fresh:
             forms.states.forget()
-        may_replay = not step.new and (media is None or media.only_shifts)
+        may_replay = step is asked and not step.new and (media is None or media.only_shifts)
         form = find_form(forms, step.seqs, self.slots) if forms is not None and may_replay else None
         if forms is not None and form is not None:
             return self._plan_form(forms, form, step, columns, packet)
         if forms is not None and media is None:
             staged = self._stage_mixed(forms, step.seqs, columns, types, packet)
 
-        write_tables = self._stage_tables(step, packet)
+        write_tables = self._stage_tables(asked, packet)
         finish = self.lay_out(columns, self.slots, packet) if staged is None else staged.finish
         token_types = packet.ints(types) if types is not None and staged is None else None
         show_media = None if media is None else media.stage(packet)
@@ -92,7 +97,7 @@ class StepPlanner:
             return ids, context
 
         form = None if staged is None else staged.form
-        return Batch(step, lay_tokens_out, sampled, self._prompt_logprobs(columns), pooled, form)
+        return Batch(step, asked, lay_tokens_out, sampled, self._prompt_logprobs(columns), pooled, form)
 
     def _check(self, step: StepInput) -> None:
         """Refuse a step that contradicts the tables, before it writes into other sequences."""
@@ -100,14 +105,20 @@ class StepPlanner:
         if not step.seqs:
             raise ValueError(f"step {step.number} has no rows")
         for seq in step.seqs:
-            start, end = seq.start, seq.start + seq.count
+            start, end = seq.start, seq.start + seq.tokens
             held = slots.blocks[seq.slot] + len(seq.blocks) // slots.groups
             has_room = end <= held * slots.block_size if slots.paged else start == 0
-            if not (0 <= start < end <= slots.max_len and has_room and held <= slots.most_blocks):
+            if not (
+                0 <= start < start + seq.count <= end <= slots.max_len
+                and has_room
+                and held <= slots.most_blocks
+            ):
                 raise ValueError(
                     f"step {step.number}: {seq} does not fit: a slot has {slots.max_len} positions and "
                     f"{slots.most_blocks} blocks of {slots.block_size}, this one would hold {held}"
                 )
+            if seq.guesses and not (slots.paged and not slots.has_states and may_guess(seq)):
+                raise ValueError(f"step {step.number}: nothing can be guessed behind {seq}")
             if seq.blocks and not 0 <= min(seq.blocks) <= max(seq.blocks) <= self.num_blocks:
                 raise ValueError(
                     f"step {step.number} names a cache block beyond the {self.num_blocks} there are"
@@ -131,7 +142,7 @@ class StepPlanner:
         else:
             sampled = self._plan_samples(step.seqs, columns, packet)
         packet.send()
-        return Batch(step, _not_laid_out, sampled, [], None, form)
+        return Batch(step, step, _not_laid_out, sampled, [], None, form)
 
     def _stage_tables(self, step: StepInput, packet: Packet) -> Callable[[], None]:
         """Stage new tokens, new blocks, and what recordings must know of sequences that are not to be pooled.
@@ -140,14 +151,19 @@ class StepPlanner:
         are written at once.
         """
         slots = self.slots
+        guessing = [seq for seq in step.seqs if seq.guesses]
+        texts: list[_Text] = [(new.slot, 0, new.tokens) for new in step.new]
+        texts += [(seq.slot, seq.start + seq.count, seq.guesses) for seq in guessing]
         grown = [seq for seq in step.seqs if seq.blocks]
         staged: list[tuple[ArrayLike, ArrayLike]] = []
         if slots.host_tables is not None:
-            _write_tables(*slots.host_tables, step.new, grown, slots)
+            _write_tables(*slots.host_tables, texts, grown, slots)
         else:
-            staged += [_new_tokens(step.new, slots)] if step.new else []
+            staged += [_new_tokens(texts, slots)] if texts else []
             staged += [_new_blocks(grown, slots)] if grown else []
-        sampling = [seq for seq in step.seqs if slots.pooling[seq.slot] is None]
+        sampling = [seq for seq in step.seqs if slots.pooling[seq.slot] is None and not seq.guesses]
+        if self.forms is not None and guessing:  # how many hold is known to nobody yet
+            self.forms.states.forget([seq.slot for seq in guessing])
         if self.forms is not None and sampling:
             staged.append(self.forms.states.after(sampling))
         if not staged:
@@ -231,24 +247,28 @@ def _sampled_by(forms: Forms, seqs: Sequence[SeqStep]) -> SampleTargets:
     return SampleTargets(None, forms.buffer[:0], rows, GREEDY, {})
 
 
+_Text = tuple[int, int, Sequence[int]]
+"""The type of tokens that a step brings: their slot, the position of the first, and the tokens."""
+
+
 def _write_tables(
-    tokens: np.ndarray, blocks: np.ndarray, new: list[NewSeq], grown: list[SeqStep], slots: Slots
+    tokens: np.ndarray, blocks: np.ndarray, texts: list[_Text], grown: list[SeqStep], slots: Slots
 ) -> None:
-    for each in new:
-        tokens[each.slot, : len(each.tokens)] = each.tokens
+    for slot, start, text in texts:
+        tokens[slot, start : start + len(text)] = text
     for seq in grown:
         first = slots.blocks[seq.slot]
         slots.blocks[seq.slot] = stop = first + len(seq.blocks) // slots.groups
         blocks[:, seq.slot, first:stop] = slots.entries(seq)
 
 
-def _new_tokens(new: list[NewSeq], slots: Slots) -> tuple[np.ndarray, list[int]]:
+def _new_tokens(texts: list[_Text], slots: Slots) -> tuple[np.ndarray, list[int]]:
     """Places in the memory of all tables, and the tokens to write there."""
-    lengths = np.array([len(each.tokens) for each in new], np.int64)
-    firsts = slots.first_token + np.array([each.slot for each in new], np.int64) * slots.width
+    lengths = np.array([len(text) for _, _, text in texts], np.int64)
+    firsts = slots.first_token + np.array([slot * slots.width + at for slot, at, _ in texts], np.int64)
     starts = np.cumsum(lengths) - lengths
     flat = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
-    return flat, [token for each in new for token in each.tokens]
+    return flat, [token for _, _, text in texts for token in text]
 
 
 def _new_blocks(grown: list[SeqStep], slots: Slots) -> tuple[list[int], list[int]]:

@@ -16,6 +16,7 @@ from worker.protocol import ExpertReport, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens
 from worker.steps.batch import Batch
+from worker.steps.guesses import Sampled, find_held
 
 NOT_FINITE = "the model produced non-finite logits"
 NOT_FINITE_VALUES = "the model produced non-finite values"
@@ -78,7 +79,7 @@ class StepHandle:
     _batch: Batch
     _shapes: list[tuple[int, int]]
     _vectors: list[tuple[int, tuple[int, ...]]]
-    """Index in StepInput.seqs and shape of each pooled sequence's vectors."""
+    """Index in the rows of the step and shape of each pooled sequence's vectors."""
     _refused: dict[int, str]
     _compiled: int
     """How many kernels the worker has compiled so far."""
@@ -88,29 +89,33 @@ class StepHandle:
     def result(self) -> StepOutput:
         """Wait for the output of this step, but not for later steps."""
         words = self._fetch.wait()
-        sampled = self._batch.sampled
-        seqs = self._batch.step.seqs
-        rows = sampled.rows if sampled else []
+        step, asked, targets = self._batch.step, self._batch.asked, self._batch.sampled
+        seqs, rows = step.seqs, targets.rows if targets else []
         tokens = [-1] * len(seqs)
         failed = {seqs[row].slot: reason for row, reason in self._refused.items()}
         chosen, finite = words[: len(rows)].tolist(), words[len(rows) : 2 * len(rows)].tolist()
         for row, token, good in zip(rows, chosen, finite, strict=True):
-            if good:
-                tokens[row] = token
-            else:
-                failed[seqs[row].slot] = NOT_FINITE
+            tokens[row] = token if good else -1
 
         tables = self._tables(words[2 * len(rows) :])
         pooled = self._pooled(words, failed)
+        sampled = Sampled(tokens, self._logprobs(tables))
+        if asked is not step:
+            sampled = find_held(asked.seqs, sampled.tokens, sampled.logprobs)
+        if not all(finite):
+            sampling = zip(asked.seqs, sampled.tokens, strict=True)
+            failed |= {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0}
         return StepOutput(
-            number=self._batch.step.number,
-            tokens=tokens,
-            logprobs=self._logprobs(tables),
+            number=step.number,
+            tokens=sampled.tokens,
+            logprobs=sampled.logprobs,
             prompt_logprobs={
                 wanted.slot: unpack_logprobs(next(tables)) for wanted in self._batch.prompt_logprobs
             },
             failed=failed,
             pooled=pooled,
+            held=sampled.held,
+            held_logprobs=sampled.held_logprobs,
             kernel_compilations=self._compiled,
             experts=self._experts,
         )

@@ -63,9 +63,9 @@ class SlotStates:
         self._lengths[held] += 1
         self._indices[held] += 1
 
-    def forget(self) -> None:
-        """Believe nothing of the table any more: a step has failed, and may have counted on or not."""
-        self._lengths.fill(-1)
+    def forget(self, held: Sequence[int] | slice = slice(None)) -> None:
+        """Believe nothing of the table any more, for some slots or all: nobody knows how far they got."""
+        self._lengths[held] = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,13 @@ def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | Non
 
 
 def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
-    """Whether a recording can choose the tokens of rows that sample: no logits are masked or reported."""
-    if not forms.chooses:
-        return False
+    """Whether a recording can choose the tokens of rows that sample: no logits are masked or reported.
+
+    It counts the tokens of a slot in the table on the device, so that no slot may have two rows.
+    """
     held = [seq.slot for seq in sampling]
+    if not forms.chooses or len(set(held)) < len(held):
+        return False
     asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
     if not forms.draws:
         asks |= slots.temperature[held] > 0
