@@ -1,0 +1,175 @@
+"""Guesses the next tokens of sequences, and says for which of them, and for how many tokens, that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from math import log
+
+from engine_core.engine_stats import GuessTotals
+from engine_core.guess_options import GuessOptions
+from engine_core.scheduling.guesses.lookup import STRONGEST, Lookup
+from engine_core.scheduling.guesses.pace import Acceptance, Record, RowTimes
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_cost import CostLine
+from worker.protocol import WorkerFacts
+
+_LEAST_CHANCE = 0.05
+"""A guess that holds less often is never worth a row."""
+_WORTH = 0.02
+"""The least gain (of a logarithm) for which tokens are guessed."""
+_FADING = 0.2
+"""The part of the gain of the latest step in that by which is decided whether steps are planned ahead."""
+_LOST_EACH = 1e-5
+_LOST = {"cpu": 0.0}
+_LOST_ELSEWHERE = 1e-3
+"""The seconds for each row, and for a step on a device, by which a step takes longer that is not planned
+while the one before it runs. On a CPU, which would plan and compute at the same time, it is hardly longer."""
+
+
+@dataclass(slots=True)
+class _Guessed:
+    """What is known of one sequence."""
+
+    lookup: Lookup
+    most: int
+    record: Record = field(default_factory=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How many tokens are guessed for each sequence, and what that gains."""
+
+    counts: dict[Sequence, int]
+    gain: float
+    """The logarithm of the tokens per second, as a multiple of those without guesses."""
+    seconds: float
+
+
+class Guesser:
+    """Guesses the next tokens of sequences, and decides for how many that pays.
+
+    How often guesses hold is learned from every token that lands, whether it was guessed or not: it is
+    compared with the one that would have been guessed. So nothing has to be tried to know if it would pay.
+    """
+
+    def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
+        self._options = options
+        self._most_rows = facts.most_rows
+        self._lost = _LOST.get(facts.device, _LOST_ELSEWHERE)
+        self._acceptance = Acceptance()
+        self._times = RowTimes(line, facts.most_rows)
+        self._guessed: dict[Sequence, _Guessed] = {}
+        self._gain = 0.0
+        """The gain of the latest steps, or what it would have been."""
+        self._moved = False
+        """Whether a token has landed since `_gain` was computed."""
+        self._drafts = self._count = 0
+        self._held = [0] * options.most
+
+    @property
+    def totals(self) -> GuessTotals:
+        return GuessTotals(self._drafts, self._count, list(self._held))
+
+    def enter(self, seq: Sequence) -> None:
+        """Begin with a sequence that has its first token."""
+        most = self._options.most
+        if (asked := seq.request.most_guesses) is not None:
+            most = min(most, asked)
+        if most <= 0:
+            return
+        lookup = Lookup(seq.tokens, self._options.least_match, self._options.most_match)
+        lookup.enter()
+        self._guessed[seq] = _Guessed(lookup, most)
+
+    def follow(self, seq: Sequence, count: int) -> None:
+        """Learn from the last `count` tokens of a sequence, which are new."""
+        if (guessed := self._guessed.get(seq)) is None:
+            return
+        self._moved = True
+        lookup = guessed.lookup
+        if len(seq.tokens) - lookup.read > count:
+            lookup.enter()  # its prompt is long
+            return
+        for token in seq.tokens[lookup.read :]:
+            if strength := lookup.strength:
+                held = lookup.expect() == token
+                guessed.record.learn(self._acceptance.rate(strength), held=held)
+                self._acceptance.learn(strength, held=held)
+            lookup.follow()
+
+    def leave(self, seq: Sequence) -> None:
+        """Forget a sequence that has ended, or will not be asked about for long."""
+        self._guessed.pop(seq, None)
+
+    def pays(self, seqs: Collection[Sequence]) -> bool:
+        """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
+        if not self._may_guess(len(seqs)):
+            return False
+        if self._moved:
+            self._moved = False
+            choice = self._choose(seqs, self._most_rows)
+            lost = self._lost + _LOST_EACH * len(seqs)
+            self._gain += _FADING * (choice.gain - log(1 + lost / choice.seconds) - self._gain)
+        return self._gain > _WORTH
+
+    def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
+        """The guesses for the next step, which has a single token of each of these sequences."""
+        if not self._may_guess(len(seqs)):
+            return {}
+        counts = self._choose(seqs, most_rows).counts
+        return {seq: self._guessed[seq].lookup.draft(count) for seq, count in counts.items()}
+
+    def landed(self, seq: Sequence, guessed: int, held: int) -> None:
+        """Count a draft of which so many guesses held."""
+        self._drafts += 1
+        self._count += guessed
+        for at in range(held):
+            self._held[at] += 1
+
+    def learn(self, rows: int, reads: int, seconds: float) -> None:
+        """Learn how long a step of single tokens took, guesses among them, that read so many positions."""
+        self._times.learn(rows, reads, seconds)
+
+    def _may_guess(self, sequences: int) -> bool:
+        most = self._options.most_sequences
+        return bool(sequences) and (most is None or sequences <= most)
+
+    def _choose(self, seqs: Collection[Sequence], most_rows: int) -> _Choice:
+        """Take guesses, the likeliest to hold first, as long as tokens per second rise."""
+        rows, reads, seconds = len(seqs), sum([len(seq.tokens) for seq in seqs]), self._times.seconds
+        plain = best_seconds = seconds(rows, reads)
+        best, taken, tokens = rows / plain * (1 + _WORTH), 0, float(rows)
+        offered = [offer for seq in seqs for offer in self._offers(seq)] if rows < most_rows else []
+        offered.sort(key=_chance, reverse=True)
+        del offered[most_rows - rows :]
+        for number, (chance, seq) in enumerate(offered, 1):
+            tokens += chance
+            reads += len(seq.tokens)
+            takes = seconds(rows + number, reads)
+            if tokens / takes > best:
+                best, best_seconds, taken = tokens / takes, takes, number
+        counts: dict[Sequence, int] = {}
+        for _, seq in offered[:taken]:
+            counts[seq] = counts.get(seq, 0) + 1
+        return _Choice(counts, log(best * plain / rows) if taken else 0.0, best_seconds)
+
+    def _offers(self, seq: Sequence) -> list[tuple[float, Sequence]]:
+        """The chance of each of the next guesses for a sequence that it, and all before it, hold."""
+        guessed = self._guessed.get(seq)
+        if guessed is None or not (strength := guessed.lookup.strength):
+            return []
+        offers: list[tuple[float, Sequence]] = []
+        chance, odds, rate = 1.0, guessed.record.odds, self._acceptance.rate
+        for _ in range(min(guessed.most, seq.left - 1)):
+            chance *= rate(strength, odds)
+            if chance < _LEAST_CHANCE:
+                break
+            offers.append((chance, seq))
+            strength = min(strength + 1, STRONGEST)
+        return offers
+
+
+def _chance(offer: tuple[float, Sequence]) -> float:
+    return offer[0]

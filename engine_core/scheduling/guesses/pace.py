@@ -1,0 +1,139 @@
+"""How many guesses pay: how often they hold, and what steps of so many rows take. It knows no clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import exp, log
+
+from engine_core.scheduling.guesses.lookup import STRONGEST
+from engine_core.scheduling.step_cost import CostLine
+
+_TRIALS, _KEPT = 16.0, 0.995
+"""The trials that the first estimate of a rate is worth, and what remains of all trials after another one."""
+_OWN_TRIALS, _OWN_KEPT = 4.0, 0.97
+"""The same for one sequence, of which it is first believed that it is like all others."""
+_MOST_RATE = 0.98
+
+_ERROR, _GAIN, _SHARED = 0.4, 0.1, 0.5
+"""The largest error (of a logarithm) of a step's time that counts, the part of it that is corrected after
+many steps, and the part of this by which the times of other numbers of rows are corrected, too."""
+_WEIGHT = 50
+_FRESH = 8
+"""After so many steps the times of all numbers of rows are fitted anew."""
+
+
+class Record:
+    """Tells how much better the guesses for one sequence hold than those for all, the latest most of all."""
+
+    __slots__ = ("_expected", "_held", "_missed", "_unexpected")
+
+    def __init__(self) -> None:
+        self._held = self._expected = self._missed = self._unexpected = _OWN_TRIALS
+
+    def learn(self, rate: float, *, held: bool) -> None:
+        """Count a guess that held or missed, and holds at this rate for all sequences."""
+        kept = _OWN_KEPT
+        self._held = self._held * kept + held
+        self._expected = self._expected * kept + rate
+        self._missed = self._missed * kept + (not held)
+        self._unexpected = self._unexpected * kept + 1 - rate
+
+    @property
+    def odds(self) -> float:
+        """The factor of the odds that a guess holds."""
+        smooth = _OWN_TRIALS
+        more = (self._held + smooth) / (self._expected + smooth)
+        return more * (self._unexpected + smooth) / (self._missed + smooth)
+
+
+class Acceptance:
+    """Learns how often a guess holds, by the strength of the match that it comes from."""
+
+    def __init__(self) -> None:
+        first = [1 - 0.8 * max(strength, 1) ** -0.8 for strength in range(STRONGEST + 1)]
+        self._held = [_TRIALS * rate for rate in first]
+        self._tried = [_TRIALS] * len(first)
+
+    def rate(self, strength: int, odds: float = 1.0) -> float:
+        """The chance that a guess holds, of a sequence with this factor of the odds."""
+        rate = self._held[strength] / self._tried[strength]
+        return min(_MOST_RATE, rate * odds / (1 - rate + rate * odds))
+
+    def learn(self, strength: int, *, held: bool) -> None:
+        self._held[strength] = self._held[strength] * _KEPT + held
+        self._tried[strength] = self._tried[strength] * _KEPT + 1
+
+
+class RowTimes:
+    """Learns what a step of single tokens takes by its rows: never less for more of them.
+
+    Positions read are counted apart, by the cost line, which also gives the first estimate. Times are learned
+    for each number of rows, because on a CPU some rows more take no time until its cores have enough to do.
+    More rows than any step had are believed to take as much each as all others do in the mean, so that they
+    are tried if that would pay.
+    """
+
+    def __init__(self, line: CostLine, most_rows: int) -> None:
+        self._line = line
+        self._most_rows = most_rows
+        self._seconds: dict[int, float] = {}
+        """rows -> the logarithm of the seconds that they take, less `_scale`."""
+        self._counts: dict[int, int] = {}
+        self._scale = 0.0
+        """The logarithm of how much longer all steps take than when their times were first learned."""
+        self._curve: list[float] = []
+        """The seconds by rows, fitted to what was learned; empty: they are to be fitted."""
+        self._learned = 0
+
+    def seconds(self, rows: int, reads: int) -> float:
+        """What a step of so many rows takes that read so many positions."""
+        if not self._curve:
+            self._fit()
+        return self._curve[min(rows, self._most_rows)] + self._line.tokens(0, reads)
+
+    def learn(self, rows: int, reads: int, seconds: float) -> None:
+        """Correct the times by a step that has run."""
+        if seconds <= 0 or rows > self._most_rows:
+            return
+        found = log(max(seconds - self._line.tokens(0, reads), seconds / 4))
+        count = self._counts.get(rows, 0)
+        if not count:
+            self._seconds[rows] = log(self.seconds(rows, 0)) - self._scale
+        error = found - self._seconds[rows] - self._scale
+        gain = max(1 / (count + 1), _GAIN) * min(_ERROR, max(-_ERROR, error))
+        self._seconds[rows] += gain * (1 - _SHARED)
+        self._scale += gain * _SHARED
+        self._counts[rows] = min(count + 1, _WEIGHT)
+        self._learned += 1
+        if not count or self._learned % _FRESH == 0:
+            self._curve = []
+
+    def _fit(self) -> None:
+        """Fit a curve that never falls, and is straight between what was learned."""
+        line = self._line
+        points = self._rising() or [(1, line.single)]
+        (few, quick), (many, slow) = points[0], points[-1]
+        each = (slow - quick) / (many - few) if many > few else line.single - line.step
+        self._curve = []
+        known = [rows for rows, _ in points]
+        for rows in range(self._most_rows + 1):
+            at = bisect_left(known, rows)
+            if at == len(points):
+                self._curve.append(slow + each * (rows - many))
+            elif at == 0:
+                self._curve.append(max(quick - each * (few - rows), quick / 2))
+            else:
+                (less, low), (more, high) = points[at - 1], points[at]
+                self._curve.append(low + (high - low) * (rows - less) / (more - less))
+
+    def _rising(self) -> list[tuple[int, float]]:
+        """Rows and seconds of all that was learned; where more rows took less, both get their mean."""
+        merged: list[tuple[float, int, list[int]]] = []
+        for rows in sorted(self._seconds):
+            seconds, weight, members = exp(self._seconds[rows] + self._scale), self._counts[rows], [rows]
+            while merged and merged[-1][0] >= seconds:
+                other, count, before = merged.pop()
+                seconds = (seconds * weight + other * count) / (weight + count)
+                weight, members = weight + count, before + members
+            merged.append((seconds, weight, members))
+        return [(rows, seconds) for seconds, _, members in merged for rows in members]

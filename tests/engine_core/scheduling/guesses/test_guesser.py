@@ -1,0 +1,92 @@
+"""Guesses for sequences: how many, for which of them, and when none at all."""
+
+from __future__ import annotations
+
+import random
+
+from replayed_texts import Replay, Text, guesser, sequence
+
+RNG = random.Random(5)
+LINE = [RNG.randrange(2000) for _ in range(400)]
+
+
+def edited(seed: int = 1, length: int = 300) -> Text:
+    """A text of random tokens, and the same with a token in 40 replaced."""
+    rng = random.Random(seed)
+    old = [rng.randrange(2000) for _ in range(length)]
+    return old, [rng.randrange(2000) if at % 40 == 20 else token for at, token in enumerate(old)]
+
+
+def unrelated(seed: int = 1) -> Text:
+    rng = random.Random(seed)
+    return [rng.randrange(50) for _ in range(200)], [rng.randrange(50) for _ in range(200)]
+
+
+def test_an_edited_text_is_guessed_several_tokens_at_a_time() -> None:
+    replay = Replay(guesser()).run([edited(seed) for seed in range(4)])
+    assert replay.tokens / replay.steps > 4
+    assert replay.gain > 3.3
+
+
+def test_nothing_is_guessed_where_it_never_holds_and_steps_are_planned_ahead() -> None:
+    replay = Replay(guesser()).run([unrelated(seed) for seed in range(8)])
+    assert replay.gain > 0.99
+    late = Replay(replay.guesser).run([unrelated(seed) for seed in range(8, 12)])
+    assert late.planned_ahead > 0.95 * late.steps
+    assert late.gain > 0.995
+
+
+def test_beside_others_tokens_are_guessed_for_the_one_that_gains() -> None:
+    texts = [edited(1), *(unrelated(seed) for seed in range(3))]
+    one = guesser()
+    Replay(one).run(texts, at_once=4)
+    assert one.totals.guessed > 0
+    assert one.totals.held[0] > 0.8 * one.totals.drafts
+
+
+def test_under_load_nothing_is_guessed_if_rows_take_time() -> None:
+    replay = Replay(guesser(), seconds_of=lambda rows: 1e-3 * rows).run([edited(s) for s in range(32)], 32)
+    assert replay.gain > 0.99
+
+
+def test_under_load_tokens_are_guessed_if_rows_take_no_time() -> None:
+    replay = Replay(guesser(), seconds_of=lambda rows: 7e-3).run([edited(s) for s in range(8)], 8)
+    assert replay.gain > 2.5
+
+
+def test_what_a_request_and_an_operator_allow_is_kept() -> None:
+    prompt = LINE[:50] + LINE[:10]
+    one = guesser(most=6, most_sequences=2)
+    free, none, two, short = (
+        sequence(0, prompt),
+        sequence(1, prompt, most_guesses=0),
+        sequence(2, prompt, most_guesses=2),
+        sequence(3, prompt, most=3),
+    )
+    for seq in (free, none, two, short):
+        one.enter(seq)
+    assert one.choose([free, none], 64)[free] == LINE[10:16]
+    assert none not in one.choose([free, none], 64)
+    assert one.choose([two], 64)[two] == LINE[10:12]
+    assert one.choose([short], 64)[short] == LINE[10:12]
+    assert len(one.choose([free], 3)[free]) == 2
+    assert one.choose([free, two, short], 64) == {}
+    assert not one.pays([free, two, short])
+
+
+def test_what_became_of_guesses_is_counted() -> None:
+    one = guesser(most=3)
+    seq = sequence(0, LINE)
+    one.enter(seq)
+    for guessed, held in ((3, 2), (2, 0), (3, 3)):
+        one.landed(seq, guessed, held)
+    totals = one.totals
+    assert (totals.drafts, totals.guessed, totals.held) == (3, 8, [2, 2, 1])
+    one.leave(seq)
+    one.leave(seq)
+
+
+def test_a_sequence_that_was_not_entered_is_passed_over() -> None:
+    one, seq = guesser(), sequence(0, LINE + LINE)
+    one.follow(seq, 1)
+    assert one.choose([seq], 64) == {}
