@@ -19,13 +19,14 @@ from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, require_task
-from server.offline.engine_requests import OutputBuilder, tokens_per_output
-from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt
+from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
+from server.offline.program_media import Encoded, PreparedItems, ProgramMedia
+from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import open_transformers_tokenizer
-from server.requests.pooling import PoolingParams
+from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.requests.vectors import as_array
@@ -67,6 +68,8 @@ class AsyncLLM:
         )
         self._connection: Connection | None = None
         self._opened: list[Connection] = []
+        self._media: ProgramMedia | None = None
+        """What prepares pictures, once a prompt had some."""
         self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
 
     @classmethod
@@ -96,24 +99,24 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
-        read = _without_pictures(read_prompt(prompt))
+        read = read_prompt(prompt)
         frontend = await self._ready()
         require_task(GENERATE, frontend.facts.tasks)
-        tokens = await _encode(read, sampling_params, frontend)
+        encoded = await self._encode(read, sampling_params, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
-        options: AddOptions = {"priority": priority, "salt": read.salt}
+        options: AddOptions = {"priority": priority, "salt": read.salt, "media": encoded.media}
         if (asked := sampling_params.asked_form()) is not None:
             options["grammar"] = (await frontend.grammars.check(asked)).for_engine()
         deltas = frontend.generate(
-            tokens,
+            encoded.ids,
             sampling_params,
             interval=tokens_per_output(sampling_params, self.config.stream_interval),
             request_id=name,
             replica=data_parallel_rank,
             **options,
         )
-        text = read.text if prompt_text is None else prompt_text
-        builder = OutputBuilder(name, text, tokens, sampling_params, frontend.tokenizer)
+        text = encoded.text if prompt_text is None else prompt_text
+        builder = OutputBuilder(name, text, encoded.ids, sampling_params, frontend.tokenizer)
         async with aclosing(deltas):
             async for delta in deltas:
                 if delta.is_notice:
@@ -137,19 +140,26 @@ class AsyncLLM:
         refuse_keywords("encode", others, _UNSUPPORTED)
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
-        read = _without_pictures(read_prompt(prompt))
+        read = read_prompt(prompt)
         frontend = await self._ready()
-        reading = ([read], [pooling_params], frontend.facts, frontend.tokenizer)
         is_long = read.text is not None and len(read.text) >= LONG_TEXT
-        items = await asyncio.to_thread(read_items, *reading) if is_long else read_items(*reading)
+        if is_long or read.pictures:
+            item, media = await asyncio.to_thread(self._read_item, read, pooling_params, frontend)
+        else:
+            item, media = self._read_item(read, pooling_params, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
         metrics = RequestMetrics()
         [answer] = await frontend.pool(
-            items, priority=priority, salt=read.salt, request_id=name, replica=data_parallel_rank
+            [item],
+            priority=priority,
+            salt=read.salt,
+            request_id=name,
+            replica=data_parallel_rank,
+            media_items=media,
         )
         pooled = PoolingOutput(as_array(answer.vectors).copy())
         metrics.add_pooled(answer)
-        yield PoolingRequestOutput(name, pooled, unpack(items[0].tokens), answer.cached, metrics=metrics)
+        yield PoolingRequestOutput(name, pooled, unpack(item.tokens), answer.cached, metrics=metrics)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their generators finish, with the reason "abort". Unknown ids are passed over."""
@@ -208,6 +218,37 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.shutdown)  # other tasks of the program go on meanwhile
+
+    async def _encode(self, prompt: Prompt, params: SamplingParams, frontend: Frontend) -> Encoded:
+        facts = frontend.facts
+        if prompt.pictures:
+            media = self._media_of(frontend)
+            return await asyncio.to_thread(media.encode, prompt.text or "", prompt.pictures, params)
+        if prompt.ids is not None:
+            ids = params.cut_prompt(prompt.ids, facts)
+            facts.check_token_ids(ids, "prompt")
+            return Encoded(prompt.text, ids)
+        text, tokenizer = prompt.text or "", frontend.tokenizer
+        if params.truncate_prompt_tokens is None:
+            tokenizer.check_text_length(text, facts)
+        return Encoded(text, params.cut_prompt(await tokenizer.encode_async(text), facts))
+
+    def _read_item(
+        self, prompt: Prompt, params: PoolingParams, frontend: Frontend
+    ) -> tuple[Item, PreparedItems]:
+        """The prompt as it is pooled, and its media."""
+        if prompt.pictures:
+            reader, pooling = reader_for(params, frontend.facts, frontend.tokenizer)
+            text, media = prompt.text or "", self._media_of(frontend)
+            return media.read_item(text, prompt.pictures, reader, pooling, 0)
+        [item] = read_items([prompt], [params], frontend.facts, frontend.tokenizer)
+        return item, NO_ITEMS
+
+    def _media_of(self, frontend: Frontend) -> ProgramMedia:
+        """What prepares pictures. Raises BadRequest if the model takes none."""
+        if self._media is None:
+            self._media = ProgramMedia(frontend.folder, frontend.facts, frontend.tokenizer, self.config)
+        return self._media
 
     async def _ready(self) -> Frontend:
         if not self._stop.alive:
@@ -289,21 +330,3 @@ def _without_bound(config: ServerConfig) -> ServerConfig:
     unbound = {name: UNLIMITED for name in names if getattr(config.engine, name) is None}
     engine = msgspec.structs.replace(config.engine, **unbound)
     return msgspec.structs.replace(config, engine=engine)
-
-
-async def _encode(prompt: Prompt, params: SamplingParams, frontend: Frontend) -> list[int]:
-    facts = frontend.facts
-    if prompt.ids is not None:
-        ids = params.cut_prompt(prompt.ids, facts)
-        facts.check_token_ids(ids, "prompt")
-        return ids
-    text, tokenizer = prompt.text or "", frontend.tokenizer
-    if params.truncate_prompt_tokens is None:
-        tokenizer.check_text_length(text, facts)
-    return params.cut_prompt(await tokenizer.encode_async(text), facts)
-
-
-def _without_pictures(prompt: Prompt) -> Prompt:
-    if prompt.pictures:
-        raise TypeError("AsyncLLM takes no pictures: use LLM or LLMEngine, or a server")
-    return prompt

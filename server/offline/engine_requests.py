@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from engine_core.prompt_media import Media
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
+from server.media.prompt import as_media
 from server.model_facts import Facts
-from server.offline.program_media import Encoded
+from server.offline.program_media import Encoded, PreparedItems
 from server.offline.prompt_forms import Prompt
 from server.offline.request_outputs import (
     CompletionOutput,
@@ -147,6 +148,7 @@ def _copy(answer: CompletionOutput) -> CompletionOutput:
     return replace(answer, token_ids=list(answer.token_ids), logprobs=logprobs)
 
 
+NO_ITEMS: PreparedItems = MappingProxyType({})
 _NOTHING = Vectors(b"", (0,))
 """The vectors of a request that failed."""
 
@@ -218,10 +220,11 @@ class GenerationRequest:
 class PoolingRequest:
     """One text and its vectors: one sequence of the engine."""
 
-    def __init__(self, request_id: str, item: Item, media: tuple[Media, ...] = ()) -> None:
+    def __init__(self, request_id: str, item: Item, media: PreparedItems = NO_ITEMS) -> None:
+        """`media` has the media of the item."""
         self.request_id = request_id
         self.tokens = unpack(item.tokens)
-        self.media = media
+        self.media = as_media(item.media, media)
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
         self.salt = ""

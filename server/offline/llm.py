@@ -8,11 +8,12 @@ from typing import Any, Unpack, cast
 
 from server.errors import ApiError, BadRequest
 from server.offline import prompt_forms, request_outputs
-from server.offline.engine_requests import EngineRequest, Output, PoolingRequest
+from server.offline.engine_requests import NO_ITEMS, EngineRequest, Output, PoolingRequest
 from server.offline.llm_engine import LLMEngine
+from server.offline.program_media import PreparedItems
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.requests.scoring import Pairs, ScoreOptions, score
+from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
@@ -20,7 +21,8 @@ from server.text.chat_template import AskedFormat
 _UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-Texts = str | prompt_forms.TextPrompt | Sequence[str | prompt_forms.TextPrompt]
+Text = str | prompt_forms.TextPrompt | prompt_forms.ContentPrompt
+Texts = Text | Sequence[Text]
 
 
 class TextOptions(prompt_forms.ReadOptions, total=False):
@@ -153,7 +155,10 @@ class LLM:
         instruction: str | None = None,
         **others: Any,
     ) -> list[request_outputs.ScoringRequestOutput]:
-        """Compares texts: one with one, one with all of data_2, or each with the one at its index."""
+        """Compares texts: one with one, one with all of data_2, or each with the one at its index.
+
+        {"content": [...]} has pictures too, as the content of a message.
+        """
         refuse_keywords("score", others, _UNSUPPORTED)
         asked = pooling_params or PoolingParams()
         keep = asked.truncate_prompt_tokens if truncate_prompt_tokens is None else truncate_prompt_tokens
@@ -163,8 +168,13 @@ class LLM:
             instruction=instruction,
             names=("data_1", "data_2"),
         )
-        pairs = Pairs(prompt_forms.read_texts(data_1), prompt_forms.read_texts(data_2))
-        return self._score(pairs, options, "pool" if use_tqdm else "")
+        queries, documents = prompt_forms.read_sides(data_1), prompt_forms.read_sides(data_2)
+        if any(side.pictures for side in (*queries, *documents)):
+            compared, media = self.llm_engine.media.read_pairs(queries, documents, options)
+        else:
+            pairs = Pairs([side.text for side in queries], [side.text for side in documents])
+            compared, media = read_pairs(pairs, options, self.facts, self.tokenizer), NO_ITEMS
+        return self._score(compared, media, "pool" if use_tqdm else "")
 
     def get_tokenizer(self) -> Any:
         """Returns the tokenizer of transformers, which is imported for this call."""
@@ -225,14 +235,14 @@ class LLM:
         return [output for output in outputs if isinstance(output, request_outputs.PoolingRequestOutput)]
 
     def _score(
-        self, pairs: Pairs, options: ScoreOptions, stage: str
+        self, compared: Compared, media: PreparedItems, stage: str
     ) -> list[request_outputs.ScoringRequestOutput]:
-        scorer = score(pairs, options, self.facts, self.tokenizer)
+        scorer = compare_all(compared, self.facts)
         items = next(scorer)
         outputs: list[Output] = []
         try:
             while True:
-                requests = self._pooling_requests(items)
+                requests = self._pooling_requests(items, media)
                 try:
                     outputs = self._run(requests, stage)
                 except ApiError as error:
@@ -252,8 +262,9 @@ class LLM:
                     result.num_cached_tokens = pooled.num_cached_tokens
         return results
 
-    def _pooling_requests(self, items: Sequence[Item]) -> list[PoolingRequest]:
-        return [PoolingRequest(id, item) for id, item in zip(self._new_ids(len(items)), items, strict=True)]
+    def _pooling_requests(self, items: Sequence[Item], media: PreparedItems) -> list[PoolingRequest]:
+        ids = self._new_ids(len(items))
+        return [PoolingRequest(id, item, media) for id, item in zip(ids, items, strict=True)]
 
     def _new_ids(self, count: int) -> list[str]:
         self._count += count

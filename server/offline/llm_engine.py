@@ -23,11 +23,12 @@ from server.offline.prompt_forms import (
     encode_prompts,
     read_items,
     read_prompt,
+    reader_for,
 )
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
-from server.requests.pooling import Item, PoolingParams
+from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
@@ -152,7 +153,9 @@ class LLMEngine:
         requests: list[GenerationRequest] = []
         for request_id, prompt, sampling in zip(request_ids, prompts, params, strict=True):
             if prompt.pictures:
-                encoded = self._encode(prompt, add_special_tokens=add_special_tokens)
+                encoded = self.media.encode(
+                    prompt.text or "", prompt.pictures, sampling, add_special_tokens=add_special_tokens
+                )
             else:
                 encoded = Encoded(prompt.text, sampling.cut_prompt(next(of_texts), self.facts))
             self.facts.check_token_ids(encoded.ids, "prompt")
@@ -186,10 +189,9 @@ class LLMEngine:
         requests: list[PoolingRequest] = []
         for index, (request_id, prompt, one) in enumerate(zip(request_ids, prompts, params, strict=True)):
             if prompt.pictures:
-                encoded = self._encode(prompt)
-                self.facts.check_text(encoded.ids, "prompt", index)
-                resolved = msgspec.structs.replace(one, task=task or one.task).resolve(self.facts)
-                request = PoolingRequest(request_id, Item(encoded.ids, resolved), encoded.media)
+                reader, resolved = reader_for(one, self.facts, self.tokenizer, task, options)
+                read = self.media.read_item(prompt.text or "", prompt.pictures, reader, resolved, index)
+                request = PoolingRequest(request_id, *read)
             else:
                 request = PoolingRequest(request_id, next(items))
             request.salt = prompt.salt
@@ -199,11 +201,7 @@ class LLMEngine:
     @cached_property
     def media(self) -> ProgramMedia:
         """What prepares pictures. Raises BadRequest if the model takes none."""
-        settings = self.config.media.mm_processor_kwargs
-        return ProgramMedia(self._folder, self.facts, self.tokenizer, settings)
-
-    def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> Encoded:
-        return self.media.encode(prompt.text or "", prompt.pictures, add_special_tokens=add_special_tokens)
+        return ProgramMedia(self._folder, self.facts, self.tokenizer, self.config)
 
     def _grammar(self, asked: AskedForm) -> Grammar:
         """Raises BadRequest if there is none, and logs what of it is not enforced.

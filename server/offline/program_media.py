@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,14 +17,34 @@ from server.errors import BadRequest
 from server.media.kept_items import Item
 from server.media.parts import MEDIA_PARTS, MediaPart
 from server.media.preparing import PreparingLimits
-from server.media.prompt import Laid, Placed, Written, as_media, encode_written, marked
+from server.media.prompt import Laid, LaidMedia, Written, as_media, cut_prompt, encode_written, marked
 from server.media.reader import media_facts
 from server.model_facts import Facts
+from server.options.server_config import ServerConfig
+from server.reading.compared_media import read_media_pairs
+from server.reading.pooled_conversations import item_with_media
+from server.reading.prompts import ReadingContext, ReadingOptions
+from server.requests import pooling
+from server.requests.sampling import SamplingParams
+from server.requests.scoring import Compared, Pairs, ScoreOptions, Side
 from server.text.tokenizer import Tokenizer
+from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, or a file's bytes"
 _OWN_PARTS = ("image", "image_pil")
 """Types of parts whose picture stands under the same name, beside those of the API."""
+
+PreparedItems = Mapping[bytes, Item]
+"""The pictures of a call by their hashes."""
+
+
+class ComparedSide(msgspec.Struct, frozen=True):
+    """A text to compare, or what has pictures: then it has parts."""
+
+    text: str
+    parts: list[dict[str, Any]] = []
+    """The parts of a content; those that are no text stand for the pictures, in order."""
+    pictures: Sequence[object] = []
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -38,46 +59,89 @@ class Encoded(msgspec.Struct, frozen=True):
 class ProgramMedia:
     """Prepares pictures for one model. Raises BadRequest for what it does not take."""
 
-    def __init__(
-        self, folder: Path, facts: Facts, tokenizer: Tokenizer, settings: Mapping[str, object]
-    ) -> None:
+    def __init__(self, folder: Path, facts: Facts, tokenizer: Tokenizer, config: ServerConfig) -> None:
         files = find_media(folder) if facts.ready.worker.most_embeddings else None
         if files is None:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
-        self._facts, self._tokenizer = facts, tokenizer
-        self._processor, self.facts = media_facts(files, settings, tokenizer, {"image": facts.max_model_len})
+        settings, most = config.media.mm_processor_kwargs, {"image": facts.max_model_len}
+        self._processor, self.facts = media_facts(files, settings, tokenizer, most)
+        self._tokenizer = tokenizer
+        facts = msgspec.structs.replace(facts, media=self.facts)
+        self._context = ReadingContext(facts, tokenizer, ReadingOptions.of(config))
 
-    def encode(self, text: str, pictures: Sequence[object], *, add_special_tokens: bool) -> Encoded:
+    def encode(
+        self,
+        text: str,
+        pictures: Sequence[object],
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Encoded:
         """Encodes a text that has the family's placeholder for each picture, in order."""
-        items = [self._prepare(picture) for picture in pictures]
-        by_hash = {item.hash: item for item in items}
-        parts = [MediaPart("image", item.hash.hex()) for item in items]
-        laid = {part: self._laid(item) for part, item in zip(parts, items, strict=True)}
-        placeholder = self.facts.placeholder
-        if not placeholder:
-            if text or len(items) > 1:
-                raise BadRequest(
-                    "This model has a vector for a text or for a picture: give one of both.", "prompts"
-                )
-            layout = laid[parts[0]].layout
-            placed = [Placed(items[0].hash, 0, len(layout.tokens), layout.embeddings)]
-            return Encoded("", list(layout.tokens), as_media(placed, by_hash))
-        if text.count(placeholder) != len(items):
-            raise BadRequest(
-                f"The prompt has {len(items)} pictures, and {text.count(placeholder)} places for them, "
-                f"{placeholder!r} each: write one for each picture.",
-                "prompts",
-            )
-        written = Written(text, parts, is_plain=False)
-        size = self._facts.vocab_size
+        parts, laid, items = self._prepare_all(pictures)
+        written, facts = self._with_places(text, parts), self._context.facts
         ids, placed = encode_written(
-            written, laid, self.facts, self._tokenizer, size, add_special_tokens=add_special_tokens
+            *(written, laid, self.facts, self._tokenizer, facts.vocab_size),
+            add_special_tokens=add_special_tokens,
         )
-        return Encoded(written.plain_text, ids, as_media(placed, by_hash))
+        keep = len(params.cut_prompt(ids, facts))
+        if keep < len(ids):
+            ids, placed = cut_prompt(ids, placed, keep, left=True)
+        return Encoded(written.plain_text, ids, as_media(placed, items))
+
+    def read_item(
+        self, text: str, pictures: Sequence[object], reader: pooling.TextReader, params: Pooling, index: int
+    ) -> tuple[pooling.Item, PreparedItems]:
+        """Reads such a text to pool it. `index` is that of the prompt in its call."""
+        parts, laid, items = self._prepare_all(pictures)
+        context = replace(self._context, media=laid)
+        return item_with_media(self._with_places(text, parts), context, reader, params, index), items
+
+    def read_pairs(
+        self, queries: Sequence[ComparedSide], documents: Sequence[ComparedSide], options: ScoreOptions
+    ) -> tuple[Compared, PreparedItems]:
+        """Reads what is compared, texts too, in the form that its pictures need."""
+        parts, laid, items = self._prepare_all(
+            [one for side in (*queries, *documents) for one in side.pictures]
+        )
+        left = iter(parts)
+
+        def read(side: ComparedSide) -> Side:
+            if not side.parts:
+                return side.text
+            return [
+                part if part["type"] == "text" else {**part, "image_url": next(left).url or ""}
+                for part in side.parts
+            ]
+
+        pairs = Pairs([read(side) for side in queries], [read(side) for side in documents])
+        return read_media_pairs(pairs, options, replace(self._context, media=laid), ""), items
 
     def as_text(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with marks for what reads like a placeholder, though it is text."""
         return marked(conversation, self.facts, {}, self._tokenizer)
+
+    def _with_places(self, text: str, parts: list[MediaPart]) -> Written:
+        """The text of a prompt, which has to have a place for each picture."""
+        placeholder = self.facts.placeholder
+        if not placeholder and (text or len(parts) > 1):
+            raise BadRequest(
+                "This model has a vector for a text or for a picture: give one of both.", "prompts"
+            )
+        if placeholder and text.count(placeholder) != len(parts):
+            raise BadRequest(
+                f"The prompt has {len(parts)} pictures, and {text.count(placeholder)} places for them, "
+                f"{placeholder!r} each: write one for each picture.",
+                "prompts",
+            )
+        return Written(text, parts, is_plain=False)
+
+    def _prepare_all(self, pictures: Sequence[object]) -> tuple[list[MediaPart], LaidMedia, PreparedItems]:
+        """Prepares pictures; returns the part that stands for each in a content, and what these name."""
+        items = [self._prepare(picture) for picture in pictures]
+        parts = [MediaPart("image", item.hash.hex()) for item in items]
+        laid = {part: self._laid(item) for part, item in zip(parts, items, strict=True)}
+        return parts, laid, {item.hash: item for item in items}
 
     def _laid(self, item: Item) -> Laid:
         layout = self._processor.layout(item.prepared)

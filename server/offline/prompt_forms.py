@@ -10,9 +10,10 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from server.model_facts import Facts
-from server.offline.program_media import read_pictures, take_pictures
+from server.offline.program_media import ComparedSide, read_pictures, take_pictures
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
+from worker.protocol import Pooling
 
 
 class TextPrompt(TypedDict, total=False):
@@ -26,6 +27,11 @@ class PicturesPrompt(TypedDict, total=False):
     multi_modal_data: Mapping[str, Any]
     """{"image": ...} with a picture or a list of them: of Pillow, paths of files, or their bytes."""
     cache_salt: str
+
+
+class ContentPrompt(TypedDict):
+    content: str | Sequence[Mapping[str, Any]]
+    """What is compared, as the content of a message: texts and pictures."""
 
 
 class TokensPrompt(TypedDict, total=False):
@@ -90,14 +96,35 @@ def read_prompts(given: object) -> list[Prompt]:
     return [read_prompt(one) for one in given]
 
 
-def read_texts(given: object) -> list[str]:
-    """Reads texts to compare: one text, or a sequence of texts."""
+def read_sides(given: object) -> list[ComparedSide]:
+    """Reads what is compared: a text, a content with pictures, or a sequence of these; raises TypeError."""
+    ones = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    if any(isinstance(one, Mapping) and "content" in one for one in ones):
+        return [_side(one) for one in ones]
     prompts = read_prompts(given)
-    if any(prompt.ids is not None for prompt in prompts):
+    if any(prompt.ids is not None or prompt.pictures for prompt in prompts):
         raise TypeError(
-            "texts are compared, not token ids: give a text, {'prompt': text}, or a list of these"
+            "texts and contents are compared: give a text, {'prompt': text}, {'content': [...]} with parts "
+            "that are text and pictures, or a list of these"
         )
-    return [prompt.text or "" for prompt in prompts]
+    return [ComparedSide(prompt.text or "") for prompt in prompts]
+
+
+def _side(given: Any) -> ComparedSide:
+    if not isinstance(given, Mapping) or "content" not in given:
+        [side] = read_sides(given)
+        return side
+    message, pictures = take_pictures(given)
+    content = message["content"]
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts: list[Any] = [None]
+    if isinstance(content, str | list):
+        texts = [part.get("text") for part in parts if part["type"] == "text"]
+    if set(message) != {"content"} or not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            f"what is compared is {{'content': [...]}} with text and pictures; got {_shown(given)}"
+        )
+    return ComparedSide("\n".join(texts), parts if pictures else [], pictures)
 
 
 def encode_prompts(
@@ -207,16 +234,10 @@ def read_items(
 
     `task` wins over the task of the parameters.
     """
-    asked = options or ReadOptions()
 
     def read(some: Sequence[Prompt], one: PoolingParams, first: int = 0) -> list[Item]:
         """`first` is the index of the first of these prompts in the call."""
-        resolved = msgspec.structs.replace(one, task=task or one.task).resolve(facts)
-        keep = asked.get("truncate_prompt_tokens")
-        keep = one.truncate_prompt_tokens if keep is None else keep
-        truncation = Truncation.from_request(keep, asked.get("truncation_side"), facts)
-        instruction = find_prompt(asked.get("prompt_name"), facts, resolved.task)
-        reader = TextReader(facts, tokenizer, truncation, instruction)
+        reader, resolved = reader_for(one, facts, tokenizer, task, options)
         return reader.read([prompt.source for prompt in some], resolved, first)
 
     if all(one is params[0] or one == params[0] for one in params):
@@ -226,3 +247,20 @@ def read_items(
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
         for item in read([prompt], one, index)
     ]
+
+
+def reader_for(
+    params: PoolingParams,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    task: str | None = None,
+    options: ReadOptions | None = None,
+) -> tuple[TextReader, Pooling]:
+    """What reads texts with these parameters, and how they are pooled. Raises BadRequest."""
+    asked = options or ReadOptions()
+    resolved = msgspec.structs.replace(params, task=task or params.task).resolve(facts)
+    keep = asked.get("truncate_prompt_tokens")
+    keep = params.truncate_prompt_tokens if keep is None else keep
+    truncation = Truncation.from_request(keep, asked.get("truncation_side"), facts)
+    instruction = find_prompt(asked.get("prompt_name"), facts, resolved.task)
+    return TextReader(facts, tokenizer, truncation, instruction), resolved

@@ -96,10 +96,6 @@ class Compared(msgspec.Struct, frozen=True, gc=False):
         return self.queries[0 if len(self.queries) == 1 else document]
 
 
-def score(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Scorer:
-    return compare_all(read_pairs(pairs, options, facts, tokenizer), facts)
-
-
 def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tokenizer) -> Compared:
     """Checks the request and tokenizes its texts."""
     check_pairs(pairs, options, facts)

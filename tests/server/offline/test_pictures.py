@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tiny import BOS
 from transformers import CLIPImageProcessorPil
 
 from server.errors import BadRequest
+from server.offline.async_llm import AsyncLLM
 from server.offline.llm import LLM
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import SamplingParams
@@ -91,6 +94,73 @@ def test_prompts_with_pictures_are_embedded(pictured: Pictured) -> None:
     assert np.array_equal(vectors[1], vectors[3]) and np.abs(vectors[1] - vectors[2]).max() > 1e-3
     [again] = pictured.llm.encode(prompts[1], pooling_params=PoolingParams(task="embed"))
     assert np.array_equal(np.array(again.outputs.data), vectors[1])
+
+
+def test_contents_with_pictures_are_scored(pictured: Pictured) -> None:
+    def content(*parts: str | Image) -> Any:
+        return {
+            "content": [
+                {"type": "text", "text": part}
+                if isinstance(part, str)
+                else {"type": "image_pil", "image_pil": part}
+                for part in parts
+            ]
+        }
+
+    def embedded(text: str, *pictures: Image) -> np.ndarray:
+        """The vector without the token that begins texts, but no conversations."""
+        prompt: Any = {"prompt": text, "multi_modal_data": {"image": [*pictures]}}
+        [whole] = pictured.llm.embed(prompt)
+        keep = len(whole.prompt_token_ids) - 1
+        [vector] = pictured.llm.embed(prompt, truncate_prompt_tokens=keep, truncation_side="left")
+        return np.array(vector.outputs.embedding)
+
+    [asked] = pictured.llm.embed(pictured.llm.tokenizer.encode("user: what is it? ", False))
+    query = np.array(asked.outputs.embedding)
+    pages = [embedded("user: an <image> ", ONE), embedded("user: <image><image> ", TWO, ONE)]
+    documents = [content("an ", ONE), content(TWO, ONE)]
+    scores = [one.outputs.score for one in pictured.llm.score("what is it?", documents, use_tqdm=False)]
+    assert np.allclose(scores, [query @ page for page in pages], atol=1e-5)
+    [same] = [one.outputs.score for one in pictured.llm.score(documents[1], documents[1])]
+    assert abs(same - 1) < 1e-5 and scores[0] != scores[1]
+
+
+def test_prompts_with_pictures_are_cut_before_them_only(pictured: Pictured) -> None:
+    prompt: Any = {"prompt": "user: see <image> now", "multi_modal_data": {"image": ONE}}
+    [whole] = pictured.llm.generate(prompt, GREEDY)
+    cut = msgspec.structs.replace(GREEDY, truncate_prompt_tokens=len(whole.prompt_token_ids) - 2)
+    [left] = pictured.llm.generate(prompt, cut)
+    assert left.prompt_token_ids == whole.prompt_token_ids[2:]
+    within = msgspec.structs.replace(
+        GREEDY, truncate_prompt_tokens=whole.prompt_token_ids[::-1].index(310) + 2
+    )
+    with pytest.raises(BadRequest, match="would cut a media item of 4 tokens in two"):
+        pictured.llm.generate(prompt, within)
+    [first] = pictured.llm.embed(prompt, truncate_prompt_tokens=len(whole.prompt_token_ids) - 1)
+    assert first.prompt_token_ids == whole.prompt_token_ids[:-1]
+
+
+async def test_asyncio_programs_have_pictures(pictured: Pictured) -> None:
+    prompt: Any = {"prompt": "user: see <image> ", "multi_modal_data": {"image": ONE}}
+    twice: Any = {"prompt": "user: <image> or <image> ", "multi_modal_data": {"image": [saved(TWO), ONE]}}
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_num_seqs": 4}
+    async with AsyncLLM(str(pictured.folder), **options) as engine:
+
+        async def answer(prompt: Any) -> list[int]:
+            outputs = [one async for one in engine.generate(prompt, GREEDY)]
+            assert outputs[-1].prompt == prompt["prompt"]
+            return outputs[-1].outputs[0].token_ids
+
+        answers = await asyncio.gather(answer(prompt), answer(twice))
+        pooled = [one async for one in engine.encode(prompt, PoolingParams(task="embed"))]
+        with pytest.raises(BadRequest, match="2 pictures, and 1 places"):
+            await answer({**prompt, "multi_modal_data": {"image": [ONE, TWO]}})
+    assert answers == [
+        pictured.right(BOS, "user: see ", ONE, " "),
+        pictured.right(BOS, "user: ", TWO, " or ", ONE, " "),
+    ]
+    [vector] = pictured.llm.embed(prompt)
+    assert np.array_equal(pooled[0].outputs.data, np.array(vector.outputs.embedding, np.float32))
 
 
 def test_what_does_not_fit_is_refused(pictured: Pictured) -> None:

@@ -8,13 +8,14 @@ import torch
 from fake_frontend import BOS, byte_tokenizer
 
 from server.errors import BadRequest
+from server.offline.program_media import ComparedSide
 from server.offline.prompt_forms import (
     Prompt,
     encode_prompts,
     for_each,
     read_conversations,
     read_prompts,
-    read_texts,
+    read_sides,
 )
 from server.requests.sampling import SamplingParams
 
@@ -80,9 +81,20 @@ def test_ids_are_taken_as_they_are_and_texts_are_encoded() -> None:
 
 
 def test_texts_to_compare() -> None:
-    assert read_texts("a") == ["a"] and read_texts(["a", {"prompt": "b"}]) == ["a", "b"]
-    with pytest.raises(TypeError, match="not token ids"):
-        read_texts([["a"], [1]][1:])
+    assert read_sides("a") == [ComparedSide("a")]
+    assert read_sides(["a", {"prompt": "b"}]) == [ComparedSide("a"), ComparedSide("b")]
+    parts = [{"type": "text", "text": "b"}, {"type": "image", "image": "page.png"}]
+    seen = [parts[0], {"type": "image_url"}]
+    assert read_sides([{"content": "a"}, {"content": parts}]) == [
+        ComparedSide("a"),
+        ComparedSide("b", seen, ["page.png"]),
+    ]
+    assert read_sides({"content": parts[:1] * 2}) == [ComparedSide("b\nb")]
+    with pytest.raises(TypeError, match="texts and contents are compared"):
+        read_sides([["a"], [1]][1:])
+    for wrong in ({"content": 3}, {"content": [{"type": "text"}]}, {"content": "a", "prompt": "b"}):
+        with pytest.raises(TypeError, match="with text and pictures; got dict"):
+            read_sides(wrong)
 
 
 def test_conversations() -> None:

@@ -14,7 +14,15 @@ from models.pooling.config import PoolingConfig
 from models.pooling.sentence_files import TextFacts
 from server.errors import BadRequest, Internal, Unavailable
 from server.requests.pooling import Item, Truncation
-from server.requests.scoring import QUERIES_AT_ONCE, QWEN3_RERANKER, Pairs, ScoreOptions, Scorer, score
+from server.requests.scoring import (
+    QUERIES_AT_ONCE,
+    QWEN3_RERANKER,
+    Pairs,
+    ScoreOptions,
+    Scorer,
+    compare_all,
+    read_pairs,
+)
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
@@ -28,7 +36,8 @@ BI = facts(score_type="bi-encoder")
 def begin(
     queries: list[str], documents: list[str], known: Any, tokenizer: Tokenizer, **options: Any
 ) -> Scorer:
-    return score(Pairs(queries, documents), ScoreOptions(**options), known, tokenizer)
+    pairs = Pairs(queries, documents)
+    return compare_all(read_pairs(pairs, ScoreOptions(**options), known, tokenizer), known)
 
 
 def finish(scorer: Scorer, answers: list[Any]) -> list[float]:
