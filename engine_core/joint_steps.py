@@ -60,7 +60,9 @@ class Halving:
             _log.warning("--enable-dbo does nothing: texts of an encoder are computed in whole steps")
             return None
         if facts.whole_media:
-            _log.warning("--enable-dbo does nothing: pictures of this model are computed in whole steps")
+            _log.warning(
+                "--enable-dbo does nothing: pictures or prompts of this model are computed in whole steps"
+            )
             return None
         if facts.device == "cpu":
             _log.warning(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 TRUNKS = (
@@ -29,6 +29,8 @@ class Composite:
     """The scopes of weights that text does not need."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Fields that published files leave out of their text_config, because transformers has these values."""
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Fields that have these values whatever the text_config says."""
     text_field: str = "text_config"
     """The field of config.json that has the text's."""
     tower: str = ""
@@ -36,6 +38,26 @@ class Composite:
 
 
 _TEXTS: Mapping[str, Mapping[str, object]] = {
+    "gemma": {
+        "vocab_size": 256_000,
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+    },
+    "gemma2": {
+        "vocab_size": 256_000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+    },
     "llama": {
         "vocab_size": 32_000,
         "hidden_size": 4096,
@@ -79,6 +101,12 @@ _IDEFICS3 = Composite(
     beside=("model.vision_model", "model.connector"),
     tower="tiling.idefics3:Idefics3Tower",
 )
+_PALIGEMMA = Composite(
+    texts={"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM"},
+    beside=_VISION_TOWER,
+    tower="paligemma:PaliGemmaTower",
+    fixed={"use_bidirectional_attention": None},  # newer files say that prompts see both ways; answers do not
+)
 _VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
 
@@ -88,6 +116,7 @@ def _qwen(tower: str, **texts: str) -> Composite:
 
 
 COMPOSITES: Mapping[str, Composite] = {
+    "ColPaliForRetrieval": replace(_PALIGEMMA, beside=tuple(f"vlm.{scope}" for scope in _VISION_TOWER)),
     "ColQwen2ForRetrieval": Composite(
         texts={"qwen2_vl_text": "Qwen2ForCausalLM", "qwen2_vl": "Qwen2ForCausalLM"},
         beside=("vlm.model.visual", "vlm.visual"),
@@ -161,6 +190,7 @@ COMPOSITES: Mapping[str, Composite] = {
         beside=_VISION_TOWER,
         tower="pixtral:Mistral3Tower",
     ),
+    "PaliGemmaForConditionalGeneration": _PALIGEMMA,
     "Qwen2VLForConditionalGeneration": _qwen(
         "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"
     ),
@@ -229,7 +259,7 @@ def text_part(whole: Mapping[str, object]) -> Mapping[str, object] | None:
         return cast("Mapping[str, object]", text)
     kind = cast("object", text.get("model_type"))
     usual = _TEXTS.get(kind, {}) if isinstance(kind, str) else {}
-    return {**usual, **known.defaults, **cast("Mapping[str, object]", text)}
+    return {**usual, **known.defaults, **cast("Mapping[str, object]", text), **known.fixed}
 
 
 def minicpmv_version(whole: Mapping[str, object]) -> str:

@@ -56,6 +56,9 @@ class ForwardContext:
         None  # [3, T] int64: places in time, rows and columns, where they differ from positions
     )
     last: Tensor | None = None  # [T] int32: the last position that a token may see; None: its own
+    whole: Tensor | None = (
+        None  # [T] bool: whether a token sees all up to there, past windows; None: none does
+    )
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

@@ -215,6 +215,7 @@ def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
     if _trusts_config(model_class):
         config.require()
-    if issubclass(model_class, TrunkForCausalLM) and not options.language_model_only:
-        model_class = with_tower_of(model_class, config.architecture, options.folder)
+    if issubclass(model_class, TrunkForCausalLM):
+        text_only = options.language_model_only
+        model_class = with_tower_of(model_class, config.architecture, options.folder, text_only=text_only)
     return model_class if options.conversion is None else convert_class(model_class, options.conversion)

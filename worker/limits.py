@@ -94,7 +94,7 @@ def agree(limits: WorkerLimits, minimum: Callable[[int], int]) -> WorkerLimits:
 
 
 def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLimits:
-    """Give a step room for the longest sequence, which an encoder computes whole."""
+    """Give a step room for the longest sequence, for models that compute a sequence or its prompt whole."""
     if limits.max_num_batched_tokens >= limits.max_model_len:
         return limits
     if config.options.max_num_batched_tokens is not None:

@@ -49,6 +49,7 @@ class MediaRead:
     pieces: list[Tensor]  # together [M, (1 + levels) * H]; nothing where no tower is held
     levels: int
     last: np.ndarray | None = None  # [T]: the last position that a token sees
+    whole: np.ndarray | None = None  # [T]: whether it sees all up to there, windows or not
     axes: np.ndarray | None = None  # [3, T]
 
     @property
@@ -60,12 +61,13 @@ class MediaRead:
         """Send the numbers; the returned function shows all of it to a model, once they are there."""
         tokens = packet.ints(np.concatenate(self.tokens)) if self.pieces else None
         last = None if self.last is None else packet.ints(self.last)
+        whole = None if self.whole is None else packet.ints(self.whole)
         axes = None if self.axes is None else packet.ints(self.axes.ravel())
         only_shifts = self.only_shifts
 
         def show(context: ForwardContext) -> None:
             for each in (context, *context.others):
-                each.last = last
+                each.last, each.whole = last, None if whole is None else whole.bool()
             if axes is not None and only_shifts:  # in place, where recordings of small steps read them
                 context.positions.copy_(axes.view(3, -1)[0])
             elif axes is not None:
@@ -89,6 +91,7 @@ class StepMedia:
         self._held = 0
         """The embeddings of all these."""
         self._sees_media = sees_media(tower)
+        self.sees_prompts = sees_prompts(tower)
 
     def update(self, step: StepInput) -> None:
         """Drop the items that a step forgets, or all behind a failed one, then encode those it brings."""
@@ -130,9 +133,11 @@ class StepMedia:
             read.axes = np.stack([_positions(columns) + np.repeat(shifts, columns.counts)] * AXES)
         for row, slot in enumerate(columns.slots):
             placed, start = slots.media.get(slot), columns.starts[row]
+            end, begin = columns.ends[row], columns.query_starts[row]
+            if self.sees_prompts and start < slots.prompt_len[slot]:
+                self._show_prompt(read, columns, begin, int(slots.prompt_len[slot]) - start)
             if placed is None or start >= placed.end:
                 continue
-            end, begin = columns.ends[row], columns.query_starts[row]
             if placed.axes is not None:
                 read.axes = np.stack([_positions(columns)] * AXES) if read.axes is None else read.axes
                 known = placed.axes[:, start:end]
@@ -142,10 +147,18 @@ class StepMedia:
                 continue
             read.tokens.append(placed.positions[first:stop] + (begin - start))
             read.pieces += self._pieces(placed, first, stop)
-            if self._sees_media:
+            if self._sees_media and not self.sees_prompts:
                 read.last = _positions(columns) if read.last is None else read.last
                 read.last[read.tokens[-1]] = placed.ends[first:stop]
-        return read if read.tokens or read.axes is not None else None
+        return read if read.tokens or read.axes is not None or read.last is not None else None
+
+    def _show_prompt(self, read: MediaRead, columns: Columns, begin: int, count: int) -> None:
+        """Let the tokens [begin, begin + count) of the step, the rest of a prompt, see each other."""
+        if read.last is None or read.whole is None:
+            read.last = _positions(columns)
+            read.whole = np.zeros(len(read.last), bool)
+        read.last[begin : begin + count] = read.last[begin + count - 1]
+        read.whole[begin : begin + count] = True
 
     def _pieces(self, placed: PlacedMedia, first: int, stop: int) -> Iterator[Tensor]:
         """The rows of a sequence's embeddings [first, stop), from the items to which they belong."""
@@ -192,9 +205,14 @@ def row_bytes(tower: Tower, model: ModelConfig, dtype: torch.dtype) -> int:
     return (1 + tower.levels) * model.hidden_size * dtype.itemsize
 
 
-def sees_media(tower: Tower) -> bool:
+def sees_media(tower: Tower | None) -> bool:
     """Whether the tokens of an item see each other, those that follow included."""
     return bool(getattr(tower, "sees_media", False))
+
+
+def sees_prompts(tower: Tower | None) -> bool:
+    """Whether all tokens of a prompt see each other, those that follow included."""
+    return bool(getattr(tower, "sees_prompt", False))
 
 
 def _positions(columns: Columns) -> np.ndarray:

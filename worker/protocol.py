@@ -304,6 +304,9 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """Whether all tokens of an item must be computed in one step, because they see each other."""
     most_rows: int = 0
     """The rows of a step that may sample, guesses among them; 0: the model takes no guesses."""
+    whole_prompts: bool = False
+    """Whether all tokens of a prompt see each other. It is computed in one step, together with what of its
+    answer is known, and shares its blocks only with equal prompts."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
 
@@ -311,6 +314,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     def held_embeddings(self) -> int:
         """The most embeddings of media that the worker holds at a time."""
         return self.most_embeddings + self.kept_embeddings
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether the tokens of a prompt may be computed in several steps."""
+        return self.causal and not self.whole_prompts
 
     @property
     def cached_tokens(self) -> int:

@@ -37,7 +37,7 @@ from worker.host.machine import times_killed
 from worker.host.memory import ReadPages, release_after_loading
 from worker.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
-from worker.media import media_bytes, open_media, row_bytes, sees_media
+from worker.media import media_bytes, open_media, row_bytes, sees_media, sees_prompts
 from worker.pooling import (
     HiddenStore,
     PooledVectors,
@@ -94,7 +94,7 @@ class Runner:
         release_after_loading(Path(config.folder))
 
         report("cache", 0.0)
-        if not self._model.causal:
+        if not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
         tasks = offered_tasks(config, self._model.pooler)
         self._layout = self._lay_out_cache(limits, tasks)
@@ -292,12 +292,12 @@ class Runner:
         return self._device.cache_budget(self._config.options.gpu_memory_utilization, step).less(kept)
 
     def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
-        """The places of layers in the cache; stored hidden states of all positions keep all blocks."""
+        """The places of layers in the cache; where all positions are stored or seen, all blocks are kept."""
         model, asked = self._model, self._config.options
-        return lay_out_cache(
-            *(model.attention_layers(), limits, self._cache_dtype, self._groups.minimum),
-            keeps_all=asked.disable_hybrid_kv_cache_manager or bool(whole_tasks(tasks, model.pooler)),
-        )
+        keeps_all = asked.disable_hybrid_kv_cache_manager or sees_prompts(find_tower(model))
+        keeps_all = keeps_all or bool(whole_tasks(tasks, model.pooler))
+        layers, minimum = model.attention_layers(), self._groups.minimum
+        return lay_out_cache(layers, limits, self._cache_dtype, minimum, keeps_all=keeps_all)
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
@@ -346,7 +346,8 @@ class Runner:
             most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
             kept_embeddings=limits.kept_embeddings,
             most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
-            whole_media=tower is not None and sees_media(tower),
+            whole_media=sees_media(tower),
+            whole_prompts=sees_prompts(tower),
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.prompt_media import Media, overlapping
 from engine_core.protocol import Add
+from engine_core.scheduling.cache.block_hash import own_salt
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import Encode, MediaPlace, WorkerFacts
 
@@ -57,7 +58,8 @@ class MediaItems:
         self._most_bytes = max(_LEAST_BYTES, int(config.mm_processor_cache_gb * (1 << 30)))
         self._most = facts.held_embeddings
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
-        self._splits = config.enable_chunked_prefill and facts.causal
+        self._splits = config.enable_chunked_prefill and facts.cuts_prompts
+        self._whole_prompts = facts.whole_prompts
         self._items: dict[bytes, Item] = {}
         self._held: OrderedDict[bytes, Item] = OrderedDict()
         """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
@@ -87,7 +89,13 @@ class MediaItems:
         return bool(self.bytes) and self.bytes + sum(new.values()) > self._most_bytes
 
     def enter(self, add: Add) -> Add:
-        """Take in the items of a request, which is returned with the bytes of those that are here already."""
+        """Take in the items of a request, which is returned with the bytes of those that are here already.
+
+        Where tokens of a prompt see later ones, what is cached of it is wrong for those that go on otherwise.
+        """
+        if self._whole_prompts:
+            prompt = add.tokens[: add.prompt_len or len(add.tokens)]
+            add = replace(add, salt=own_salt(add.salt, prompt, [(each.hash, each.at) for each in add.media]))
         return replace(add, media=tuple([self._enter(media) for media in add.media])) if add.media else add
 
     def _enter(self, media: Media) -> Media:

@@ -31,7 +31,7 @@ def check_config(config: EngineConfig, facts: WorkerFacts) -> None:
         raise ValueError(
             f"scheduling_policy is '{config.scheduling_policy}'; it can be {' or '.join(POLICIES)}"
         )
-    whole_prompts = not (config.enable_chunked_prefill and facts.causal)
+    whole_prompts = not (config.enable_chunked_prefill and facts.cuts_prompts)
     if whole_prompts and facts.max_num_batched_tokens < facts.max_model_len:
         raise ValueError(
             f"without chunked prefill a step must hold a whole prompt: set --max-num-batched-tokens (now "
@@ -103,7 +103,7 @@ def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None
                 f"an item takes {media.length} tokens of the prompt, which one step must compute: set "
                 f"--max-num-batched-tokens (now {facts.max_num_batched_tokens}) to as many at least"
             )
-    if not (config.enable_chunked_prefill and facts.causal):
+    if not (config.enable_chunked_prefill and facts.cuts_prompts):
         embeddings = sum({media.hash: media.embeddings for media in add.media}.values())
         if embeddings > facts.most_embeddings:
             return (

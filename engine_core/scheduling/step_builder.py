@@ -56,7 +56,7 @@ class StepBuilder:
         self._facts = facts
         self._line = line
         self._longest = config.long_prefill_token_threshold
-        self.may_split = config.enable_chunked_prefill and facts.causal
+        self.may_split = config.enable_chunked_prefill and facts.cuts_prompts
         """Whether only a chunk of a prompt may be computed."""
         self._has_prefill = False  # a row has several tokens
         self._binds = False

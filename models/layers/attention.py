@@ -152,7 +152,7 @@ class Attention(CachedAttention):
             prep,
             self.cache_scales or UNSCALED,
         )
-        return self._attend(q, kv, step, self.cache_scales)
+        return self._attend(q, kv, step, self.cache_scales, self.window)
 
     def read(self, q: Tensor, prep: HeadPrep = AS_PROJECTED) -> Tensor:
         """q [T, heads * head_dim] -> [T, heads * head_dim], by the cache of this layer's owner as it is."""
@@ -161,23 +161,27 @@ class Attention(CachedAttention):
             raise RuntimeError("an attention layer was to read the cache of another one, and has its own")
         heads = q.view(len(q), self.heads, self.head_dim)
         q = ops.rotate(heads, prep.cos_sin, prep.q_norm, prep.eps)
-        return self._attend(q, owner.bound(), context(owner.group), owner.cache_scales)
+        return self._attend(q, owner.bound(), context(owner.group), owner.cache_scales, self.window)
 
-    def _attend(self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None, window: int | None
+    ) -> Tensor:
         """Prepared queries [T, heads, head_dim] -> [T, heads * head_dim]."""
         out = ops.attention(
             q,
             kv,
             step,
             scale=self.scale,
-            window=self.window,
+            window=window,
             softcap=self.softcap,
             sinks=self.sinks,
             slopes=self.slopes,
             last=step.last if self._sees_ahead else None,
             scales=scales or UNSCALED,
-        )  # [T, heads, head_dim]
-        return out.flatten(1)
+        ).flatten(1)
+        if step.whole is not None and window is not None and max(step.kv_lens_host) > window:
+            out = torch.where(step.whole[:, None], self._attend(q, kv, step, scales, None), out)
+        return out
 
 
 class EncoderAttention(nn.Module):

@@ -17,6 +17,7 @@ from models.plain_files import read_json
 
 PROCESSORS = {
     "CLIPModel": "contrastive:ContrastiveProcessor",
+    "ColPaliForRetrieval": "paligemma:ColPaliProcessor",
     "ColQwen2ForRetrieval": "qwen_vl:ColQwen2Processor",
     "Gemma3ForConditionalGeneration": "gemma3:Gemma3Processor",
     "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
@@ -29,6 +30,7 @@ PROCESSORS = {
     "LlavaOnevisionForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
     "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
     "Mistral3ForConditionalGeneration": "pixtral:PixtralProcessor",
+    "PaliGemmaForConditionalGeneration": "paligemma:PaliGemmaProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:Qwen25VLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
     "Qwen3_5ForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",

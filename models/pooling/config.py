@@ -20,7 +20,10 @@ Task = Literal["embed", "token_embed", "classify", "token_classify"]
 
 _MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
 _QWEN3_RERANKER_TOKENS = ["no", "yes"]
-_QUERIES = {"ColQwen2ForRetrieval": ("Query: ", "<|endoftext|>" * 10 + "\n")}
+_QUERIES = {
+    "ColPaliForRetrieval": ("<bos>Question: ", "<pad>" * 10 + "\n"),
+    "ColQwen2ForRetrieval": ("Query: ", "<|endoftext|>" * 10 + "\n"),
+}
 """What models that search among pictures read in front of a query and behind it, by their architecture: their
 processors write it, not a template."""
 TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
@@ -161,8 +164,13 @@ def _as_queries(texts: TextFacts, architecture: str) -> TextFacts:
     if architecture not in _QUERIES:
         return texts
     before, behind = _QUERIES[architecture]
+    prompts = {"query": before, **texts.prompts}
     return msgspec.structs.replace(
-        texts, prompts={"query": before, **texts.prompts}, default_prompt_name="query", suffix=behind
+        texts,
+        prompts=prompts,
+        default_prompt_name="query",
+        suffix=behind,
+        has_special=before.startswith("<bos>"),
     )
 
 

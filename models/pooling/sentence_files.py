@@ -112,6 +112,8 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     default_prompt_name: str | None = None
     suffix: str = ""
     """What is written behind each text."""
+    has_special: bool = False
+    """Whether the special tokens are in what is written, so that the tokenizer adds none."""
     chat: ChatForm | None = None
     """Set if the chat template writes each text as what a user says, and an instruction as the system."""
     similarity: Similarity = "cosine"

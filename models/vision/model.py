@@ -23,16 +23,23 @@ from models.vision.tower import Tower, TowerInput, TowerSetup
 logger = logging.getLogger(__name__)
 
 
-def with_tower_of(text_class: type, architecture: str, folder: Path) -> type:
+def with_tower_of(text_class: type, architecture: str, folder: Path, *, text_only: bool) -> type:
     """Compose a composite's text with its tower, if there is a class for that, and settings of pictures."""
     composite = COMPOSITES.get(architecture)
     if composite is None or not composite.tower:
         return text_class
-    if not has_files(folder):
-        logger.warning("%s does not say how pictures are prepared (preprocessor_config.json)", folder)
-        return text_class
     module, _, name = composite.tower.partition(":")
-    return with_tower(text_class, getattr(import_module(f"models.vision.{module}"), name))
+    tower_class: type = getattr(import_module(f"models.vision.{module}"), name)
+    if not text_only and has_files(folder):
+        return with_tower(text_class, tower_class)
+    if getattr(tower_class, "sees_prompt", False):
+        raise ConfigError(
+            f"{architecture} is not served for text alone: it needs preprocessor_config.json, and a limit of "
+            "pictures (--limit-mm-per-prompt) above 0"
+        )
+    if not text_only:
+        logger.warning("%s does not say how pictures are prepared (preprocessor_config.json)", folder)
+    return text_class
 
 
 @cache

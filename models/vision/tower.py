@@ -40,7 +40,9 @@ class TowerSetup:
 class Tower(Protocol):
     """A module that `models.checkpoint.weights.load` fills. Every rank of the first stage has it whole.
 
-    Where tokens have positions on three axes (`models.media.positions`), its class has `three_axes = True`.
+    Where tokens have positions on three axes (`models.media.positions`), its class has `three_axes = True`;
+    where those of an item see each other, `sees_media = True`, and where those of a whole prompt do, with or
+    without pictures, `sees_prompt = True`, too.
     """
 
     levels: int

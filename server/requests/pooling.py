@@ -189,9 +189,9 @@ class TextReader:
 
     def adds_special_to(self, text: str) -> bool:
         """Whether the tokenizer's own tokens come with this text, which has been written."""
-        chat = self.facts.pooling.texts.chat
+        texts, chat = self.facts.pooling.texts, self.facts.pooling.texts.chat
         if chat is None or not self.add_special_tokens:
-            return self.add_special_tokens
+            return self.add_special_tokens and not texts.has_special
         return (self.is_written or chat.add_special_tokens) and not self.tokenizer.chat.begins(text)
 
     def _with_form(self, text: str) -> str:

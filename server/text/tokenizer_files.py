@@ -26,6 +26,18 @@ _SOURCES = (
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer_config.json",
 )  # fmt: skip
 
+_PALIGEMMA = """
+{%- if messages | length != 1 or messages[0].role != "user" -%}
+{{ raise_exception("PaliGemma answers one message of a user: it has not learned conversations.") }}
+{%- endif -%}
+{%- for part in messages[0].content if part.type == "image" -%}<image>{%- endfor -%}
+<bos>
+{%- for part in messages[0].content if part.type == "text" -%}
+{{ part.text if loop.first else "\n" + part.text }}
+{%- endfor -%}
+{{ "\n" }}
+"""
+
 
 class TokenizerError(ValueError):
     """Raised when there is no tokenizer; the message says why, and what to do."""
@@ -62,7 +74,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             # The operator's template is checked now. One of the checkpoint may be broken while it is unused.
             compile_template(templates["default"])
         else:
-            templates = _read_templates(folder, config)
+            templates = _read_templates(folder, config) or _family_templates(folder)
         try:
             model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -107,6 +119,12 @@ def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
             f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
             "give one with --chat-template"
         ) from error
+
+
+def _family_templates(folder: Path) -> dict[str, str]:
+    """The templates of an architecture whose checkpoints have none, because its processor writes prompts."""
+    architectures = _read_json(folder / "config.json").get("architectures")
+    return {"default": _PALIGEMMA} if architectures == ["PaliGemmaForConditionalGeneration"] else {}
 
 
 def template_text(given: str) -> str:

@@ -1,4 +1,4 @@
-"""ColQwen2 at a real server: pages are ranked by a text as transformers does it."""
+"""Models for search at a real server: pages are ranked by a text as transformers does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from live import serving
 from media_files import noise, saved
-from page_search import Searched
+from page_search import Searched, SearchedByColPali
 from pictured import Prompts
 from pictured_chat import write_chat_files, write_qwen
 from tiny import tiny_checkpoint
@@ -30,8 +30,9 @@ def part(picture: Any) -> dict[str, Any]:
 
 
 @pytest.mark.turns
-def test_pages_are_ranked_as_by_transformers(tmp_path: Path) -> None:
-    searched = Searched.write(tmp_path)
+@pytest.mark.parametrize("kind", [Searched, SearchedByColPali])
+def test_pages_are_ranked_as_by_transformers(kind: type[Searched], tmp_path: Path) -> None:
+    searched = kind.write(tmp_path)
     query = searched.vectors(searched.query(TEXT))
     pages = [searched.vectors(searched.page(page)) for page in PAGES]
     right = searched.processor.score_retrieval([query], pages)[0].tolist()

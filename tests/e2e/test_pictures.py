@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import signal
 import struct
@@ -19,6 +20,7 @@ from typing import Any
 import gemma_pictured
 import numpy as np
 import openai
+import paligemma_pictured
 import pytest
 from chromium import PROGRAM, browser
 from live import LiveServer, serving, wait_until
@@ -159,6 +161,25 @@ def test_pictures_in_lines_of_their_own_whose_tokens_see_each_other(tmp_path: Pa
     content = [text("see "), part(saved(ONE)), text(" and "), part(saved(TWO)), text(" ok")]
     with serving(str(tmp_path), *SIZES, "--max-num-batched-tokens", "24") as server:
         assert tokens(server, *content) == tokens(server, *content) == right
+
+
+@pytest.mark.turns(3)
+def test_a_prompt_without_a_template_that_sees_itself_both_ways(tmp_path: Path) -> None:
+    """It is written as by transformers' processor: pictures, a mark, the text and a line's end."""
+    model = paligemma_pictured.write(2, tmp_path)
+    tokenizer = write_chat_files(tmp_path, {309: "<bos>", 310: "<image>"}, "<image>")
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({name: settings[name] for name in settings if name != "chat_template"}))
+    prompt = Prompts(tmp_path).make(*encoded(tokenizer, ONE, TWO, "<bos>what is it\n"))
+    right = paligemma_pictured.answer(model, prompt, 8).tokens
+    content = [part(saved(ONE)), text("what is it"), part(saved(TWO))]
+    with serving(str(tmp_path), *SIZES) as server:
+        assert tokens(server, *content) == tokens(server, *content) == right
+        body = asked(*content)
+        body["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+        refused = server.post("/v1/chat/completions", body)
+        assert refused.status_code == 400 and "has not learned conversations" in refused.text
 
 
 def test_pictures_of_one_size_are_told_apart(llava: Llava, server: LiveServer) -> None:

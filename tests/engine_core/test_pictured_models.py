@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gemma_pictured
+import paligemma_pictured
 import pytest
 from media_files import noise
 from pictured import TEXT, VISION, Answer, Prompt, Prompts, assert_answers, expected, write_pictured
@@ -61,7 +62,10 @@ class Llava:
             make(one, two, one, [12]),
             make([5, 9, 17, 44, 200, 7]),
         ]
-        self.answers = [expected(model, each, OUTPUT, self.inputs) for each in self.asked]
+        self.answers = [self.right(model, each) for each in self.asked]
+
+    def right(self, model: nn.Module, prompt: Prompt) -> Answer:
+        return expected(model, prompt, OUTPUT, self.inputs)
 
     def write(self, folder: Path) -> nn.Module:
         return write_pictured("LlavaForConditionalGeneration", folder, FIELDS, SETTINGS)
@@ -123,6 +127,21 @@ class Gemma3(Llava):
 
     def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
         return gemma_pictured.inputs(pictures, ids)
+
+
+class PaliGemma(Llava):
+    """Each prompt has to be computed in one step, for its tokens see later ones."""
+
+    def write(self, folder: Path) -> nn.Module:
+        return paligemma_pictured.write(2, folder)
+
+    def right(self, model: nn.Module, prompt: Prompt) -> Answer:
+        return paligemma_pictured.answer(model, prompt, OUTPUT)
+
+
+@pytest.fixture(scope="module")
+def paligemma(tmp_path_factory: pytest.TempPathFactory) -> PaliGemma:
+    return PaliGemma(tmp_path_factory.mktemp("paligemma"))
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +253,32 @@ def test_known_prefixes_end_inside_a_picture_that_sees_both_ways(gemma3: Gemma3)
     answers, cached, _ = gemma3.run_waves([[each] for each in gemma3.asked])
     assert_answers(answers, gemma3.answers)
     assert cached[1] == 8, "the second block ends inside the picture"
+
+
+@pytest.mark.parametrize(
+    ("options", "preempts"),
+    [
+        ({"steps_ahead": 0}, False),
+        ({"steps_ahead": 2, "max_num_seqs": 3, "max_num_batched_tokens": 64}, False),
+        ({"max_num_batched_tokens": 32, "num_gpu_blocks_override": 8, "max_model_len": 32}, True),
+        ({"long_prefill_token_threshold": 2, "max_token_gap_ms": 0.001, "max_num_seqs": 5}, False),
+    ],
+)
+def test_prompts_that_see_both_ways_are_never_cut(
+    paligemma: PaliGemma, options: dict[str, Any], preempts: bool
+) -> None:
+    answers, _, stats = paligemma.run(paligemma.asked * 2, **{"max_num_seqs": 16, **options})
+    assert_answers(answers, paligemma.answers * 2)
+    assert (stats.preemptions > 0) == preempts
+
+
+def test_only_equal_prompts_share_what_is_known_of_them(paligemma: PaliGemma) -> None:
+    """Keys of all prompts but those depend on tokens that come later."""
+    answers, cached, _ = paligemma.run_waves([[each] for each in [*paligemma.asked, paligemma.asked[5]]])
+    assert_answers(answers, [*paligemma.answers, paligemma.answers[5]])
+    assert cached == [0] * len(paligemma.asked) + [12]
+
+
+def test_a_step_that_holds_no_whole_prompt_is_refused(paligemma: PaliGemma) -> None:
+    with pytest.raises(ValueError, match="is less than --max-model-len"):
+        paligemma.run(paligemma.asked[:1], max_num_batched_tokens=32)

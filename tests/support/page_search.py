@@ -1,11 +1,13 @@
-"""A tiny ColQwen2 with its tokenizer, and what transformers computes of queries and of pages."""
+"""Tiny models for search among pages, and what transformers computes of queries and of pages."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import paligemma_pictured
 import torch
 import transformers
 from pictured import write_pictured
@@ -14,6 +16,7 @@ from PIL.Image import Image
 from qwen_pictured import FIELDS, OLDER, PICTURE, TOKENS
 from torch import Tensor, nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 END = "<|endoftext|>"
 WIDTH = 24
@@ -60,3 +63,26 @@ class Searched:
             given["position_ids"], _ = trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grid)
         names = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw")
         return self.model(**{name: batch[name] for name in names if name in batch}, **given).embeddings[0]
+
+
+class SearchedByColPali(Searched):
+    """A tiny ColPali, all of whose tokens see each other."""
+
+    @classmethod
+    def write(cls, folder: Path, version: int = 2) -> SearchedByColPali:
+        fields = {"vlm_config": paligemma_pictured.fields(version), "embedding_dim": WIDTH}
+        model = write_pictured("ColPaliForRetrieval", folder, fields, paligemma_pictured.SETTINGS)
+        write_chat_files(folder, {307: "<bos>", 308: "<pad>", PICTURE: "<image>"}, "<image>")
+        named = {"bos_token": "<bos>", "pad_token": "<pad>"}
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        images = SiglipImageProcessorPil(**paligemma_pictured.SETTINGS)
+        images.image_seq_length = 4
+        processor = transformers.ColPaliProcessor(images, tokenizer)
+        return cls(folder, model, processor)
+
+    @torch.inference_mode()
+    def vectors(self, batch: dict[str, Tensor]) -> Tensor:
+        names = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
+        return self.model(**{name: batch[name] for name in names if name in batch}).embeddings[0]

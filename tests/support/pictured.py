@@ -167,7 +167,8 @@ class _Live:
 
 
 class Engine:
-    """A minimal engine: up to `chunk` tokens of each live sequence in a step; blocks are never freed.
+    """A minimal engine: up to `chunk` tokens of each live sequence in a step, unless prompts are computed
+    whole; blocks are never freed.
 
     Items are encoded in the first step that needs them, and forgotten when no sequence does any more.
     """
@@ -232,6 +233,8 @@ class Engine:
         self._flying.append((rows, self._launch(step)))
 
     def _end(self, each: _Live) -> int:
+        if self._facts.whole_prompts:
+            return each.known
         end = min(each.computed + self._chunk, each.known)
         if self._facts.whole_media:
             for place in each.prompt.media:

@@ -1,4 +1,4 @@
-"""ColQwen2 gives the vectors of transformers to the tokens of queries and of pages, however steps are cut."""
+"""ColQwen2 and ColPali give the tokens of queries and of pages the vectors of transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from media_files import noise
 from opened import open_runner
-from page_search import WIDTH, Searched
+from page_search import WIDTH, Searched, SearchedByColPali
 from pictured import Handle, Prompt, Prompts
 from qwen_pictured import PICTURE
 from ranks import Layout, Ranks, RanksOfTests
@@ -89,3 +89,24 @@ def test_names_as_they_were_published(tmp_path: Path) -> None:
     save_file(tensors, file)
     served_as = resolve_conversion(read_config(tmp_path), tmp_path)
     check_vectors(open_runner(tmp_path, conversion=served_as, **SIZES).launch, searched, chunk=512)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_vectors_of_colpali_are_those_of_transformers(version: int, tmp_path: Path) -> None:
+    searched = SearchedByColPali.write(tmp_path, version)
+    served_as = resolve_conversion(read_config(tmp_path), tmp_path)
+    runner = open_runner(tmp_path, conversion=served_as, **SIZES)
+    facts = runner.facts
+    assert facts.tasks == ("token_embed",) and facts.causal and facts.whole_prompts
+    check_vectors(runner.launch, searched, chunk=96)
+
+
+def test_ranks_give_the_vectors_of_colpali(ranks: Ranks, tmp_path: Path) -> None:
+    searched = SearchedByColPali.write(tmp_path)
+    model = read_config(tmp_path)
+    served_as = resolve_conversion(model, tmp_path)
+    config = worker_config(folder=str(tmp_path), model=model, conversion=served_as, **SIZES)
+    executor = RanksOfTests(ranks, Layout(2), config)
+    executor.start()
+    check_vectors(executor.submit, searched, chunk=96)
+    executor.stop()

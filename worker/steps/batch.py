@@ -55,7 +55,7 @@ class StepPlanner:
     lay_out: LayOut = lay_out
     forms: Forms | None = None
     media: StepMedia | None = None
-    """What reads the media of steps; None: the model has text only."""
+    """What reads the media of steps, and what prompts see; None: the model has text only."""
 
     def plan(self, asked: StepInput, packet: Packet) -> Batch:
         """Note the step's new sequences and blocks, and send what the device must know of it."""
@@ -65,7 +65,8 @@ class StepPlanner:
         step = give_rows(asked)
         columns = Columns.of(step.seqs, self.slots.first_remembered)
         types = self._token_types(columns)
-        media = None if self.media is None or not self.slots.media else self.media.read(columns)
+        has_media = self.media is not None and (self.slots.media or self.media.sees_prompts)
+        media = self.media.read(columns) if self.media is not None and has_media else None
         staged, forms = None, self.forms
         if forms is not None and step.fresh:
             forms.states.forget()

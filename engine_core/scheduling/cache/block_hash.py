@@ -16,6 +16,11 @@ def root_hash(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
 
 
+def own_salt(salt: str, prompt: list[int], media: Iterable[tuple[bytes, int]]) -> str:
+    """Make a salt for a prompt whose blocks only prompts with the same tokens and media may share."""
+    return f"{salt} {chain_hash(root_hash(salt), prompt, media).hex()}"
+
+
 def chain_hash(parent: bytes, tokens: list[int], media: Iterable[tuple[bytes, int]] = ()) -> bytes:
     """The hash of a block's tokens and, through `parent`, of all tokens before them.
 

@@ -59,6 +59,7 @@ def resolve(
         ("LlamaForRewardModel", ("pooling", "reward", "LlamaForCausalLM")),
         ("Qwen2ForRewardModel", ("pooling", "none", "Qwen2ForRewardModel")),
         ("Qwen2ForProcessRewardModel", ("pooling", "none", "Qwen2ForProcessRewardModel")),
+        ("ColPaliForRetrieval", ("pooling", "none", "ColPaliForRetrieval")),
         ("ColQwen2ForRetrieval", ("pooling", "none", "ColQwen2ForRetrieval")),
         ("BertModel", ("pooling", "none", "BertModel")),
         ("BertForMaskedLM", ("pooling", "none", "BertForMaskedLM")),

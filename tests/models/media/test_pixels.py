@@ -85,6 +85,11 @@ CASES = {
     ),
     "siglip": Case("SiglipModel", tower("siglip"), SiglipImageProcessorPil()),
     "siglip2": Case("Siglip2Model", {"vision_config": {}}, Siglip2ImageProcessorPil(max_num_patches=100)),
+    "paligemma": Case(
+        "PaliGemmaForConditionalGeneration",
+        tower("siglip", patch_size=14),
+        SiglipImageProcessorPil(size={"height": 224, "width": 224}),
+    ),
     "gemma3": Case(
         "Gemma3ForConditionalGeneration",
         tower("siglip", image_size=896, patch_size=14),

@@ -260,7 +260,7 @@ def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_d
             layer.states = [_no_states(shape) for shape in layer.state_shapes()]
     tower = find_tower(model)
     most = max(sum(new) for new, _ in _STEPS)
-    tables = [None] if tower is None or not sees_media(tower) else [None, _nowhere((most,), torch.int32)]
+    tables = [None, _nowhere((most,), torch.int32)] if sees_media(tower) else [None]
     for new, total in _STEPS:
         stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)

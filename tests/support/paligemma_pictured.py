@@ -1,0 +1,67 @@
+"""Tiny PaliGemmas, whose prompts see themselves both ways: their configs, and what transformers answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pictured import TEXT, VISION, Answer, Prompt, expected, write_pictured
+from PIL.Image import Image
+from torch import Tensor, nn
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+SETTINGS: dict[str, Any] = {
+    "image_processor_type": "SiglipImageProcessor",
+    "size": {"height": 28, "width": 28},
+    "image_seq_length": 4,
+}
+PICTURE = 310
+_SECOND = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 4,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attn_logit_softcapping": 20.0,
+    "final_logit_softcapping": 10.0,
+}
+"""The second version has windows, which are shorter than prompts here."""
+
+
+def fields(version: int) -> dict[str, Any]:
+    return {
+        "model_type": "paligemma",
+        "text_config": {**TEXT, "model_type": "gemma"} if version == 1 else {**TEXT, **_SECOND},
+        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "image_token_index": PICTURE,
+        "projection_dim": TEXT["hidden_size"],
+        "hidden_size": TEXT["hidden_size"],
+    }
+
+
+def write(version: int, folder: Path) -> nn.Module:
+    return write_pictured("PaliGemmaForConditionalGeneration", folder, fields(version), SETTINGS)
+
+
+class _SeesPrompt(nn.Module):
+    """The model for one prompt, of which it is told where it ends."""
+
+    def __init__(self, model: nn.Module, length: int) -> None:
+        super().__init__()
+        self.model, self.length = model, length
+
+    def forward(self, input_ids: Tensor, **beside: Any) -> Any:
+        types = (torch.arange(input_ids.shape[1]) >= self.length).long()[None]
+        return self.model(input_ids=input_ids, token_type_ids=types, **beside)
+
+
+def answer(model: nn.Module, prompt: Prompt, count: int) -> Answer:
+    return expected(_SeesPrompt(model, len(prompt.tokens)), prompt, count, inputs)
+
+
+def inputs(pictures: list[Image], ids: list[int]) -> dict[str, Any]:
+    """What transformers' model takes beside ids and their types."""
+    return {
+        "pixel_values": SiglipImageProcessorPil(**SETTINGS)(pictures, return_tensors="pt")["pixel_values"]
+    }
