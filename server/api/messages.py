@@ -327,6 +327,7 @@ class TemplateOptions(Body):
         "documents": (LIMITS.documents, "documents"),
         "chat_template_kwargs": (LIMITS.template_kwargs, "arguments"),
         "mm_processor_kwargs": (LIMITS.template_kwargs, "settings"),
+        "media_io_kwargs": (LIMITS.template_kwargs, "kinds"),
     }
     stand_ins: ClassVar[Mapping[str, object]] = dict.fromkeys(
         ("messages", "tools", "documents", "chat_template", "chat_template_kwargs")
@@ -344,6 +345,9 @@ class TemplateOptions(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = optional(
         "Settings of the model's processor of media. Needs --trust-request-mm-kwargs."
+    )
+    media_io_kwargs: dict[str, dict[str, Any]] | None = optional(
+        'How files are read, such as {"video": {"num_frames": 32}}. Needs --trust-request-mm-kwargs.'
     )
 
     @model_validator(mode="after")

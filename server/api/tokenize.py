@@ -15,7 +15,6 @@ from server.errors import BadRequest
 class TokenizeRequest(TemplateOptions):
     """A text, or a conversation as the chat endpoint would write it."""
 
-    unsupported = {"media_io_kwargs": ({},)}
     meaningless = MEANINGLESS
     stand_ins = {**TemplateOptions.stand_ins, "prompt": "-"}
 

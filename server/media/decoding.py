@@ -1,4 +1,4 @@
-"""Decoding of pictures, whoever made them: the first frame, upright, in RGB, on white.
+"""Decoding of pictures, whoever made them: the first frame, upright, in RGB, on a background.
 
 The type is told by the content. This runs in processes that may be killed, see `server.media.preparing`.
 """
@@ -12,6 +12,7 @@ from io import BytesIO
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from server.errors import BadRequest
+from server.options.media_io import WHITE, Color
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
@@ -33,8 +34,8 @@ def from_base64(text: bytes) -> bytes:
         raise BadRequest("The base64 of a data URL is broken.") from None
 
 
-def decode(data: bytes, most_pixels: int) -> Image.Image:
-    """The picture in a file. Raises BadRequest, or MemoryError."""
+def decode(data: bytes, most_pixels: int, background: Color = WHITE) -> Image.Image:
+    """The picture in a file, on a background. Raises BadRequest, or MemoryError."""
     try:
         picture = Image.open(BytesIO(data), formats=FORMATS)
         if picture.width * picture.height > most_pixels:
@@ -42,7 +43,7 @@ def decode(data: bytes, most_pixels: int) -> Image.Image:
             raise BadRequest(f"A picture may have at most {most_pixels} pixels, and this one has {size}.")
         picture.load()
         _turn_upright(picture)
-        return in_rgb(picture)
+        return in_rgb(picture, background)
     except (BadRequest, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -60,13 +61,13 @@ def _turn_upright(picture: Image.Image) -> None:
         _log.debug("a picture's EXIF is broken")
 
 
-def in_rgb(picture: Image.Image) -> Image.Image:
-    """The picture in RGB, on white. Raises BadRequest for values of more than 16 bits."""
+def in_rgb(picture: Image.Image, background: Color = WHITE) -> Image.Image:
+    """The picture in RGB, on a background. Raises BadRequest for values of more than 16 bits."""
     if picture.mode.startswith("I;16"):  # Pillow would clip values to 8 bits
         return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
     if picture.mode in ("I", "F"):
         raise BadRequest("A picture may have 16 bits for each value at most.")
     if "A" in picture.getbands() or picture.info.get("transparency") is not None:
         picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, background), picture)
     return picture.convert("RGB")

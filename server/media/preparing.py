@@ -21,6 +21,7 @@ from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import ReceivedError, SentError, sent_error
+from server.options.media_io import ALL_FRAMES, WHITE, Color
 
 MODULE = "server.media.preparing_process"
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video"}
@@ -40,7 +41,7 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     pixels: int = 178_956_970
     embeddings: int = 1 << 30
     """The most embeddings that the engine takes of an item."""
-    frames: int = 1 << 16
+    frames: int = ALL_FRAMES
     """The most frames that are taken of a video."""
     waiting_bytes: int = 512 << 20
     """Bytes of all items together that are being prepared or wait for it."""
@@ -64,6 +65,8 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     low_detail: bool
     settings: dict[str, Any] = {}
     """Settings of the request to put over those of the checkpoint."""
+    background: Color = WHITE
+    """The color on which transparency lies."""
 
 
 Answer = Prepared | SentError
@@ -98,12 +101,13 @@ class Preparer:
         kind: Kind = "image",
         low_detail: bool = False,
         settings: Mapping[str, Any] | None = None,
+        background: Color = WHITE,
     ) -> Item:
         """The item that a file becomes. Raises the error with which its request ends.
 
-        `settings` of the request are put over those of the checkpoint.
+        `settings` of the request are put over those of the checkpoint, and pictures on `background`.
         """
-        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}))
+        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}), background)
         order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)
         if (kept := self._kept.get(digest)) is not None:

@@ -65,7 +65,7 @@ def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: 
     if asked.kind == "video" and isinstance(processor, VideoProcessor):
         video = decode_video(data, limits.pixels, is_base64=asked.is_base64)
         return processor.prepare_video(video, limits.frames, limits.embeddings)
-    picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels)
+    picture = decode(from_base64(data) if asked.is_base64 else data, limits.pixels, asked.background)
     return processor.prepare(fitted(picture, LOW_DETAIL) if asked.low_detail else picture)
 
 

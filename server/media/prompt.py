@@ -79,13 +79,15 @@ NO_MEDIA: LaidMedia = {}
 class MediaNeeded(Exception):
     """Raised where a prompt is written whose items are not prepared: then it is written again."""
 
-    def __init__(self, parts: Sequence[MediaPart], salt: str, settings: Mapping[str, Any]) -> None:
-        """`salt` is the request's cache salt, within which names of items are known, and `settings` are its
-        own for the processor of media."""
+    def __init__(
+        self, parts: Sequence[MediaPart], salt: str, settings: Mapping[str, Any], io: Mapping[str, Any]
+    ) -> None:
+        """`salt` is the request's cache salt, within which names of items are known. `settings` are its own
+        for the processor of media, and `io` for how files are read."""
         super().__init__()
         self.parts = list(parts)
         self.salt = salt
-        self.settings = dict(settings)
+        self.settings, self.io = dict(settings), dict(io)
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):

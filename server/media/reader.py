@@ -22,6 +22,7 @@ from server.media.sources import Sources
 from server.metrics.media_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
+from server.options.media_io import MediaIo, read_media_io
 from server.options.server_config import SERVED_KINDS, MediaOptions, ServerConfig
 from server.text.tokenizer import Tokenizer
 
@@ -76,6 +77,7 @@ class MediaReader:
         most, settings = options.most_of(SERVED_KINDS), options.mm_processor_kwargs
         self._processor, self.facts = media_facts(files, settings, tokenizer, most)
         self._files = files = with_settings(files, settings)
+        self._io = options.media_io_kwargs
         self._tokenizer = tokenizer
         self.metrics = metrics
         self.most_bytes = options.max_media_mb << 20
@@ -104,7 +106,7 @@ class MediaReader:
         """
         if needed.settings:
             self._check_settings(needed.settings)
-        call = _Call(self, inline, key, needed)
+        call = _Call(self, inline, key, needed, self._read_io(needed.io))
         parts = list(dict.fromkeys(needed.parts))
         tasks = [asyncio.create_task(call.item(part)) for part in parts]
         try:
@@ -122,6 +124,13 @@ class MediaReader:
         except ConfigError as error:
             raise BadRequest(f"mm_processor_kwargs: {error}", "mm_processor_kwargs") from None
 
+    def _read_io(self, given: Mapping[str, object]) -> MediaIo:
+        """How files of a request are read, which may say so itself."""
+        try:
+            return read_media_io(self._io, given)
+        except ValueError as error:
+            raise BadRequest(f"media_io_kwargs: {error}", "media_io_kwargs") from None
+
     def lay(self, items: Mapping[MediaPart, Item]) -> dict[MediaPart, Laid]:
         """The items as those need them who write the prompt."""
         return {part: Laid(item.hash, self._layout(item)) for part, item in items.items()}
@@ -134,10 +143,18 @@ class MediaReader:
         with self.metrics.timed("read"):
             return await self._sources.read(url)
 
-    async def make(self, content: MediaFile, part: MediaPart, settings: Mapping[str, object]) -> Item:
+    async def make(
+        self, content: MediaFile, part: MediaPart, settings: Mapping[str, object], io: MediaIo
+    ) -> Item:
+        if part.kind == "video":
+            settings = {**io.video_settings, **settings}
         with self.metrics.timed("prepare"):
             return await self._preparer.prepare(
-                content, kind=part.kind, low_detail=part.low_detail, settings=settings
+                content,
+                kind=part.kind,
+                low_detail=part.low_detail,
+                settings=settings,
+                background=io.image.rgba_background_color,
             )
 
     async def close(self) -> None:
@@ -170,11 +187,13 @@ def _check_names(settings: Mapping[str, object], files: MediaFiles) -> None:
 class _Call:
     """The reading of one request's media."""
 
-    def __init__(self, reader: MediaReader, inline: InlineFiles, key: str, needed: MediaNeeded) -> None:
+    def __init__(
+        self, reader: MediaReader, inline: InlineFiles, key: str, needed: MediaNeeded, io: MediaIo
+    ) -> None:
         self._reader = reader
         self._inline = inline
         self._names = key, needed.salt
-        self._settings = needed.settings
+        self._settings, self._io = needed.settings, io
         self._bytes = 0
 
     async def item(self, part: MediaPart) -> Item:
@@ -196,7 +215,7 @@ class _Call:
                 "operator sets this with --max-media-mb.",
                 "messages",
             )
-        item = await self._reader.make(content, part, self._settings)
+        item = await self._reader.make(content, part, self._settings, self._io)
         if part.uuid is not None:
             kept.name(part.uuid, *self._names, item)
         return item

@@ -20,6 +20,7 @@ from server.media.preparing import PreparingLimits
 from server.media.prompt import Laid, LaidMedia, Written, as_media, cut_prompt, encode_written, marked
 from server.media.reader import media_facts
 from server.model_facts import Facts
+from server.options.media_io import read_media_io
 from server.options.server_config import ServerConfig
 from server.reading.compared_media import read_media_pairs
 from server.reading.pooled_conversations import item_with_media
@@ -66,6 +67,7 @@ class ProgramMedia:
         settings, most = config.media.mm_processor_kwargs, {"image": facts.max_model_len}
         self._processor, self.facts = media_facts(files, settings, tokenizer, most)
         self._tokenizer = tokenizer
+        self._background = read_media_io(config.media.media_io_kwargs).image.rgba_background_color
         facts = msgspec.structs.replace(facts, media=self.facts)
         self._context = ReadingContext(facts, tokenizer, ReadingOptions.of(config))
 
@@ -155,9 +157,9 @@ class ProgramMedia:
         from server.media.decoding import decode, in_rgb
 
         if isinstance(given, Image.Image):
-            picture = in_rgb(given)
+            picture = in_rgb(given, self._background)
         else:
-            picture = decode(_file(given), PreparingLimits().pixels)
+            picture = decode(_file(given), PreparingLimits().pixels, self._background)
         try:
             prepared = self._processor.prepare(picture)
         except MediaError as error:

@@ -131,8 +131,12 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds in which a file must be fetched, and an item be prepared."""
     mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
     """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
+    media_io_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """How files are read, for each kind: {"image": {"rgba_background_color": [0, 0, 0]}} for what is
+    transparent (default: white), {"video": {"num_frames": 32, "fps": 2}} for the frames that are taken (-1:
+    all)."""
     trust_request_mm_kwargs: Annotated[bool, Doc(MEDIA)] = False
-    """Let requests have such settings themselves, as mm_processor_kwargs."""
+    """Let requests have such settings themselves, as mm_processor_kwargs and media_io_kwargs."""
     mm_processor_workers: Annotated[int | None, Doc(MEDIA, least=1, most=64)] = None
     """Processes that decode and prepare media, started when they are needed. Default: half the cores, 4 at
     most."""

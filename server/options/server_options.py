@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, check_cluster_key, cluster_key_needed
+from server.options.media_io import read_media_io
 from server.options.option_table import (
     Option,
     OptionError,
@@ -67,6 +68,10 @@ def check(config: ServerConfig) -> None:
         _ = config.media.most_frames
     except ValueError as error:
         raise OptionError(str(error)) from error
+    try:
+        read_media_io(config.media.media_io_kwargs)
+    except ValueError as error:
+        raise OptionError(f"--media-io-kwargs: {error}") from error
     _check_nodes(config)
     _check_replicas(config)
 

@@ -23,7 +23,7 @@ _SWITCHES = """
 
 _VALUES = """
     tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
-    logits-processors io-processor-plugin media-io-kwargs
+    logits-processors io-processor-plugin
     kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
@@ -161,7 +161,6 @@ _SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-
 _OBJECTS = (
     "attention-config",
     "kernel-config",
-    "media-io-kwargs",
     "kv-transfer-config",
 )
 _LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-processors")

@@ -40,7 +40,7 @@ def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContex
         for part in find_parts(_contents(side), facts.media)
     ]
     if any(part not in context.media for part in parts):
-        raise MediaNeeded(parts, salt, {})
+        raise MediaNeeded(parts, salt, {}, {})
     if facts.score_type == "cross-encoder":
         one = len(pairs.queries) == 1
         both = [(pairs.queries[0 if one else i], document) for i, document in enumerate(pairs.documents)]

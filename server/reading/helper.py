@@ -80,7 +80,7 @@ def opened(reading: Reading[R], answer: Answer) -> ReadBody[R]:
     if isinstance(answer, SentError):
         raise ReceivedError(answer)
     if isinstance(answer, Needed):
-        raise MediaNeeded(answer.parts, answer.salt, answer.settings)
+        raise MediaNeeded(answer.parts, answer.salt, answer.settings, answer.io)
     return ReadBody(answer.body, msgspec.msgpack.decode(answer.result, type=reading.result))
 
 

@@ -108,6 +108,7 @@ class Needed(msgspec.Struct, frozen=True, tag=True):
     parts: list[MediaPart]
     salt: str
     settings: dict[str, Any]
+    io: dict[str, Any]
 
 
 Answer = Done | Needed | SentError
@@ -149,7 +150,7 @@ def answer(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer
                 f"The fields beside the texts may have at most {MOST_LEFT} bytes, got {len(left)}."
             )
     except MediaNeeded as needed:
-        return Needed(needed.parts, needed.salt, needed.settings)
+        return Needed(needed.parts, needed.salt, needed.settings, needed.io)
     except ApiError as error:
         return sent_error(error)
     except MemoryError:

@@ -333,18 +333,19 @@ def need_media(
     for messages in conversations:
         parts += find_parts([message.content for message in messages], context.facts.media)
     if parts and any(part not in context.media for part in parts):
-        raise MediaNeeded(parts, _salt(options), _settings(options, context))
+        _check_trusted(options, context)
+        settings, io = options.mm_processor_kwargs or {}, options.media_io_kwargs or {}
+        raise MediaNeeded(parts, _salt(options), settings, io)
     return parts
 
 
-def _settings(options: TemplateOptions, context: ReadingContext) -> dict[str, Any]:
-    """The request's own settings for the processor of media."""
-    if options.mm_processor_kwargs and not context.options.trust_request_mm_kwargs:
-        raise BadRequest(
-            "mm_processor_kwargs is passed with the request, but --trust-request-mm-kwargs is not set.",
-            "mm_processor_kwargs",
-        )
-    return options.mm_processor_kwargs or {}
+def _check_trusted(options: TemplateOptions, context: ReadingContext) -> None:
+    """Refuses the request's own settings for media, unless the operator lets requests have some."""
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(options, name) and not context.options.trust_request_mm_kwargs:
+            raise BadRequest(
+                f"{name} is passed with the request, but --trust-request-mm-kwargs is not set.", name
+            )
 
 
 def _salt(options: TemplateOptions) -> str:

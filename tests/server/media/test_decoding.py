@@ -38,11 +38,12 @@ def test_a_picture_is_turned_as_its_exif_says() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
-def test_transparency_lies_on_white(mode: str) -> None:
+def test_transparency_lies_on_white_or_on_a_background(mode: str) -> None:
     clear = {"RGBA": (9, 9, 9, 0), "LA": (9, 0), "P": 0, "RGB": (9, 9, 9)}[mode]
     options = {"transparency": clear} if mode in ("P", "RGB") else {}
-    picture = decode(saved(Image.new(mode, (4, 4), clear), **options), MOST)
-    assert same(picture, Image.new("RGB", (4, 4), "white"))
+    file = saved(Image.new(mode, (4, 4), clear), **options)
+    assert same(decode(file, MOST), Image.new("RGB", (4, 4), "white"))
+    assert same(decode(file, MOST, (5, 6, 7)), Image.new("RGB", (4, 4), (5, 6, 7)))
 
 
 def test_modes_that_are_not_rgb() -> None:

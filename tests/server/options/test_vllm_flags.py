@@ -36,7 +36,7 @@ def read(line: str) -> ServerConfig:
         "--structured-outputs-config.backend xgrammar",
         """--structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": false}'""",
         "--structured-outputs-config {} --guided-decoding-backend outlines",
-        "--media-io-kwargs '{}' --kv-transfer-config null --ignore-patterns 'original/**/*'",
+        "--kv-transfer-config null --ignore-patterns 'original/**/*'",
         "-dcp 1 -pcp 1 -dpb mp",
         "--prefix-caching-hash-algo xxhash --max-long-partial-prefills 1 --use-tqdm-on-load",
     ],

@@ -155,6 +155,28 @@ async def test_requests_may_have_settings_if_the_operator_trusts_them(
         assert message in error["message"] and error["param"] == "mm_processor_kwargs"
 
 
+async def test_requests_may_say_how_files_are_read(
+    client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
+) -> None:
+    file = saved(Image.new("RGBA", (56, 56), (9, 9, 9, 0)))
+    body = {"messages": user(image(file)), "media_io_kwargs": {"image": {"rgba_background_color": [1, 2, 3]}}}
+    error = await refusal(client, CHAT, **body)
+    assert "media_io_kwargs is passed" in error["message"] and error["param"] == "media_io_kwargs"
+    frontend.reading = replace(frontend.reading, trust_request_mm_kwargs=True)
+    for color, sent in ((body, bytes((1, 2, 3))), ({"messages": body["messages"]}, b"\xff" * 3)):
+        await post(client, CHAT, **color)
+        [item] = items(frontend)
+        assert bytes(item.pixels.data[:6]) == sent * 2
+    for io, message in (
+        ({"image": {"mode": "RGBA"}}, "unknown field `mode`"),
+        ({"audio": {}}, "unknown field `audio`"),
+        ({"image": {"rgba_background_color": [1, 2, 256]}}, "Expected `int` <= 255"),
+        ({"video": {"num_frames": 0}}, "take at least one frame, or all with -1"),
+    ):
+        error = await refusal(client, CHAT, messages=user(image()), media_io_kwargs=io)
+        assert message in error["message"] and error["param"] == "media_io_kwargs"
+
+
 async def test_metrics_count_items(
     client: httpx.AsyncClient, frontend: FakeFrontend, reader: MediaReader
 ) -> None:
