@@ -87,3 +87,10 @@ def test_every_method_of_checkpoints_can_be_named() -> None:
     hint = get_type_hints(WorkerOptions, include_extras=True)["quantization"]
     (doc,) = [entry for entry in hint.__metadata__ if isinstance(entry, Doc)]
     assert {*METHODS, *MADE_ON_LOADING} <= set(doc.choices)
+
+
+@pytest.mark.parametrize(("seqs", "tokens", "rows"), [(1, 2048, 64), (100, 2048, 100), (4, 32, 32)])
+def test_guesses_have_room_in_small_steps(seqs: int, tokens: int, rows: int) -> None:
+    limits = WorkerLimits(32, seqs, tokens, 100)
+    assert limits.most_rows == rows
+    assert limits.staged_words >= 4 * (tokens + 8 * rows)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_guesses import Draft, Writer, Written, hidden_of, none, partly_right
 from opened import open_runner
 from pictured import Engine, Prompt, Prompts, assert_answers
 from qwen_pictured import FIELDS, OUTPUT, Pictured
@@ -59,6 +60,25 @@ def test_ranks_answer_alike(pictured: Pictured, ranks: Ranks, layout: Layout) ->
     engine = Engine(executor.submit, facts, pictured.prompts, chunk=9)
     assert_answers(engine.run(pictured.asked, OUTPUT), pictured.answers)
     executor.stop()
+
+
+def test_guesses_behind_pictures(pictured: Pictured, runner: Runner) -> None:
+    """Each guess has its place on all axes."""
+    if runner.facts.remembered_states is not None:
+        assert runner.facts.most_rows == 0
+        return
+
+    def written(draft: Draft) -> list[Written]:
+        with hidden_of(runner) as hidden:
+            seqs = [Written(each.tokens, params, each.media) for each in pictured.asked]
+            encode = [pictured.prompts.encode(number) for number in pictured.prompts.items]
+            return Writer.of(runner).write(seqs, draft, hidden=hidden, encode=encode)
+
+    params = Sampling(max_tokens=9, temperature=0, logprobs=1)
+    truth = written(none)
+    for plan in ([(9, [])], [(2, [7, 8]), (0, [5, 6])]):
+        for one, other in zip(written(partly_right(truth, plan)), truth, strict=True):
+            assert one.answer == other.answer
 
 
 def encoded(prompts: Prompts, prompt: Prompt) -> list[Encode]:

@@ -124,3 +124,10 @@ def test_the_log_says_where_halves_are_no_use(caplog: pytest.LogCaptureFixture) 
         assert halving.usable(replace(facts(), whole_media=True)) is None
     gains, encoder, pictures = caplog.messages
     assert "gains nothing here" in gains and "whole steps" in encoder and "pictures" in pictures
+
+
+def test_each_guess_is_a_row_of_a_half() -> None:
+    guessing = SeqStep(slot=0, start=9, count=1, blocks=[], samples=True, guesses=[7, 8, 9])
+    step = StepInput(number=1, new=[], seqs=[guessing, *step_of([1, 1]).seqs])
+    assert Halving(decode_tokens=6, prompt_tokens=1).first_half(step) == 3
+    assert Halving(decode_tokens=7, prompt_tokens=1).first_half(step) == 0

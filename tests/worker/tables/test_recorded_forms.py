@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ class Recorded:
     """Recordings of steps of four rows."""
 
     chooses = draws = True
+    chosen: list[int] | None = None
+    """The rows whose tokens a recording was to choose in the last step that was no form."""
 
     def __init__(self, *shares: int) -> None:
         self.slots = Slots(CPU, 4, 20, block_size=4, shares=shares or (1,))
@@ -33,8 +36,11 @@ class Recorded:
     def find(self, rows: int, *, whole: bool) -> Form | None:
         return Form(4, whole) if rows <= 4 else None
 
-    def stage_mixed(self, columns: Columns, token_types: object, sampling: object, packet: Packet) -> None:
+    def stage_mixed(
+        self, columns: Columns, token_types: object, sampling: Sequence[int], packet: Packet
+    ) -> None:
         """Have none."""
+        self.chosen = list(sampling)
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()
@@ -115,3 +121,17 @@ def test_nothing_is_believed_after_a_failed_step(recorded: Recorded) -> None:
     assert recorded.step(next_rows(3)).form is not None
     assert recorded.step(next_rows(4, [9]), fresh=True).form is None
     assert recorded.step(next_rows(5)).form is not None, "the step before told what holds"
+
+
+def test_guesses_are_sent_as_they_are_and_nobody_knows_how_many_hold(recorded: Recorded) -> None:
+    """The recording would count the tokens of a slot in the table, for each of its rows the same."""
+    guessing = SeqStep(0, 3, 1, [5], True, 1, guesses=[8, 9])
+    assert recorded.step([guessing, SeqStep(2, 3, 1, [], True, 1)]).form is None
+    assert recorded.chosen == []
+    assert recorded.slots.tokens[0, 4:6].tolist() == [8, 9]
+    assert recorded.slots.blocks[:3] == [2, 0, 1]
+    assert recorded.step([SeqStep(2, 4, 1, [9], True, 2)]).form == Form(4, whole=True), "others are known"
+    next_step = [SeqStep(0, 5, 1, [], True, 3)]
+    assert recorded.step(next_step).form is None
+    assert recorded.chosen == [0]
+    assert recorded.step([SeqStep(0, 6, 1, [], True, 4)]).form == Form(4, whole=True)
