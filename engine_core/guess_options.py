@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine_core.config import EngineConfig
+
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"]
 """The ways to guess the next tokens: from earlier text, or by a smaller model."""
 
@@ -25,3 +27,8 @@ class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The memory in which `suffix` keeps earlier answers."""
     most_sequences: int | None = None
     """The most sequences that run while tokens are guessed, if the operator bounds them."""
+
+
+def read_guess_options(config: EngineConfig) -> GuessOptions | None:
+    """The options of an engine that guesses tokens; None if it shall not."""
+    return None

@@ -54,6 +54,13 @@ class Pace:
         """The steps in flight, the oldest of which began at `_begun`."""
         self._begun = 0.0
         self._lengths = AnswerLengths()
+        self.most_tokens = 1
+        """The most tokens that a sequence gets of one step."""
+
+    @property
+    def newest(self) -> PlannedStep | None:
+        """The step that was planned last, if it is in flight."""
+        return self._in_flight[-1] if self._in_flight else None
 
     # Planning.
 
@@ -72,8 +79,8 @@ class Pace:
             if seq.backlog:
                 self._reduce(seq, seq.backlog if row.samples or row.pools else min(seq.backlog, cost))
 
-    def land(self, planned: PlannedStep, now: float) -> None:
-        """Learn from a step that has landed, and divide its time among the sequences that it was for."""
+    def land(self, planned: PlannedStep, now: float) -> float:
+        """Learn from a step that has landed, and divide its time among its sequences; returns its seconds."""
         seconds, self._begun = now - self._begun, now
         self._in_flight.popleft()
         self.busy += seconds
@@ -83,6 +90,7 @@ class Pace:
             if not seq.done:
                 seq.steps += 1
                 seq.compute += (each + cost) * scale
+        return seconds
 
     def charge_in_flight(self, seq: Sequence) -> None:
         """Charge a sequence that ends for its rows in steps in flight, whose outcome it does not need."""
@@ -148,7 +156,9 @@ class Pace:
 
     def least_seconds(self, seq: Sequence) -> float:
         """The seconds that an answer takes after its first token, as long as it surely gets."""
-        return 0.0 if seq.pools or seq.may_stop else (seq.left - 1) * self.line.single
+        if seq.pools or seq.may_stop:
+            return 0.0
+        return -(-(seq.left - 1) // self.most_tokens) * self.line.single
 
     def rates(self, slots: Slots) -> Rates:
         """How fast the engine works when all slots are taken."""

@@ -28,6 +28,7 @@ from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
+from engine_core.scheduling.guesses.drafts import make_drafts
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace, Slots
 from engine_core.scheduling.queue.deadlines import Deadlines, late
@@ -79,9 +80,10 @@ class Scheduler:
         self._shares = TimeShares()
         self.suspects = Suspects()
         self.deadlines = Deadlines()
-        self._preemption = Preemption(self.waiting, self.owners, by_priority=by_priority)
+        self._preemption = Preemption(self.waiting, self.owners, self._preempt, by_priority=by_priority)
+        self.drafts = make_drafts(config, facts, self.pace, self.cache)
         self.results = StepResults(
-            *(self.pace, self.cache, self.media, self.paused, self.suspects),
+            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts),
             preempt=self._preempt,
             end=self._end,
         )
@@ -176,7 +178,12 @@ class Scheduler:
         config = self._config
         by_default = config.steps_ahead is None and config.pipeline_parallel_size == 1
         alone = by_default and self._facts.device == "cpu" and not self.pace.decoding
-        return in_flight < (1 if alone else config.depth)
+        if in_flight >= (1 if alone else config.depth):
+            return False
+        if not in_flight or self.drafts is None:
+            return True
+        may_admit = self.cache.free_slots and not self._cache_full and self.waiting.classes()
+        return not self.drafts.wait(self._runnable(), newcomers=bool(may_admit))
 
     def schedule(self, now: float) -> PlannedStep | None:
         """Plan the next step, or None if nothing can be computed before one in flight has landed."""
@@ -207,7 +214,7 @@ class Scheduler:
             self._preempt(others[-1])
 
     def _plan(self, step: StepBuilder, now: float) -> None:
-        held_back = self._preempt_for_waiting() if self.waiting.count else None
+        held_back = self._preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
         prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
@@ -222,6 +229,8 @@ class Scheduler:
                 self._continue(seq, step)
         self.pace.bound(step)
         self._fill(step, prefills, now)
+        if self.drafts is not None:
+            self.drafts.add(step, len(self.running), may_grow=not self._cache_full)
 
     def _fill(self, step: StepBuilder, prefills: dict[WorkClass, list[Sequence]], now: float) -> None:
         """Give what is left of a step to prompts and texts, class by class in turn."""
@@ -269,18 +278,6 @@ class Scheduler:
     def _per_step(self, sequences: int) -> int:
         """The share of so many sequences that one step takes."""
         return -(-sequences // self._concurrent)
-
-    def _preempt_for_waiting(self) -> Sequence | None:
-        """Preempt running sequences for waiting ones of higher priority, or of owners that have less.
-
-        A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
-        left out of this step, and can be preempted when its step has landed.
-        """
-        while victim := self._preemption.victim(self.running, self.cache.fits):
-            if victim.in_flight:
-                return victim
-            self._preempt(victim)
-        return None
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
@@ -351,6 +348,8 @@ class Scheduler:
     def _end(self, seq: Sequence) -> None:
         if seq.apart:
             self.suspects.remove(seq)
+        if self.drafts is not None:
+            self.drafts.leave(seq)
         self.pace.leave(seq)
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
@@ -397,4 +396,5 @@ class Scheduler:
             media_reused=self.media.reused,
             media_embeddings=self.media.embeddings,
             media_bytes=self.media.bytes,
+            guesses=None if self.drafts is None else self.drafts.totals,
         )

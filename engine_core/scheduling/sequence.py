@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_core.engine_stats import GuessReport
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
 from engine_core.protocol import Add, CacheMiss, Timing
@@ -81,6 +82,8 @@ class Sequence:
     """The seconds that its uncomputed prompt was expected to take when it came, less what is planned."""
     steps: int = 0
     compute: float = 0.0
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+    """How many tokens were guessed in each step with guesses, and how many held, if the request asks."""
 
     def __post_init__(self) -> None:
         self.work_class = class_of(self.request)
@@ -131,6 +134,12 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         params = self.request.params
         return isinstance(params, Sampling) and params.prompt_logprobs is not None
+
+    @property
+    def guess_report(self) -> GuessReport | None:
+        if not self.request.reports_guesses:
+            return None
+        return GuessReport([guessed for guessed, _ in self.drafts], [held for _, held in self.drafts])
 
     @property
     def gap(self) -> int:

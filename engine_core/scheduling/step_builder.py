@@ -9,11 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from msgspec.structs import replace
+
 from engine_core.config import EngineConfig
 from engine_core.scheduling.cache.states import StepStates
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.sequence import Sequence
-from engine_core.scheduling.step_cost import ENCODED, POOLED, READ, TOKEN, CostLine, Work
+from engine_core.scheduling.step_cost import (
+    ENCODED,
+    FILTERED,
+    LOGPROBS,
+    PLAIN,
+    POOLED,
+    READ,
+    TOKEN,
+    CostLine,
+    Work,
+)
 from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
 
 
@@ -35,10 +47,18 @@ class PlannedStep:
     prompts: int
     """The rows that read a prompt, or a chunk of one, to generate from it."""
     texts: int
+    guessed: int = 0
+    """The tokens that are guesses."""
 
     @property
     def tokens(self) -> int:
         return int(self.work[TOKEN])
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether each row computes a single token of an answer, with guesses behind it or without."""
+        others = self.step.new or self.prompts or self.texts
+        return not others and _sampled(self.work) == self.tokens == len(self.seqs) + self.guessed
 
 
 class StepBuilder:
@@ -60,6 +80,7 @@ class StepBuilder:
         """Whether only a chunk of a prompt may be computed."""
         self._has_prefill = False  # a row has several tokens
         self._binds = False
+        self._guessed = 0
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self.new: list[NewSeq] = []
@@ -133,6 +154,37 @@ class StepBuilder:
         seq.in_flight += 1
         return cost
 
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The sequences of its rows, if each row computes a single token of an answer; else none."""
+        rows = len(self._rows)
+        alike = not self.new and not self._reading and _sampled(self._work) == self._work[TOKEN] == rows
+        return self._seqs if alike else []
+
+    @property
+    def room_for_guesses(self) -> int:
+        """The number of guesses that fit under both budgets."""
+        each = self._line.single - self._line.step
+        return int(min(self.budget, max(self.left, 0.0) / each))
+
+    def guess(self, at: int, guesses: list[int], gained: int) -> None:
+        """Add guesses to row `at`, for which its sequence has gained so many blocks in each group."""
+        row, seq, count = self._rows[at], self._seqs[at], len(guesses)
+        blocks = row.blocks
+        if gained:
+            told = gained + len(blocks) // len(seq.tables)
+            blocks = [block for table in seq.tables for block in table[-told:]]
+        self._rows[at] = replace(row, blocks=blocks, guesses=guesses)
+        reads = count * (row.start + 1) + count * (count + 1) // 2
+        cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)
+        for term, amount in ((TOKEN, count), (READ, reads), (seq.term, count)):
+            self._work[term] += amount
+        self._costs[at] += cost
+        self.cost += cost
+        self.left -= cost
+        self.budget -= count
+        self._guessed += count
+
     def finish(self, number: int) -> PlannedStep | None:
         """The step under its number, or None if it has no rows."""
         if not self._rows:
@@ -144,6 +196,7 @@ class StepBuilder:
             *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),
             prompts=self._reading - self._texts,
             texts=self._texts,
+            guessed=self._guessed,
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:
@@ -170,3 +223,8 @@ class StepBuilder:
         """The number of hidden states that are read when this sequence is pooled."""
         params = seq.request.params
         return seq.prompt_len if isinstance(params, Pooling) and params.task in self._facts.whole_tasks else 1
+
+
+def _sampled(work: Work) -> float:
+    """The rows of a step that sample, guesses included."""
+    return work[PLAIN] + work[FILTERED] + work[LOGPROBS]

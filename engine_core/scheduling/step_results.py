@@ -11,13 +11,14 @@ from itertools import repeat
 from engine_core.grammar.matcher import GrammarError
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.guesses.drafts import Drafts
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.queue.failed_steps import Suspects
 from engine_core.scheduling.queue.waiting import PausedSequences
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep
-from worker.protocol import QUERY_GONE, Bound, Sampling, StepBounds, StepOutput, TokenLogprobs
+from worker.protocol import QUERY_GONE, Bound, Sampling, SeqStep, StepBounds, StepOutput, TokenLogprobs
 
 Change = Callable[[Sequence], None]
 """The type of a function that brings a sequence into another state."""
@@ -33,6 +34,7 @@ class StepResults:
         media: MediaItems,
         paused: PausedSequences,
         suspects: Suspects,
+        drafts: Drafts | None,
         *,
         preempt: Change,
         end: Change,
@@ -42,12 +44,15 @@ class StepResults:
         self._media = media
         self._paused = paused
         self._suspects = suspects
+        self._drafts = drafts
         self._preempt = preempt
         self._end = end
 
     def land(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
-        self._pace.land(planned, now)
+        seconds = self._pace.land(planned, now)
+        if self._drafts is not None:
+            self._drafts.learn(planned, seconds)
         outputs: OutputsByClient = {}
         number, rows = planned.step.number, planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
@@ -63,7 +68,11 @@ class StepResults:
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
             self._cache.publish(seq, row.start + row.count)
             if row.samples:
-                put(outputs, seq, self._append(seq, token, entry, now))
+                tokens, entries = [token], [] if entry is None else [entry]
+                if row.guesses:
+                    tokens = self._take_held(seq, row, output.held.get(row.slot, []), token)
+                    entries = (output.held_logprobs.get(row.slot, []) + entries)[: len(tokens)]
+                put(outputs, seq, self._append(seq, tokens, entries, now))
             if row.pools:
                 vectors = output.pooled[row.slot]
                 put(
@@ -118,11 +127,31 @@ class StepResults:
                 put(outputs, seq, self._fail(seq, 400, str(error)))
         return StepBounds(number, rows)
 
+    def _take_held(self, seq: Sequence, row: SeqStep, held: list[int], token: int) -> list[int]:
+        """Append the guesses that hold; returns all new tokens, the last of which is still to be appended.
+
+        What follows a token that ends the text is dropped. Only blocks before the last token are published.
+        """
+        if self._drafts is not None:
+            self._drafts.settle(seq, len(row.guesses), len(held))
+        tokens: list[int] = []
+        for guess in held:
+            tokens.append(guess)
+            seq.tokens.append(guess)
+            if finish_reason(seq, guess):
+                seq.tokens.pop()
+                break
+        else:
+            tokens.append(token)
+        seq.computed += len(tokens) - 1
+        self._cache.publish(seq, seq.computed)
+        return tokens
+
     def _append(
-        self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float
+        self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs], now: float
     ) -> Tokens | Failed:
-        """Append a sampled token, and end the sequence if it is the last; returns what the client gets."""
-        first = seq.first_token is None
+        """Append the last of a sequence's new tokens, and end it if that ends the text -> the answer."""
+        first, token = seq.first_token is None, tokens[-1]
         if first:
             seq.first_token = now
             self._pace.begin_decoding(seq)
@@ -134,23 +163,26 @@ class StepResults:
                 seq.matcher.take(token)
             except GrammarError as error:
                 return self._fail(seq, 400, str(error))
+        if self._drafts is not None:
+            self._drafts.follow(seq, len(tokens))
         finish = finish_reason(seq, token)
         if finish and seq.in_flight:
             self._pace.charge_in_flight(seq)
-        tokens = Tokens(
+        answer = Tokens(
             id=seq.id,
-            tokens=[token],
-            logprobs=[] if logprobs is None else [logprobs],
+            tokens=tokens,
+            logprobs=logprobs,
             prompt_logprobs=seq.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
             cached=seq.cached if first else 0,
             miss=seq.miss if first else None,
             finish=finish,
             timing=seq.timing(now) if finish or seq.request.times_each else None,
             expected=seq.expected if first else None,
+            guesses=seq.guess_report if finish else None,
         )
         if finish:
             self._end(seq)
-        return tokens
+        return answer
 
     def _fail(self, seq: Sequence, code: int, reason: str) -> Failed:
         self._end(seq)
@@ -165,7 +197,8 @@ def aborted(seq: Sequence, now: float) -> Tokens | Failed:
     """The last answer to a request that nobody waits for any more."""
     if seq.pools:
         return Failed(id=seq.id, code=503, message="the request was ended before it was done")
-    return Tokens(id=seq.id, tokens=[], finish="abort", timing=seq.timing(now))
+    timing, guesses = seq.timing(now), seq.guess_report
+    return Tokens(id=seq.id, tokens=[], finish="abort", timing=timing, guesses=guesses)
 
 
 def finish_reason(seq: Sequence, token: int) -> Finish | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import zmq
 from fake_cache import FakeCache, entries_of
+from fake_guesses import run_rows
 from fake_media import FakeMedia
 from fake_states import FakeStates
 
@@ -119,6 +120,7 @@ def facts(
     most_embeddings: int = 0,
     kept_embeddings: int = 0,
     whole_media: bool = False,
+    most_rows: int = 0,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -140,6 +142,7 @@ def facts(
         most_embeddings=most_embeddings,
         kept_embeddings=kept_embeddings,
         whole_media=whole_media,
+        most_rows=most_rows,
     )
 
 
@@ -226,20 +229,19 @@ class FakeWorker:
         if self.failed and not step.fresh:
             raise ValueError("a step before it failed")
         self.failed = True
-        if sum(seq.count for seq in step.seqs) > self.facts.max_num_batched_tokens:
+        if sum(seq.tokens for seq in step.seqs) > self.facts.max_num_batched_tokens:
             raise ValueError("the step is larger than the budget")
         if len({seq.slot for seq in step.seqs}) < len(step.seqs):
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new, self.media.begin(new))
             self._cache.begin(new.slot)
-        self.media.follow(step, {slot: row.tokens for slot, row in self._rows.items()})
+        tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
+        self.media.follow(step, tokens_of)
         if self._states is not None:
-            self._states.follow(step.seqs, {slot: row.tokens for slot, row in self._rows.items()})
-        if self.facts.causal:  # all rows write before any of them reads
-            for seq in step.seqs:
-                self._cache.write(seq, self._rows[seq.slot].tokens)
-        tokens = [self._run(seq) for seq in step.seqs]
+            self._states.follow(step.seqs, tokens_of)
+        write, run = self._cache.write, self._run
+        tokens, held = run_rows(step, self.facts, tokens_of, write=write, sample=run)
         if any(seq.bound for seq in step.seqs):
             self._bind(step, tokens, following)
         prompt_logprobs = {
@@ -249,7 +251,7 @@ class FakeWorker:
         failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
-        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given))
+        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given, held))
 
     def prepare(self) -> bool:
         self.prepared += 1  # of three things, if facts say that there is something
@@ -277,8 +279,6 @@ class FakeWorker:
         if self._states is not None:
             last = self._cache.entry(seq.slot, end - 1) or 0
             token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
-        del row.tokens[end:]
-        row.tokens.append(token)
         return token
 
     def _bind(self, step: StepInput, tokens: list[int], following: Callable[[], StepBounds] | None) -> None:

@@ -23,6 +23,7 @@ def config(**changes: object) -> EngineConfig:
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
     *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
+    *("most_guesses", "reports_guesses"),
 )
 
 
@@ -84,11 +85,11 @@ class Bench:
     def step(self) -> bool:
         """Plan a step, or let one land; False if there was nothing to do."""
         self.now += 1
-        full = len(self.in_flight) > self.depth
+        full = len(self.in_flight) > self.depth or not self.scheduler.may_plan(len(self.in_flight))
         plan = None if full else self.scheduler.schedule(self.now)
         if plan is not None:
             self.check_stages(plan)
-            self.rows = [row.count for row in plan.step.seqs]
+            self.rows = [row.tokens for row in plan.step.seqs]
             self.in_flight.append((plan, self.worker.launch(plan.step)))
         if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
             plan, landed = self.in_flight.popleft()

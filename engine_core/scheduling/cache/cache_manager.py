@@ -113,9 +113,25 @@ class CacheManager:
             self._give_back(seq, positions)
             if need * len(seq.tables) > self.pool.free:
                 return None
+        return self._take(seq, need)
+
+    def grow_for_guesses(self, seq: Sequence, guesses: int, spared: int) -> int:
+        """Give a sequence blocks for guesses behind its computed tokens -> how many of them have room.
+
+        It gets new ones only if so many are left in each group afterwards. No block is given back here, as
+        other rows of the same step may read it.
+        """
+        size = self._facts.block_size
+        need = -(-(seq.computed + guesses) // size) - len(seq.tables[0])
+        if need > 0 and (need + spared) * len(seq.tables) <= self.pool.free:
+            self._take(seq, need)
+        return min(guesses, len(seq.tables[0]) * size - seq.computed)
+
+    def _take(self, seq: Sequence, count: int) -> list[int]:
+        """Take so many blocks for each group of layers."""
         gained: list[int] = []
         for table in seq.tables:
-            new = self.pool.take(need, after=table[-1] if table else None)
+            new = self.pool.take(count, after=table[-1] if table else None)
             table += new
             gained += new
         return gained

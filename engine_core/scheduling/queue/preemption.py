@@ -12,12 +12,32 @@ from engine_core.scheduling.sequence import Order, Sequence
 
 
 class Preemption:
-    def __init__(self, waiting: WaitingQueue, owners: Owners, *, by_priority: bool) -> None:
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        owners: Owners,
+        preempt: Callable[[Sequence], None],
+        *,
+        by_priority: bool,
+    ) -> None:
         self._waiting = waiting
         self._owners = owners
+        self._preempt = preempt
         self._by_priority = by_priority
 
-    def victim(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
+    def make_room(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
+        """Preempt running sequences for waiting ones of higher priority, or of owners that have less.
+
+        A sequence in flight cannot be preempted, as its newest token is not known yet. It is returned, to be
+        left out of this step, and can be preempted when its step has landed.
+        """
+        while victim := self._victim(running, fits):
+            if victim.in_flight:
+                return victim
+            self._preempt(victim)
+        return None
+
+    def _victim(self, running: Ordered[Sequence], fits: Callable[[Sequence], bool]) -> Sequence | None:
         """The sequence of `running`, which is in order, that has to make room for a waiting one, if any."""
         if not running:
             return None

@@ -1,0 +1,109 @@
+"""Drafts, the guesses for one sequence in one step: when they are added, and what becomes of them.
+
+Guesses are added to steps that only decode, behind tokens that are all known. How many of them hold is known
+when their step has landed, and until then no other one is planned. Only a model in several stages has others
+in flight meanwhile: they are for other sequences, as each waits for its token anyway.
+
+A guess takes memory from nobody: it gets blocks that are free, and leaves some for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine_core.config import EngineConfig
+from engine_core.engine_stats import GuessTotals
+from engine_core.guess_options import read_guess_options
+from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.guesses.guesser import Guesser
+from engine_core.scheduling.pace import Pace
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
+from engine_core.scheduling.step_cost import READ
+from worker.protocol import WorkerFacts
+
+
+def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: CacheManager) -> Drafts | None:
+    """What adds guesses to steps, if they are asked for and the model takes some."""
+    options = read_guess_options(config)
+    if options is None or not facts.most_rows:
+        return None
+    pace.most_tokens = 1 + options.most
+    guesser = Guesser(options, facts, pace.line)
+    return Drafts(guesser, facts, pace, cache, staged=config.pipeline_parallel_size > 1)
+
+
+class Drafts:
+    def __init__(
+        self, guesser: Guesser, facts: WorkerFacts, pace: Pace, cache: CacheManager, *, staged: bool
+    ) -> None:
+        """`staged`: several steps are in flight, of different sequences, none of which waits for another."""
+        self._guesser = guesser
+        self._most_rows = facts.most_rows
+        self._pace = pace
+        self._cache = cache
+        self._staged = staged
+        self._followed: set[Sequence] = set()
+        """The sequences whose tokens the guesser is told. None of them has a matcher."""
+
+    @property
+    def totals(self) -> GuessTotals:
+        return self._guesser.totals
+
+    def wait(self, seqs: Collection[Sequence], *, newcomers: bool) -> bool:
+        """Whether the next step, of these sequences, is not planned before all in flight have landed.
+
+        `newcomers`: whether it may be for others, too, for which it is not delayed unless it must be.
+        """
+        newest = self._pace.newest
+        if self._staged or newest is None:
+            return False
+        if newest.guessed:
+            return True
+        return not newcomers and newest.is_decoding and self._guesser.pays(seqs)
+
+    def add(self, step: StepBuilder, running: int, *, may_grow: bool) -> None:
+        """Add guesses to a step that has all other rows, while so many sequences run.
+
+        `may_grow`: whether they may have new blocks, because no sequence waits for memory.
+        """
+        seqs = step.decoding
+        if not seqs or any(seq.in_flight > 1 for seq in seqs):
+            return
+        most = min(self._most_rows, len(seqs) + step.room_for_guesses)
+        if most <= len(seqs):
+            return
+        chosen = self._guesser.choose(seqs, most)
+        spared = running if may_grow else self._cache.pool.free
+        for at, seq in enumerate(seqs):
+            if guesses := chosen.get(seq, [])[: seq.left - 1]:
+                held = len(seq.tables[0])
+                room = self._cache.grow_for_guesses(seq, len(guesses), spared)
+                if room:
+                    step.guess(at, guesses[:room], len(seq.tables[0]) - held)
+
+    def learn(self, planned: PlannedStep, seconds: float) -> None:
+        """Learn from a step that has landed how long it took."""
+        if planned.is_decoding:
+            self._guesser.learn(planned.tokens, int(planned.work[READ]), seconds)
+
+    def settle(self, seq: Sequence, guessed: int, held: int) -> None:
+        """Note what became of the guesses for a sequence."""
+        self._guesser.landed(seq, guessed, held)
+        seq.owner.used[seq.work_class] += held * seq.owner.per_token
+        if seq.request.reports_guesses:
+            seq.drafts.append((guessed, held))
+
+    def follow(self, seq: Sequence, count: int) -> None:
+        """Note that the last `count` tokens of a sequence are new."""
+        if seq in self._followed:
+            self._guesser.follow(seq, count)
+        elif seq.matcher is None:
+            self._followed.add(seq)
+            self._guesser.enter(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        if seq in self._followed:
+            self._followed.remove(seq)
+            self._guesser.leave(seq)

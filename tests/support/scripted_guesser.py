@@ -1,0 +1,89 @@
+"""A guesser that guesses at random, and knows what is right; it checks what it is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+import pytest
+from fake_worker import VOCAB, text_after
+
+from engine_core.config import EngineConfig
+from engine_core.engine_stats import GuessTotals
+from engine_core.guess_options import GuessOptions
+from engine_core.scheduling.guesses import drafts
+from engine_core.scheduling.sequence import Sequence
+
+
+@dataclass
+class ScriptedGuesser:
+    random: random.Random
+    most: int = 6
+    chance: float = 0.7
+    """How often a token that is guessed is the right one."""
+    after: Callable[[list[int]], int] = text_after
+    known: dict[Sequence, list[int]] = field(default_factory=dict)
+    drafts: int = 0
+    guessed: int = 0
+    held: list[int] = field(default_factory=list)
+    learned: list[tuple[int, int]] = field(default_factory=list)
+    """The rows of each step from which it could learn, and the positions that were read."""
+
+    @property
+    def totals(self) -> GuessTotals:
+        return GuessTotals(self.drafts, self.guessed, self.held)
+
+    def enter(self, seq: Sequence) -> None:
+        assert seq not in self.known and len(seq.tokens) > seq.prompt_len and not seq.done
+        self.known[seq] = list(seq.tokens)
+
+    def follow(self, seq: Sequence, count: int) -> None:
+        self.known[seq] += seq.tokens[-count:]
+        assert self.known[seq] == seq.tokens
+
+    def leave(self, seq: Sequence) -> None:
+        assert self.known.pop(seq) == seq.tokens
+
+    def pays(self, seqs: Collection[Sequence]) -> bool:
+        return self.random.random() < 0.8
+
+    def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
+        """Guesses for some of these, also more than may be sampled before the limit."""
+        left, chosen = most_rows - len(seqs), dict[Sequence, list[int]]()
+        assert left > 0 and all(not seq.apart and not seq.pools for seq in seqs)
+        for seq in seqs:
+            if seq in self.known and (count := min(left, self.random.randint(0, self.most))):
+                chosen[seq] = self.guess(seq.tokens, count)
+                left -= count
+        return chosen
+
+    def guess(self, tokens: list[int], count: int) -> list[int]:
+        text = list(tokens)
+        for _ in range(count):
+            right = self.random.random() < self.chance
+            text.append(self.after(text) if right else self.random.randrange(VOCAB))
+        return text[len(tokens) :]
+
+    def landed(self, seq: Sequence, guessed: int, held: int) -> None:
+        assert 0 <= held <= guessed and guessed
+        self.drafts += 1
+        self.guessed += guessed
+        self.held += [0] * (held - len(self.held))
+        for at in range(held):
+            self.held[at] += 1
+
+    def learn(self, rows: int, reads: int, seconds: float) -> None:
+        assert rows > 0 and reads >= rows and seconds >= 0
+        self.learned.append((rows, reads))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
+    """Let schedulers that are made in this test ask this guesser."""
+
+    def options(config: EngineConfig) -> GuessOptions:
+        return GuessOptions(method="ngram", most=guesser.most)
+
+    monkeypatch.setattr(drafts, "read_guess_options", options)
+    monkeypatch.setattr(drafts, "Guesser", lambda options, facts, line: guesser)
