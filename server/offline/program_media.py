@@ -79,12 +79,16 @@ class ProgramMedia:
         *,
         add_special_tokens: bool = True,
     ) -> Encoded:
-        """Encodes a text that has the family's placeholder for each picture, in order."""
+        """Encodes a text that has the family's placeholder for each picture, in order.
+
+        Where prompts begin with pictures (PaliGemma), the text has the token that begins it behind them.
+        """
         parts, laid, items = self._prepare_all(pictures)
         written, facts = self._with_places(text, parts), self._context.facts
+        behind = text.rpartition(self.facts.placeholder)[2] if self.facts.placeholder else text
         ids, placed = encode_written(
             *(written, laid, self.facts, self._tokenizer, facts.vocab_size),
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=add_special_tokens and not self._tokenizer.chat.begins(behind),
         )
         keep = len(params.cut_prompt(ids, facts))
         if keep < len(ids):

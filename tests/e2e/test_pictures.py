@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import signal
 import struct
@@ -166,11 +165,7 @@ def test_pictures_in_lines_of_their_own_whose_tokens_see_each_other(tmp_path: Pa
 @pytest.mark.turns(3)
 def test_a_prompt_without_a_template_that_sees_itself_both_ways(tmp_path: Path) -> None:
     """It is written as by transformers' processor: pictures, a mark, the text and a line's end."""
-    model = paligemma_pictured.write(2, tmp_path)
-    tokenizer = write_chat_files(tmp_path, {309: "<bos>", 310: "<image>"}, "<image>")
-    path = tmp_path / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    path.write_text(json.dumps({name: settings[name] for name in settings if name != "chat_template"}))
+    model, tokenizer = paligemma_pictured.write_with_tokenizer(tmp_path)
     prompt = Prompts(tmp_path).make(*encoded(tokenizer, ONE, TWO, "<bos>what is it\n"))
     right = paligemma_pictured.answer(model, prompt, 8).tokens
     content = [part(saved(ONE)), text("what is it"), part(saved(TWO))]

@@ -9,6 +9,7 @@ import gemma_pictured
 import paligemma_pictured
 import pytest
 from media_files import noise
+from msgspec.structs import replace
 from pictured import TEXT, VISION, Answer, Prompt, Prompts, assert_answers, expected, write_pictured
 from PIL.Image import Image
 from sizes import engine_config
@@ -277,6 +278,21 @@ def test_only_equal_prompts_share_what_is_known_of_them(paligemma: PaliGemma) ->
     answers, cached, _ = paligemma.run_waves([[each] for each in [*paligemma.asked, paligemma.asked[5]]])
     assert_answers(answers, [*paligemma.answers, paligemma.answers[5]])
     assert cached == [0] * len(paligemma.asked) + [12]
+
+
+def test_an_answer_that_another_engine_began_goes_on(paligemma: PaliGemma) -> None:
+    """The tokens that were emitted are no part of the prompt, so they see none behind them."""
+    prompt, right = paligemma.asked[0], paligemma.answers[0].tokens
+    add = replace(paligemma.add(0, prompt), tokens=prompt.tokens + right[:3], prompt_len=len(prompt.tokens))
+    engine = Engine.start(engine_config(paligemma.folder, **BESIDE), lambda _: None)
+    engine.add(0, add)
+    tokens: list[int] = []
+    while engine.busy:
+        for output in engine.step().get(0, []):
+            assert isinstance(output, Tokens), output
+            tokens += output.tokens
+    engine.stop()
+    assert tokens == right[3:]
 
 
 def test_a_step_that_holds_no_whole_prompt_is_refused(paligemma: PaliGemma) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from pictured import TEXT, VISION, Answer, Prompt, expected, write_pictured
+from pictured_chat import write_chat_files
 from PIL.Image import Image
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -42,6 +45,17 @@ def fields(version: int) -> dict[str, Any]:
 
 def write(version: int, folder: Path) -> nn.Module:
     return write_pictured("PaliGemmaForConditionalGeneration", folder, fields(version), SETTINGS)
+
+
+def write_with_tokenizer(folder: Path) -> tuple[nn.Module, Tokenizer]:
+    """Saves a model of the second version, which has no chat template, and the tokenizer's `<bos>`."""
+    model = write(2, folder)
+    tokenizer = write_chat_files(folder, {309: "<bos>", PICTURE: "<image>"}, "<image>")
+    path = folder / "tokenizer_config.json"
+    settings = {**json.loads(path.read_text()), "bos_token": "<bos>"}
+    del settings["chat_template"]
+    path.write_text(json.dumps(settings))
+    return model, tokenizer
 
 
 class _SeesPrompt(nn.Module):

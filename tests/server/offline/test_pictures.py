@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import paligemma_pictured
 import pytest
 import torch
 from media_files import noise, saved
@@ -69,6 +70,17 @@ def test_prompts_have_pictures_in_every_form(pictured: Pictured, tmp_path: Path)
     right = pictured.right(BOS, "user: see ", ONE, " and ", TWO, " ")
     assert [answer.outputs[0].token_ids for answer in answers[:4]] == [right] * 4
     assert answers[0].prompt == text and len(answers[4].outputs[0].token_ids) == 6
+
+
+def test_a_prompt_that_begins_with_a_picture_has_its_mark_behind_it(tmp_path: Path) -> None:
+    model, tokenizer = paligemma_pictured.write_with_tokenizer(tmp_path)
+    ids = tokenizer.encode("<bos>what is it\n", add_special_tokens=False).ids
+    right = paligemma_pictured.answer(model, Prompts(tmp_path).make(ONE, ids), 6).tokens
+    prompt: Any = {"prompt": "<image><bos>what is it\n", "multi_modal_data": {"image": ONE}}
+    said = [{"type": "text", "text": "what is it"}, {"type": "image_pil", "image_pil": ONE}]
+    with LLM(str(tmp_path), dtype="float32", num_gpu_blocks_override=200, max_num_seqs=4) as llm:
+        answers = llm.generate(prompt, GREEDY) + llm.chat([{"role": "user", "content": said}], GREEDY)
+    assert [answer.outputs[0].token_ids for answer in answers] == [right] * 2
 
 
 def test_conversations_have_pictures(pictured: Pictured) -> None:
