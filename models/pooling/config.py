@@ -200,7 +200,8 @@ def _read_asked(pooler_config: Mapping[str, object]) -> _Asked:
 
 def _read_head(config: ModelConfig) -> _Head:
     try:
-        return msgspec.convert(config.raw, _Head, strict=False)  # labels are numbered by strings
+        fields = {**config.raw, **config.whole}  # a composite has them beside its text's config
+        return msgspec.convert(fields, _Head, strict=False)  # labels are numbered by strings
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
 

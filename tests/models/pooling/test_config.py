@@ -144,6 +144,13 @@ def test_qwen3_reranker_needs_no_method(tmp_path: Path) -> None:
     assert (config.classifier_tokens, config.two_way) == ((4, 5), True)
 
 
+def test_a_composite_has_its_head_beside_the_config_of_its_text(tmp_path: Path) -> None:
+    config = read(tmp_path, text_config={"hidden_size": 32}, num_labels=7)
+    assert config.num_labels == 7
+    named = read(tmp_path, text_config={}, classifier_from_token=[4, 5], method="from_2_way_softmax")
+    assert (named.classifier_tokens, named.two_way) == ((4, 5), True)
+
+
 @pytest.mark.parametrize("false_token", [5, None])
 def test_logit_score_of_sentence_transformers(tmp_path: Path, false_token: int | None) -> None:
     score = {"true_token_id": 9, "false_token_id": false_token, "module_input_name": "causal_logits"}
