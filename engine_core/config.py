@@ -27,6 +27,16 @@ TASKS: tuple[str, ...] = ("generate", *get_args(Task))
 """Every task that an engine may offer."""
 
 
+def _runner(name: str) -> str:
+    """Refuse vLLM's runner of drafters, with the option that names one."""
+    if name == "draft":
+        raise ValueError(
+            "a draft model answers no requests; it belongs into --speculative-config '{\"model\": ...}' of "
+            "the model for which it guesses"
+        )
+    return name
+
+
 def _all2all_backend(name: str) -> str:
     """Refuse names of vLLM that mean nothing here, with the one to use instead."""
     if name in _GATHERING:
@@ -58,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder or hub id whose config.json counts in place of what a GGUF file says."""
     hf_overrides: Annotated[dict[str, object], Doc(MODEL)] = {}
     """Values to put over those of the model's config.json."""
-    runner: Annotated[str, Doc(MODEL, ("auto", "generate", "pooling"))] = "auto"
+    runner: Annotated[str, Doc(MODEL, ("auto", "generate", "pooling"), read=_runner)] = "auto"
     """What the model does: generate text, or pool texts to vectors, labels and scores. auto goes by the
     checkpoint. A model that generates also pools, with the same weights."""
     convert: Annotated[str, Doc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
@@ -147,6 +157,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""
+    speculative_config: Annotated[dict[str, object] | None, Doc(SCHEDULER, short="-sc")] = None
+    """Guess tokens of answers and compute several in a step, where that is faster: {"method": "ngram"} or
+    "suffix", num_speculative_tokens and others (docs/speculation.md). Answers stay the same to the bit. none
+    guesses nothing."""
 
     @property
     def ranks(self) -> int:

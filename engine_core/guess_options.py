@@ -1,15 +1,59 @@
-"""What an operator asks of guesses: who makes them, and how many at most."""
+"""What an operator asks of guesses: who makes them, and how many at most.
+
+Fields have vLLM's names. What would not be obeyed is refused by name, and numbers of guesses are upper
+bounds: how many are made is the engine's choice.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from collections.abc import Mapping
+from typing import Literal, NoReturn, cast, get_args
 
 import msgspec
 
 from engine_core.config import EngineConfig
+from models.config import ConfigError
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"]
 """The ways to guess the next tokens: from earlier text, or by a smaller model."""
+
+_FROM_TEXT = ("ngram", "suffix")
+_LATER = frozenset(get_args(Method)) - {*_FROM_TEXT}
+"""Methods that are refused for now."""
+
+_MOST = 64
+"""The largest number of guesses: more rows of one sequence gain nothing anywhere."""
+_USUAL = 16
+_LONGEST_MATCH = 64
+
+_OF_DRAFTERS = (
+    *("model", "revision", "code_revision", "quantization", "max_model_len", "draft_load_config"),
+    *("draft_tensor_parallel_size", "kv_cache_dtype"),
+)
+_READ = (
+    *("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
+    *("prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
+    *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
+    *("suffix_decoding_min_token_prob", "draft_sample_method", "rejection_sample_method"),
+)
+_WITHOUT_EFFECT = (
+    *("attention_backend", "moe_backend", "enforce_eager", "use_local_argmax_reduction"),
+    *("disable_padded_drafter_batch", "disable_eagle_block_drop", "index_share_for_mtp_iteration"),
+    *("enable_adaptive_verification", "disable_logprobs", "disable_log_stats", "disable_mqa_scorer"),
+)
+"""Fields that choose among ways to compute of which there is one here, or turn on what is always so."""
+_KNOWN = (*_READ, *_OF_DRAFTERS, *_WITHOUT_EFFECT)
+
+_REFUSED = {
+    "parallel_drafting": "is not supported; leave it out: guesses are made one after the other",
+    "use_heterogeneous_vocab": "is not supported: a drafter has the vocabulary of the model it guesses for",
+    "speculative_token_tree": "is not supported; leave it out: guesses follow each other, and do not branch",
+    "synthetic_acceptance_rates": "goes with rejection_sample_method synthetic, which is not supported yet",
+    "synthetic_acceptance_length": "goes with rejection_sample_method synthetic, which is not supported yet",
+    "tensor_parallel_size": "is draft_tensor_parallel_size here, as in vLLM",
+}
+_VERIFIED = "each guess is compared with the token that is drawn in its place, which is `standard`"
 
 
 class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +69,138 @@ class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The most tokens of a match, for `suffix`."""
     suffix_bytes: int = 64 << 20
     """The memory in which `suffix` keeps earlier answers."""
+    suffix_answers: int = 10_000
+    """The most answers that it keeps."""
+    suffix_factor: float = 1.0
+    """The most guesses for each token of a match, for `suffix`."""
+    suffix_chance: float = 0.1
+    """The least chance of a guess, for `suffix`."""
     most_sequences: int | None = None
     """The most sequences that run while tokens are guessed, if the operator bounds them."""
+    most_by_sequences: tuple[tuple[int, int, int], ...] = ()
+    """Bounds by the number of sequences that run: from so many to so many, so many guesses for each."""
+
+    def most_for(self, sequences: int) -> int:
+        """The most tokens that are guessed for each of so many running sequences at a time."""
+        if self.most_sequences is not None and sequences > self.most_sequences:
+            return 0
+        bounds = [most for first, last, most in self.most_by_sequences if first <= sequences <= last]
+        return min([self.most, *bounds])
 
 
 def read_guess_options(config: EngineConfig) -> GuessOptions | None:
-    """The options of an engine that guesses tokens; None if it shall not."""
-    return None
+    """The options of an engine that guesses tokens; None if it shall not. Raises ConfigError."""
+    if config.speculative_config is None:
+        return None
+    given = {key: value for key, value in config.speculative_config.items() if value is not None}
+    _check_names(given)
+    method = _method(given)
+    for key in _OF_DRAFTERS:
+        if key in given and given[key] not in (method, f"[{method}]"):
+            _refuse(
+                f"{key} goes with a method that has a model of its own, and {method} has none; leave it out"
+            )
+    _check_verification(given)
+    usual = 24 if method == "suffix" else _USUAL
+    return GuessOptions(
+        method=method,
+        most=_whole(given, "num_speculative_tokens", usual, 1, _MOST),
+        suffix_depth=_whole(given, "suffix_decoding_max_tree_depth", 24, 1, _LONGEST_MATCH),
+        suffix_answers=_whole(given, "suffix_decoding_max_cached_requests", 10_000, 0, 10**9),
+        suffix_factor=_number(given, "suffix_decoding_max_spec_factor", 1.0, 0.0, 1000.0),
+        suffix_chance=_number(given, "suffix_decoding_min_token_prob", 0.1, 0.0, 1.0),
+        most_sequences=_whole(given, "disable_by_batch_size", 0, 0, 10**9) or None,
+        most_by_sequences=_bounds(given.get("num_speculative_tokens_per_batch_size")),
+        **_matches(given),
+    )
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ConfigError(f"--speculative-config: {why}")
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+    for key, value in given.items():
+        if key in _REFUSED and value is not False:
+            _refuse(f"{key} {_REFUSED[key]}")
+        if key not in _KNOWN and key not in _REFUSED:
+            near = difflib.get_close_matches(key, _KNOWN, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KNOWN)}"
+            _refuse(f"there is no {key[:64]}; {hint}")
+
+
+def _method(given: Mapping[str, object]) -> Method:
+    """The method that is named, or else the one that the name of the model says."""
+    model = given.get("model")
+    named = given.get("method", str(model).strip("[]") if model in ("ngram", "[ngram]") else None)
+    if named is None and model is None:
+        _refuse(f"name a method: {' or '.join(_FROM_TEXT)}")
+    if named is None or named in _LATER or str(named).endswith("_mtp"):
+        _refuse(
+            f"{named or f'model {model}'} needs a drafter, a model that guesses for another, and those are "
+            f"not supported yet; methods that need none are {' and '.join(_FROM_TEXT)}"
+        )
+    if named == "ngram_gpu":
+        return "ngram"  # the same guesses, looked up elsewhere
+    if named not in _FROM_TEXT:
+        _refuse(f"method {named!r} is not supported; there are {', '.join(get_args(Method))}")
+    return cast("Method", named)
+
+
+def _check_verification(given: Mapping[str, object]) -> None:
+    verified = given.get("rejection_sample_method", "standard")
+    if verified == "synthetic":
+        _refuse(
+            "rejection_sample_method synthetic prices a drafter of which only the size is known: it needs "
+            f"--load-format dummy and a method with a drafter, which are not supported yet; {_VERIFIED}"
+        )
+    if verified != "standard":
+        _refuse(f"rejection_sample_method {verified!r} is not supported; leave it out: {_VERIFIED}")
+    drawn = given.get("draft_sample_method", "greedy")
+    if drawn not in ("greedy", "probabilistic"):
+        _refuse(f"draft_sample_method is greedy or probabilistic, not {drawn!r}")
+
+
+def _matches(given: Mapping[str, object]) -> dict[str, int]:
+    """The bounds of n-grams: if one of them is given alone, it is the other one too."""
+    names = ("prompt_lookup_min", "prompt_lookup_max")
+    found = [_whole(given, name, 0, 1, _LONGEST_MATCH) for name in names]
+    if not any(found):
+        return {}
+    least, most = found[0] or found[1], found[1] or found[0]
+    if least > most:
+        _refuse(f"prompt_lookup_min={least} must be <= prompt_lookup_max={most}")
+    return {"least_match": least, "most_match": most}
+
+
+def _bounds(given: object) -> tuple[tuple[int, int, int], ...]:
+    """The bounds by the number of sequences: a list of [first, last, most], or {"first-last": most}."""
+    rows: list[object] = []
+    if isinstance(given, dict):
+        for key, most in cast("dict[str, object]", given).items():
+            first, _, last = key.partition("-")
+            rows.append([first, last or first, most])
+    try:
+        found = msgspec.convert(rows or given or [], tuple[tuple[int, int, int], ...], strict=False)
+        if all(1 <= first <= last and 0 <= most <= _MOST for first, last, most in found):
+            return found
+    except msgspec.ValidationError:
+        pass
+    _refuse(
+        "num_speculative_tokens_per_batch_size is a list of [first, last, tokens], such as [[1, 4, 8], "
+        f"[5, 16, 2]], with 0 to {_MOST} tokens for each number of sequences from the first to the last"
+    )
+
+
+def _whole(given: Mapping[str, object], name: str, default: int, least: int, most: int) -> int:
+    value = given.get(name, default)
+    if name in given and (type(value) is not int or not least <= value <= most):
+        _refuse(f"{name} is a whole number from {least} to {most}, not {value!r}")
+    return cast("int", value)
+
+
+def _number(given: Mapping[str, object], name: str, default: float, least: float, most: float) -> float:
+    value = given.get(name, default)
+    if not isinstance(value, int | float) or not least <= value <= most:
+        _refuse(f"{name} is a number from {least:g} to {most:g}, not {value!r}")
+    return float(value)

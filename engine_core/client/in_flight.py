@@ -61,6 +61,8 @@ class AddOptions(TypedDict, total=False):
     grammar: Grammar
     thinking: Thinking
     media: tuple[Media, ...]
+    most_guesses: int | None
+    reports_guesses: bool
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
@@ -128,6 +130,7 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
         timing=last.timing,
         expected=first.expected,
         miss=first.miss,
+        guesses=last.guesses,
     )
 
 

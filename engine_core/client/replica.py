@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal
 
 from msgspec.structs import replace
 
-from engine_core.engine_stats import Rates
+from engine_core.engine_stats import GuessTotals, Rates
 from engine_core.protocol import PHASES, Progress, Ready, Stats
 from worker.child import STOPPED, describe_exit
 
@@ -124,7 +125,7 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    special = ("kv_usage", "expected_wait", "rates", "landed", "experts")
+    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses")
     names = [name for name in Stats.__struct_fields__ if name not in special]
     return Stats(
         **{name: sum(getattr(one, name) for one in known) for name in names},
@@ -133,6 +134,7 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
         landed=None,  # what several engines have computed,
         experts=None,  # and on which experts, is shown by engine
         rates=_all_rates([one.rates for one in known if one.rates is not None]),
+        guesses=_all_guesses([one.guesses for one in known if one.guesses is not None]),
     )
 
 
@@ -146,6 +148,13 @@ def _all_rates(known: Sequence[Rates]) -> Rates | None:
         step_prompts=sum(one.step_prompts for one in known),
         stop_rate=sum(one.stop_rate for one in known) / len(known),
     )
+
+
+def _all_guesses(known: Sequence[GuessTotals]) -> GuessTotals | None:
+    if not known:
+        return None
+    held = [sum(at) for at in zip_longest(*(one.held for one in known), fillvalue=0)]
+    return GuessTotals(sum(one.drafts for one in known), sum(one.guessed for one in known), held)
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:

@@ -14,6 +14,7 @@ from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions, ToolChoice, read_tool_choice
 from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, ReasoningOptions, Usage
 from server.errors import BadRequest
+from server.requests.guess_reports import AnswerMetrics
 from server.requests.sampling import SamplingParams
 from server.text.chat_template import AnswerStyle, Verbosity
 
@@ -142,6 +143,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
     cache_diagnosis: CacheDiagnoses = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 

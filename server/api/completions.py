@@ -13,6 +13,7 @@ from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.api.shared_fields import BudgetOptions, CacheDiagnoses, ChunkChoice, GenerationBody, Usage
 from server.errors import BadRequest
 from server.model_facts import LIMITS
+from server.requests.guess_reports import AnswerMetrics
 from server.requests.sampling import SamplingParams
 
 Prompt = str | list[int]
@@ -123,6 +124,7 @@ class Completion(msgspec.Struct, kw_only=True):
     """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
     cache_diagnosis: CacheDiagnoses = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
 
 
 class CompletionChunkChoice(ChunkChoice, kw_only=True):

@@ -232,6 +232,11 @@ class GenerationBody(RequestBody, StructuredBody):
         "Write tokens of logprobs as `token_id:123`. null: what the server was started with."
     )
 
+    speculative_tokens: int | None = optional(
+        "The most tokens that are guessed at a time; 0 guesses none. null leaves it to the server. No answer "
+        "depends on it."
+    )
+
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
         "Keep so many tokens of the prompt; -1 keeps what leaves room for the answer."
     )
@@ -281,6 +286,7 @@ class GenerationBody(RequestBody, StructuredBody):
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=self.skip_special_tokens is not False,
             spaces_between_special_tokens=self.spaces_between_special_tokens is not False,
+            speculative_tokens=self.speculative_tokens,
         )
 
 

@@ -214,6 +214,7 @@ class Frontend:
                 *(request_id, count_ids(prompt), len(params), params[0]),
             )
         options["streams"] = interval < ALL_TOKENS
+        options["most_guesses"] = sampling.speculative_tokens
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
         asked = CheckedPrompt(prompt, sampling, params, interval, request_id, replica, options, admission)
         if len(params) == 1:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine_core.engine_stats import GuessReport
 from engine_core.protocol import CacheMiss, Timing, Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
@@ -44,6 +45,8 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the first delta, if asked for: why no longer prefix was cached."""
     timing: Timing | None = None
     """Set in the last delta."""
+    guesses: GuessReport | None = None
+    """Set in the last delta, if asked for: what became of guesses."""
     expected: float | None = None
     """Set in the first delta: the seconds in which the engine expected the first token, if it said so."""
 
@@ -124,7 +127,7 @@ class TextOutput:
             if stop is not None:
                 self._take(new.tokens[: i + 1], new.logprobs[: i + 1])
                 self._delta.finish_reason, self._delta.stop_reason = "stop", stop
-                self._delta.timing = new.timing
+                self._delta.timing, self._delta.guesses = new.timing, new.guesses
                 return
         self._take(new.tokens, new.logprobs)
         if new.finish is not None:
@@ -145,6 +148,7 @@ class TextOutput:
 
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason, self._delta.timing = new.finish, new.timing
+        self._delta.guesses = new.guesses
         if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends - self._eos:
             self._delta.stop_reason = new.tokens[-1]
 

@@ -10,7 +10,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine_core.client.replica import Replica
-from engine_core.engine_stats import REARRANGEMENT_SECONDS, STEP_ROWS, STEP_SECONDS, STEP_TOKENS, Buckets
+from engine_core.engine_stats import (
+    REARRANGEMENT_SECONDS,
+    STEP_ROWS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+    Buckets,
+    GuessTotals,
+)
 from engine_core.protocol import Stats
 
 LABELS = ["model_name", "engine"]
@@ -41,6 +48,7 @@ class EngineNumbers(Collector):
         yield self._waiting(stats_of)
         yield from self._steps(stats_of)
         yield from self._experts(stats_of)
+        yield from self._guesses(stats_of)
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
         """The requests that wait, by vLLM's two reasons."""
@@ -93,6 +101,33 @@ class EngineNumbers(Collector):
                     tokens.add_metric([self._model, number, str(layer), str(expert)], total)
         yield from (count, seconds, tokens)
 
+    def _guesses(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+        """Counters of guessed tokens, where engines guess."""
+        told = {number: stats.guesses for number, stats in stats_of.items() if stats.guesses is not None}
+        if not told:
+            return
+        for name, read, text in _GUESSES:
+            family = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=LABELS)
+            for number, totals in told.items():
+                family.add_metric([self._model, number], read(totals))
+            yield family
+        places = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that held, by their place in the draft.",
+            labels=[*LABELS, "position"],
+        )
+        for number, totals in told.items():
+            for place, held in enumerate(totals.held):
+                places.add_metric([self._model, number, str(place)], held)
+        yield places
+
+
+_GUESSES: tuple[tuple[str, Callable[[GuessTotals], int], str], ...] = (
+    ("num_drafts", lambda totals: totals.drafts, "Drafts, each of some guessed tokens."),
+    ("num_draft_tokens", lambda totals: totals.guessed, "Guessed tokens."),
+    ("num_accepted_tokens", lambda totals: sum(totals.held), "Guessed tokens that held."),
+)
+"""The end of a counter's name, its value, its help text."""
 
 _NUMBERS = (
     (_GAUGE, "vllm:num_requests_running", "running", "Requests in the running batch."),

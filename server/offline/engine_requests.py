@@ -177,6 +177,7 @@ class GenerationRequest:
         self.media = encoded.media
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
         self._builder = OutputBuilder(request_id, encoded.text, tokens, sampling, tokenizer, kind)
+        self.most_guesses = sampling.speculative_tokens
         self.may_end_early = bool(sampling.stop)
         """Whether a stop string may end a sequence, which the engine cannot see."""
         self.salt = prompt.salt
@@ -227,6 +228,7 @@ class PoolingRequest:
         self.media = as_media(item.media, media)
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
+        self.most_guesses: int | None = None
         self.salt = ""
         self.grammar: Grammar | None = None
         self.finished = False

@@ -240,6 +240,7 @@ class LLMEngine:
                 times_each=request.may_end_early,
                 grammar=request.grammar,
                 media=request.media,
+                most_guesses=request.most_guesses,
             )
             self._engine.add(_CLIENT, add)
 

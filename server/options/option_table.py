@@ -63,7 +63,7 @@ class Option:
 
     @property
     def is_object(self) -> bool:
-        return get_origin(self.type) is dict
+        return _plain(self.type) is dict
 
     @property
     def written_default(self) -> str:
@@ -97,10 +97,10 @@ class Option:
         if self.doc.read is not None and not isinstance(given, bool | None):
             return self.doc.read(str(given))
         if isinstance(given, str):
+            if given.strip().lower() in ("none", "null") and type(None) in get_args(self.type):
+                return None
             if self.is_object:
                 return json_object(given)
-            if given.strip().lower() in ("none", "null") and self.default is None:
-                return None
         return msgspec.convert(given, self.type, strict=False)
 
     def _check(self, value: object) -> None:

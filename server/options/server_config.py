@@ -29,6 +29,9 @@ _ANY: list[str] = msgspec.field(default_factory=lambda: ["*"])
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 """The fields of a message that carry the reasoning: clients of different servers read different ones."""
 
+GuessReportLevel = Literal["none", "summary", "detailed"]
+"""How much answers tell of guesses."""
+
 ToolStrictLevel = Literal["auto", "function", "parameter"]
 """What calls of tools are held to that are not strict."""
 
@@ -100,6 +103,11 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_timing_headers: Annotated[bool, Doc(REPORTS)] = False
     """Tell in headers of whole answers how long they were queued, read and generated, and how many prompt
     tokens were cached: x-facet-queue-ms, -prefill-ms, -decode-ms, -cached-tokens."""
+    per_request_spec_decode_metrics: Annotated[
+        GuessReportLevel, Doc(REPORTS, ("none", "summary", "detailed"))
+    ] = "none"
+    """Tell in answers as `metrics.speculative_decoding` how often guesses held, if the request asks for one:
+    sums, or step by step too (detailed)."""
     otlp_traces_endpoint: Annotated[str | None, Doc(REPORTS)] = None
     """Where a span of each request is sent, by OTLP over HTTP: the whole URL, such as
     http://localhost:4318/v1/traces. Needs the extra otel."""

@@ -119,12 +119,14 @@ def _check_replicas(config: ServerConfig) -> None:
     """Check the options that put replicas on several machines, or let them share experts."""
     # after `serve` has checked whose `models` this is
     from engine_core.expert_options import balancing_of, check_halves
+    from engine_core.guess_options import read_guess_options
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
     try:
         check_halves(engine, size if engine.enable_expert_parallel else 1)
         balancing_of(engine)
+        read_guess_options(engine)
     except ValueError as error:
         raise OptionError(str(error)) from error
     if engine.enable_expert_parallel and size > 1 and (headless or replicas.elsewhere):
@@ -182,6 +184,16 @@ class _Shorthands(msgspec.Struct, frozen=True):
 
     async_scheduling: Annotated[bool | None, Doc(SCHEDULER)] = None
     """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
+    spec_method: Annotated[str | None, Doc(SCHEDULER)] = None
+    """method of --speculative-config: ngram or suffix."""
+    spec_model: Annotated[str | None, Doc(SCHEDULER)] = None
+    """model of --speculative-config."""
+    spec_tokens: Annotated[int | None, Doc(SCHEDULER)] = None
+    """num_speculative_tokens of --speculative-config."""
+
+
+_GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""Shorthands and the fields of --speculative-config that they give."""
 
 
 _GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
@@ -256,6 +268,7 @@ def _build(values: dict[str, object]) -> ServerConfig:
     overlap = values.pop("async_scheduling", None)
     if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
         raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
+    _add_guesses(values)
     if values.get("model_impl") == "vllm":
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)
@@ -263,6 +276,23 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if not config.media.takes_any:
         config = assemble(ServerConfig, {**values, "language_model_only": True})
     return config
+
+
+def _add_guesses(values: dict[str, object]) -> None:
+    """Put the shorthands of --speculative-config into it. Raises OptionError if they contradict it."""
+    asked = {
+        field: given for name, field in _GUESSES.items() if (given := values.pop(name, None)) is not None
+    }
+    if not asked:
+        return
+    known = values.get("speculative_config", {})
+    whole: dict[str, object] = {**(known if isinstance(known, dict) else {})}
+    for field, given in asked.items():
+        if known is None or whole.setdefault(field, given) != given:
+            raise OptionError(
+                f"--speculative-config and the flag for its {field} contradict each other; leave out one"
+            )
+    values["speculative_config"] = whole
 
 
 _DEFAULTS = {option.field: option.default for option in OPTIONS}

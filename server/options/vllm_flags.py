@@ -28,7 +28,7 @@ _VALUES = """
     max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
     tool-parser-plugin tool-server reasoning-parser-plugin reasoning-config lora-modules max-cpu-loras
-    lora-target-modules default-mm-loras log-config-file grpc-port spec-method spec-model spec-tokens
+    lora-target-modules default-mm-loras log-config-file grpc-port
     collect-detailed-traces custom-histogram-buckets profiler-config
     kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config additional-config
     h11-max-incomplete-event-size h11-max-header-count ssl-ciphers
@@ -57,7 +57,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
 """Values that ask for what happens anyway, of flags that are refused otherwise."""
 
 _SHORT = [
-    VllmFlag("--speculative-config", short="-sc", is_object=True),
     VllmFlag("--decode-context-parallel-size", ("1",), short="-dcp"),
     VllmFlag("--prefill-context-parallel-size", ("1",), short="-pcp"),
     VllmFlag("--data-parallel-rank", ("0",), short="-dpn"),
@@ -88,8 +87,8 @@ _INSTEAD = {
     "rope-scaling": "is a part of the model's config.json: give --hf-overrides '{\"rope_scaling\": {...}}'",
     "rope-theta": "is a part of the model's config.json: give --hf-overrides.rope_theta",
     "kv-cache-memory": "is written out here: --kv-cache-memory-bytes",
-    "speculative-model": "is not supported yet, and neither is --speculative-config",
-    "num-speculative-tokens": "is not supported yet, and neither is --speculative-config",
+    "speculative-model": "is now --spec-model, or `model` in --speculative-config",
+    "num-speculative-tokens": "is now --spec-tokens, or `num_speculative_tokens` in --speculative-config",
     "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
     "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",

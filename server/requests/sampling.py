@@ -72,6 +72,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     """The form of the answers of `LLM`, `LLMEngine` and `AsyncLLM`. HTTP has fields of its own for it."""
+    speculative_tokens: int | None = None
+    """The most tokens that are guessed at a time; 0 guesses none. None leaves it to the engine."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
@@ -133,6 +135,10 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         _require(
             "n", self.n, (self.n >= 1, "at least 1"), (self.n <= facts.limits.n, f"at most {facts.limits.n}")
         )
+        if self.speculative_tokens is not None:
+            _require(
+                "speculative_tokens", self.speculative_tokens, (self.speculative_tokens >= 0, "at least 0")
+            )
         self._check_stops(facts)
         max_tokens = self._max_tokens(facts, prompt_len)
         top_p, top_k, min_p = self._top_p(facts), self._top_k(facts), self._min_p(facts)

@@ -106,6 +106,7 @@ async def _whole(
         choices=choices,
         usage=call.usage(),
         cache_diagnosis=call.cache_diagnosis,
+        metrics=call.metrics,
     )
 
 

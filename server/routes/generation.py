@@ -23,8 +23,10 @@ from server.http.endpoint import ITEMS
 from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
 from server.media.prompt import as_media
+from server.options.server_config import GuessReportLevel
 from server.reading.prompts import MessageText, Prompt
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
+from server.requests.guess_reports import AnswerMetrics, report_guesses
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
 from worker.protocol import Sampling
@@ -86,6 +88,11 @@ class GenerationCall(EngineCall):
         self._keep_alive = config.sse_keep_alive_interval
         self._counts_output, self._messages, self._admission = counts_output, messages, admission
         self._options, self._bounds, self._scope = self._add_options(admission), bounds, request.scope
+        self._guess_level: GuessReportLevel = config.reports.per_request_spec_decode_metrics
+        self.metrics: AnswerMetrics | UnsetType = UNSET
+        """What became of guesses, if the operator wants it told and there is one answer."""
+        if self._guess_level != "none" and len(prompts) == sampling.n == 1:
+            self._options["reports_guesses"] = True
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
@@ -131,6 +138,8 @@ class GenerationCall(EngineCall):
             self.running -= 1
             if delta.timing is not None:
                 self.times.add(delta.timing)
+            if delta.guesses is not None:
+                self.metrics = report_guesses(delta.guesses, self._guess_level)
         return choice
 
     def _diagnose(self, index: int, miss: CacheMiss) -> None:
@@ -239,7 +248,8 @@ class GenerationCall(EngineCall):
     def end(self, chunks: Chunks) -> bytes:
         """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
         usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
-        more = {} if isinstance(diagnosis, UnsetType) else {"cache_diagnosis": diagnosis}
+        parts = {"cache_diagnosis": diagnosis, "metrics": self.metrics}
+        more = {name: part for name, part in parts.items() if not isinstance(part, UnsetType)}
         return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE
 
 

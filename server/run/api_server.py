@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.client.client import EngineClient
+from engine_core.engine_stats import GuessTotals
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.http.connection.sockets import set_options
@@ -206,7 +207,7 @@ class ApiServer:
         return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}{config.root_path}{docs}"
 
     async def _log_stats(self) -> None:
-        before = (0, 0)
+        before, guessed = (0, 0), None
         while True:
             await asyncio.sleep(STATS_SECONDS)
             self._frontend.metrics.count_dropped_lines()
@@ -214,14 +215,28 @@ class ApiServer:
             if now != before and self.client.stats is not None and not self._config.log.disable_log_stats:
                 stats = self.client.stats
                 _log.info(
-                    "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, cache %.0f %%",
+                    "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, cache %.0f %%%s",
                     (now[0] - before[0]) / STATS_SECONDS,
                     (now[1] - before[1]) / STATS_SECONDS,
                     stats.running,
                     stats.waiting,
                     100 * stats.kv_usage,
+                    _of_guesses(guessed, stats.guesses),
                 )
+                guessed = stats.guesses
             before = now
+
+
+def _of_guesses(before: GuessTotals | None, now: GuessTotals | None) -> str:
+    """How often guesses held since the last line, if any were made; counts begin anew with an engine."""
+    if now is None:
+        return ""
+    first = GuessTotals(0, 0, []) if before is None or before.drafts > now.drafts else before
+    drafts, guessed = now.drafts - first.drafts, now.guessed - first.guessed
+    held = sum(now.held) - sum(first.held)
+    if drafts <= 0 or guessed <= 0:
+        return ""
+    return f", guesses {100 * held / guessed:.0f} % held, {1 + held / drafts:.2f} tokens a draft"
 
 
 def _running(count: int) -> str:

@@ -21,6 +21,7 @@ from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.config import EngineConfig
+from engine_core.engine_stats import GuessReport
 from engine_core.prompt_media import Media
 from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
 from server.access.admission import Admission, Admissions
@@ -151,6 +152,8 @@ class FakeFrontend:
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     timing: Timing | None = None
     """The times that the engine reports of each choice and of each text."""
+    guesses: GuessReport | None = None
+    """What the engine tells of guesses, if a request asks for it."""
     expected: float | None = None
     """The seconds in which it expects the first token, or the vectors."""
     waits: bool = False
@@ -338,6 +341,7 @@ class FakeFrontend:
                 finish=finish if start + self.per_step >= len(tokens) else None,
                 timing=self.timing,
                 expected=self.expected if first else None,
+                guesses=self.guesses if self.asked[-1][2].get("reports_guesses") else None,
             )
 
 

@@ -114,6 +114,9 @@ async def completes(request: Request, writer: asyncio.StreamWriter) -> None:
     if request.path == "/v1/models":
         writer.write(MODELS)
         return
+    if request.path == "/metrics":
+        writer.write(whole({}, 404))
+        return
     asked = request.json
     if request.path == "/v1/embeddings":
         tokens = sum(len(one) for one in asked["input"])

@@ -12,6 +12,7 @@ from engine_core.engine_stats import (
     STEP_TOKENS,
     Buckets,
     ExpertStats,
+    GuessTotals,
     StepBuckets,
 )
 from engine_core.protocol import Stats, Timing
@@ -44,7 +45,9 @@ def busy_metrics() -> Metrics:
     replica = Replica(0)
     landed = StepBuckets(seconds, tokens, decoding=rows, prompts=rows, texts=rows)
     experts = ExpertStats(Balancedness(0.5, 0.9, 0.6, 0.8), _buckets(REARRANGEMENT_SECONDS), {0: [3, 1]})
-    replica.stats = Stats(1, 1, 0.5, 4, 2, 0, 1, 4, landed=landed, experts=experts)
+    replica.stats = Stats(
+        1, 1, 0.5, 4, 2, 0, 1, 4, landed=landed, experts=experts, guesses=GuessTotals(1, 1, [1])
+    )
     metrics.watch(lambda: [replica])
     return metrics
 

@@ -168,6 +168,7 @@ class MessagesRequest(MessagesInput):
     temperature: float | None = optional("0 is greedy. null: the checkpoint's default.")
     top_p: float | None = None
     top_k: int | None = None
+    speculative_tokens: int | None = optional("As in chat completions.")
 
     def _asked(self) -> dict[str, Any]:
         return {
@@ -178,6 +179,7 @@ class MessagesRequest(MessagesInput):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "speculative_tokens": self.speculative_tokens,
         }
 
 

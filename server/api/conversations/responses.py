@@ -43,7 +43,7 @@ INCLUDED = {
 PASSED = (
     "model", "temperature", "top_p", "stream", "seed", "stop", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "priority", "cache_salt", "request_id",
-    "timeout",
+    "timeout", "speculative_tokens",
 )  # fmt: skip
 """Fields that chat completions has under the same name."""
 
@@ -128,6 +128,7 @@ class ResponsesRequest(Body):
     cache_salt: Text | None = None
     request_id: str | None = None
     timeout: Timeout = None
+    speculative_tokens: int | None = optional("As in chat completions.")
 
     @model_validator(mode="after")
     def check_response(self) -> Self:

@@ -97,7 +97,13 @@ async def test_one_request(client: FakeClient, frontend: Frontend) -> None:
     )
     [request] = client.submitted
     assert request.tokens == prompt
-    assert request.options == {"priority": 2, "salt": "s", "streams": True, "times_each": False}
+    assert request.options == {
+        "priority": 2,
+        "salt": "s",
+        "streams": True,
+        "times_each": False,
+        "most_guesses": None,
+    }
     assert (request.params.seed, request.params.max_tokens, request.params.temperature) == (3, 9, 0.5)
     assert frontend.live == 1
     request.say(ids(frontend, " quick"), cached=1)
@@ -110,11 +116,11 @@ async def test_one_request(client: FakeClient, frontend: Frontend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "interval", "streams", "times_each"),
+    ("params", "interval", "streams", "times_each", "most_guesses"),
     [
-        (SamplingParams(), 1, True, False),
-        (SamplingParams(), ALL_TOKENS, False, False),
-        (SamplingParams(stop="."), ALL_TOKENS, False, True),
+        (SamplingParams(), 1, True, False, None),
+        (SamplingParams(speculative_tokens=0), ALL_TOKENS, False, False, 0),
+        (SamplingParams(stop="."), ALL_TOKENS, False, True, None),
     ],
 )
 async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
@@ -124,10 +130,12 @@ async def test_the_engine_knows_who_reads_and_who_may_end_the_text(
     interval: int,
     streams: bool,
     times_each: bool,
+    most_guesses: int | None,
 ) -> None:
     task = await started((await ready()).generate([1], params, interval=interval))
     [request] = client.submitted
-    assert request.options == {"streams": streams, "times_each": times_each}
+    told = {"streams": streams, "times_each": times_each, "most_guesses": most_guesses}
+    assert request.options == told
     request.say([9], finish="length")
     await task
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from shown_metrics import labels_by_name
 
-from engine_core.client.replica import Replica
+from engine_core.client.replica import Replica, all_stats
 from engine_core.engine_stats import (
     REARRANGEMENT_SECONDS,
     STEP_ROWS,
@@ -19,6 +19,7 @@ from engine_core.engine_stats import (
     STEP_TOKENS,
     Buckets,
     ExpertStats,
+    GuessTotals,
     StepBuckets,
 )
 from engine_core.protocol import Stats, Timing
@@ -128,6 +129,25 @@ def test_the_makeup_of_steps_and_why_requests_wait_are_shown() -> None:
     assert found['facet:step_seconds_bucket{engine="0",le="0.002",model_name="m"}'] == 2
     assert found[f"vllm:iteration_tokens_total_sum{LABELS}"] == 12
     assert found[f"facet:step_pooled_rows_count{LABELS}"] == 0
+
+
+def test_guesses_are_counted_by_engine_and_place() -> None:
+    first, second = replicas = [Replica(0), Replica(1)]
+    metrics = Metrics("m")
+    metrics.watch(lambda: replicas)
+    first.stats = Stats(1, 0, 0.0, 0, 0, 0, 3, 12)
+    assert not any("spec_decode" in name for name in values(metrics)), "nothing is guessed"
+    first.stats = msgspec.structs.replace(first.stats, guesses=GuessTotals(5, 12, [4, 2, 0]))
+    second.stats = msgspec.structs.replace(first.stats, guesses=GuessTotals(1, 2, [1]))
+    found = values(metrics)
+    for name, value in {"drafts": 5, "draft_tokens": 12, "accepted_tokens": 6}.items():
+        assert found[f"vllm:spec_decode_num_{name}_total{LABELS}"] == value
+    for place, value in enumerate((4, 2, 0)):
+        labels = f'{{engine="0",model_name="m",position="{place}"}}'
+        assert found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels}"] == value
+    assert found['vllm:spec_decode_num_drafts_total{engine="1",model_name="m"}'] == 1
+    total = all_stats(replicas)
+    assert total is not None and total.guesses == GuessTotals(6, 14, [5, 2, 0])
 
 
 def test_experts_that_are_balanced_by_load_are_shown() -> None:

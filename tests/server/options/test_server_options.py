@@ -154,7 +154,8 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--port"], "expected one argument"),
         (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
         (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
-        (["--runner", "draft"], "'draft' is not one of auto, generate, pooling"),
+        (["--runner", "draft"], "a draft model answers no requests; it belongs into --speculative-config"),
+        (["--runner", "x"], "'x' is not one of auto, generate, pooling"),
     ],
 )
 def test_refusals_name_the_option(arguments: list[str], message: str) -> None:
@@ -336,8 +337,9 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     )
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
+    shorthands = ("async_scheduling", "spec_method", "spec_model", "spec_tokens")
     assert sorted(options) == sorted(
-        {*fields, "async_scheduling"} - {"engine", "worker", "access", "log", "media", "reports"}
+        {*fields, *shorthands} - {"engine", "worker", "access", "log", "media", "reports"}
     )
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))

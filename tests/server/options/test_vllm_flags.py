@@ -10,7 +10,7 @@ import pytest
 
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import parse
+from server.options.server_options import from_python, parse
 from server.options.vllm_flags import VLLM_FLAGS
 
 MIGRATING = Path(__file__).parents[3] / "docs/migrating.md"
@@ -81,11 +81,18 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("--lora-modules a=b c=d", "--lora-modules is not supported yet"),
         ("--log-config-file x", "--log-config-file is not supported yet"),
         ("-dph", "--data-parallel-hybrid-lb is not supported yet"),
-        ("-sc.method ngram", "--speculative-config is not supported yet"),
+        ("-sc.method eagle", "--speculative-config: eagle needs a drafter"),
+        ("--spec-method ngram --spec-tokens 1000", "num_speculative_tokens is a whole number from 1 to 64"),
+        ("-sc.method suffix --spec-method ngram", "the flag for its method contradict each other"),
+        ("-sc none --spec-tokens 4", "the flag for its num_speculative_tokens contradict each other"),
+        (
+            "--speculative-model x",
+            "--speculative-model is now --spec-model, or `model` in --speculative-config",
+        ),
         ("--mamba-ssm-cache-dtype float16", "states are float32 here; leave it out, or give auto or float32"),
         ("--mamba-cache-mode all", "as many as --state-snapshots says; leave it out, or give none or align"),
         ("--mamba-block-size 64", "--mamba-block-size is --block-size here"),
-        ("--num-speculative-tokens 3", "--num-speculative-tokens is not supported yet, and neither is"),
+        ("--num-speculative-tokens 3", "--num-speculative-tokens is now --spec-tokens"),
     ],
 )
 def test_refusals_say_what_to_do_instead(line: str, said: str) -> None:
@@ -123,6 +130,26 @@ def test_no_flag_that_is_refused_too_is_offered(flag: str) -> None:
 )
 def test_short_names_are_those_of_vllm(short: str, long: str) -> None:
     assert read(short) == read(long) != read("")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'""",
+        "-sc.method ngram -sc.num_speculative_tokens 4",
+        "--spec-method ngram --spec-tokens 4",
+        "-sc.method ngram --spec-tokens 4",
+    ],
+)
+def test_ways_to_ask_for_guesses(line: str) -> None:
+    asked = {"method": "ngram", "num_speculative_tokens": 4}
+    assert read(line).engine.speculative_config == asked
+    assert from_python({"speculative_config": asked}).engine.speculative_config == asked
+
+
+@pytest.mark.parametrize("written", ["none", "null", "None"])
+def test_no_guesses_can_be_asked_for(written: str) -> None:
+    assert read(f"--speculative-config {written}").engine.speculative_config is None
 
 
 def test_flags_without_effect_are_documented() -> None:

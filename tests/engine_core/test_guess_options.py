@@ -1,0 +1,136 @@
+"""What `--speculative-config` may ask, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.config import EngineConfig
+from engine_core.guess_options import GuessOptions, read_guess_options
+from models.config import ConfigError
+
+
+def read(**given: object) -> GuessOptions | None:
+    return read_guess_options(EngineConfig(model="m", speculative_config=given))
+
+
+def test_nothing_is_guessed_if_nobody_asks() -> None:
+    assert read_guess_options(EngineConfig(model="m")) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({}, {}),
+        ({"num_speculative_tokens": 5}, {"most": 5}),
+        ({"num_speculative_tokens": None, "revision": None}, {}),
+        ({"method": None, "model": "[ngram]"}, {}),
+        ({"method": "ngram_gpu", "model": "ngram"}, {}),
+        ({"prompt_lookup_max": 4}, {"least_match": 4, "most_match": 4}),
+        ({"prompt_lookup_min": 3}, {"least_match": 3, "most_match": 3}),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 7}, {"least_match": 2, "most_match": 7}),
+        ({"disable_by_batch_size": 4}, {"most_sequences": 4}),
+        ({"rejection_sample_method": "standard", "draft_sample_method": "probabilistic"}, {}),
+        ({"parallel_drafting": False, "enforce_eager": True, "attention_backend": "X"}, {}),
+        (
+            {"num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 16, 2]]},
+            {"most_by_sequences": ((1, 4, 8), (5, 16, 2))},
+        ),
+        (
+            {"num_speculative_tokens_per_batch_size": {"1-4": 8, "5": 0}},
+            {"most_by_sequences": ((1, 4, 8), (5, 5, 0))},
+        ),
+    ],
+)
+def test_fields_of_ngram(given: dict[str, object], meant: dict[str, object]) -> None:
+    expected = {"method": "ngram", "most": 16, **meant}
+    assert read(**{"method": "ngram", **given}) == GuessOptions(**expected)  # pyright: ignore[reportArgumentType]
+
+
+def test_fields_of_suffix() -> None:
+    assert read(method="suffix") == GuessOptions(method="suffix", most=24)
+    found = read(
+        method="suffix",
+        suffix_decoding_max_tree_depth=8,
+        suffix_decoding_max_cached_requests=0,
+        suffix_decoding_max_spec_factor=2,
+        suffix_decoding_min_token_prob=0.5,
+    )
+    assert found == GuessOptions(
+        method="suffix", most=24, suffix_depth=8, suffix_answers=0, suffix_factor=2.0, suffix_chance=0.5
+    )
+
+
+def test_how_many_may_be_guessed_when_so_many_run() -> None:
+    found = read(
+        method="ngram",
+        num_speculative_tokens=6,
+        disable_by_batch_size=20,
+        num_speculative_tokens_per_batch_size=[[1, 2, 9], [3, 8, 2], [9, 10, 0]],
+    )
+    assert found is not None
+    assert [found.most_for(count) for count in (1, 2, 3, 8, 9, 11, 20, 21)] == [6, 6, 2, 2, 0, 6, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "name a method: ngram or suffix"),
+        ({"method": "draft_model", "model": "x"}, "draft_model needs a drafter, a model that guesses for"),
+        ({"model": "a/b"}, "model a/b needs a drafter"),
+        ({"method": "eagle3"}, "those are not supported yet; methods that need none are ngram and suffix"),
+        ({"method": "deepseek_mtp"}, "deepseek_mtp needs a drafter"),
+        (
+            {"method": "dflash"},
+            "method 'dflash' is not supported; there are ngram, suffix, draft_model, eagle",
+        ),
+        ({"method": "dspark"}, "method 'dspark' is not supported"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is a whole number from 1 to 64, not 0"),
+        ({"num_speculative_tokens": 1000}, "from 1 to 64, not 1000"),
+        ({"num_speculative_tokens": True}, "from 1 to 64, not True"),
+        ({"num_speculative_tokens": "5"}, "from 1 to 64, not '5'"),
+        (
+            {"num_speculativ_tokens": 5},
+            "there is no num_speculativ_tokens; did you mean num_speculative_tokens?",
+        ),
+        ({"colour": 5}, "there is no colour; there are method, num_speculative_tokens"),
+        (
+            {"prompt_lookup_min": 5, "prompt_lookup_max": 3},
+            "prompt_lookup_min=5 must be <= prompt_lookup_max=3",
+        ),
+        ({"parallel_drafting": True}, "parallel_drafting is not supported; leave it out"),
+        ({"speculative_token_tree": "[(0,)]"}, "guesses follow each other, and do not branch"),
+        (
+            {"rejection_sample_method": "block"},
+            "'block' is not supported; leave it out: each guess is compared",
+        ),
+        (
+            {"rejection_sample_method": "synthetic"},
+            "it needs --load-format dummy and a method with a drafter",
+        ),
+        ({"draft_sample_method": "x"}, "draft_sample_method is greedy or probabilistic, not 'x'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is draft_tensor_parallel_size here"),
+        (
+            {"draft_tensor_parallel_size": 1},
+            "goes with a method that has a model of its own, and ngram has none",
+        ),
+        ({"model": "a/b", "method": "ngram"}, "model goes with a method that has a model of its own"),
+        (
+            {"suffix_decoding_min_token_prob": 2},
+            "suffix_decoding_min_token_prob is a number from 0 to 1, not 2",
+        ),
+        (
+            {"num_speculative_tokens_per_batch_size": [[4, 1, 2]]},
+            "is a list of [first, last, tokens], such as",
+        ),
+        (
+            {"num_speculative_tokens_per_batch_size": {"a-b": 2}},
+            "is a list of [first, last, tokens], such as",
+        ),
+    ],
+)
+def test_refusals_say_what_is_allowed(given: dict[str, object], said: str) -> None:
+    alone = not given or "method" in given or "model" in given
+    with pytest.raises(ConfigError) as refused:
+        read(**given if alone else {"method": "ngram", **given})
+    assert said in str(refused.value)
+    assert str(refused.value).startswith("--speculative-config: ")
