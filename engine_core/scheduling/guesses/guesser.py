@@ -9,8 +9,9 @@ from math import log
 
 from engine_core.engine_stats import GuessTotals
 from engine_core.guess_options import GuessOptions
-from engine_core.scheduling.guesses.lookup import STRONGEST, Lookup
+from engine_core.scheduling.guesses.lookup import Lookup
 from engine_core.scheduling.guesses.pace import Acceptance, Record, RowTimes
+from engine_core.scheduling.guesses.suffix import Answers, number_of
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.protocol import WorkerFacts
@@ -56,6 +57,10 @@ class Guesser:
 
     def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
         self._options = options
+        self._longest = options.suffix_depth if options.method == "suffix" else options.most_match
+        self._answers: Answers | None = None
+        if options.method == "suffix" and options.suffix_bytes:
+            self._answers = Answers(options.suffix_bytes, options.least_match, self._longest)
         self._most_rows = facts.most_rows
         self._lost = _LOST.get(facts.device, _LOST_ELSEWHERE)
         self._acceptance = Acceptance()
@@ -64,7 +69,9 @@ class Guesser:
         self._gain = 0.0
         """The gain of the latest steps, or what it would have been."""
         self._moved = False
-        """Whether a token has landed since `_gain` was computed."""
+        """Whether anything has changed since `_gain` was computed."""
+        self._chosen, self._chosen_for = _Choice({}, 0.0, 1.0), list[Sequence]()
+        """What was chosen then, and among which sequences."""
         self._drafts = self._count = 0
         self._held = [0] * options.most
 
@@ -79,9 +86,11 @@ class Guesser:
             most = min(most, asked)
         if most <= 0:
             return
-        lookup = Lookup(seq.tokens, self._options.least_match, self._options.most_match)
+        salt = number_of(seq.request.salt)
+        lookup = Lookup(seq.tokens, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
         self._guessed[seq] = _Guessed(lookup, most)
+        self._moved = True
 
     def follow(self, seq: Sequence, count: int) -> None:
         """Learn from the last `count` tokens of a sequence, which are new."""
@@ -94,14 +103,16 @@ class Guesser:
             return
         for token in seq.tokens[lookup.read :]:
             if strength := lookup.strength:
-                held = lookup.expect() == token
+                held = lookup.expected == token
                 guessed.record.learn(self._acceptance.rate(strength), held=held)
                 self._acceptance.learn(strength, held=held)
             lookup.follow()
 
     def leave(self, seq: Sequence) -> None:
-        """Forget a sequence that has ended, or will not be asked about for long."""
-        self._guessed.pop(seq, None)
+        """Forget a sequence that has ended, but for its answer if answers are remembered."""
+        if self._guessed.pop(seq, None) and self._answers is not None:
+            begin = max(0, seq.prompt_len - self._longest)
+            self._answers.add(seq.tokens[begin:], number_of(seq.request.salt))
 
     def pays(self, seqs: Collection[Sequence]) -> bool:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
@@ -109,7 +120,8 @@ class Guesser:
             return False
         if self._moved:
             self._moved = False
-            choice = self._choose(seqs, self._most_rows)
+            choice = self._chosen = self._choose(seqs, self._most_rows)
+            self._chosen_for = list(seqs)
             lost = self._lost + _LOST_EACH * len(seqs)
             self._gain += _FADING * (choice.gain - log(1 + lost / choice.seconds) - self._gain)
         return self._gain > _WORTH
@@ -118,8 +130,11 @@ class Guesser:
         """The guesses for the next step, which has a single token of each of these sequences."""
         if not self._may_guess(len(seqs)):
             return {}
-        counts = self._choose(seqs, most_rows).counts
-        return {seq: self._guessed[seq].lookup.draft(count) for seq, count in counts.items()}
+        choice, most = self._chosen, most_rows - len(seqs)
+        if self._moved or self._chosen_for != list(seqs) or sum(choice.counts.values()) > most:
+            choice = self._choose(seqs, most_rows)
+        drafts = {seq: self._guessed[seq].lookup.draft(count) for seq, count in choice.counts.items()}
+        return {seq: draft for seq, draft in drafts.items() if draft}
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:
         """Count a draft of which so many guesses held."""
@@ -141,7 +156,8 @@ class Guesser:
         rows, reads, seconds = len(seqs), sum([len(seq.tokens) for seq in seqs]), self._times.seconds
         plain = best_seconds = seconds(rows, reads)
         best, taken, tokens = rows / plain * (1 + _WORTH), 0, float(rows)
-        offered = [offer for seq in seqs for offer in self._offers(seq)] if rows < most_rows else []
+        least = max(_LEAST_CHANCE, self._times.least_chance(rows)) if rows < most_rows else 1.0
+        offered = [offer for seq in seqs for offer in self._offers(seq, least)]
         offered.sort(key=_chance, reverse=True)
         del offered[most_rows - rows :]
         for number, (chance, seq) in enumerate(offered, 1):
@@ -155,20 +171,16 @@ class Guesser:
             counts[seq] = counts.get(seq, 0) + 1
         return _Choice(counts, log(best * plain / rows) if taken else 0.0, best_seconds)
 
-    def _offers(self, seq: Sequence) -> list[tuple[float, Sequence]]:
-        """The chance of each of the next guesses for a sequence that it, and all before it, hold."""
+    def _offers(self, seq: Sequence, least: float) -> list[tuple[float, Sequence]]:
+        """The chance of each of the next guesses for a sequence that it, and all before it, hold.
+
+        Those with less than the `least` chance are left out.
+        """
         guessed = self._guessed.get(seq)
         if guessed is None or not (strength := guessed.lookup.strength):
             return []
-        offers: list[tuple[float, Sequence]] = []
-        chance, odds, rate = 1.0, guessed.record.odds, self._acceptance.rate
-        for _ in range(min(guessed.most, seq.left - 1)):
-            chance *= rate(strength, odds)
-            if chance < _LEAST_CHANCE:
-                break
-            offers.append((chance, seq))
-            strength = min(strength + 1, STRONGEST)
-        return offers
+        most, odds = min(guessed.most, seq.left - 1), guessed.record.odds
+        return [(chance, seq) for chance in self._acceptance.chances(strength, odds, most, least)]
 
 
 def _chance(offer: tuple[float, Sequence]) -> float:

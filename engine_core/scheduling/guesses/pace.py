@@ -59,6 +59,17 @@ class Acceptance:
         rate = self._held[strength] / self._tried[strength]
         return min(_MOST_RATE, rate * odds / (1 - rate + rate * odds))
 
+    def chances(self, strength: int, odds: float, count: int, least: float) -> list[float]:
+        """The chance of each of the next guesses that it and all before it hold, as long as it is the least."""
+        found: list[float] = []
+        chance = 1.0
+        for each in range(strength, strength + count):
+            chance *= self.rate(min(each, STRONGEST), odds)
+            if chance < least:
+                break
+            found.append(chance)
+        return found
+
     def learn(self, strength: int, *, held: bool) -> None:
         self._held[strength] = self._held[strength] * _KEPT + held
         self._tried[strength] = self._tried[strength] * _KEPT + 1
@@ -83,6 +94,7 @@ class RowTimes:
         """The logarithm of how much longer all steps take than when their times were first learned."""
         self._curve: list[float] = []
         """The seconds by rows, fitted to what was learned; empty: they are to be fitted."""
+        self._least_chances: dict[int, float] = {}
         self._learned = 0
 
     def seconds(self, rows: int, reads: int) -> float:
@@ -90,6 +102,16 @@ class RowTimes:
         if not self._curve:
             self._fit()
         return self._curve[min(rows, self._most_rows)] + self._line.tokens(0, reads)
+
+    def least_chance(self, rows: int) -> float:
+        """The chance with which a guess must hold to gain anything beside so many rows."""
+        least = self._least_chances.get(rows)
+        if least is None or not self._curve:
+            plain = self.seconds(rows, 0)
+            more = self._curve[rows + 1 :]
+            each = min([(takes - plain) / number for number, takes in enumerate(more, 1)], default=plain)
+            least = self._least_chances[rows] = each * rows / plain
+        return least
 
     def learn(self, rows: int, reads: int, seconds: float) -> None:
         """Correct the times by a step that has run."""
@@ -114,7 +136,7 @@ class RowTimes:
         points = self._rising() or [(1, line.single)]
         (few, quick), (many, slow) = points[0], points[-1]
         each = (slow - quick) / (many - few) if many > few else line.single - line.step
-        self._curve = []
+        self._curve, self._least_chances = [], {}
         known = [rows for rows, _ in points]
         for rows in range(self._most_rows + 1):
             at = bisect_left(known, rows)

@@ -17,7 +17,7 @@ def looked_up(tokens: list[int], least: int = 2, most: int = 4) -> Lookup:
 
 def test_the_tokens_behind_the_place_with_the_same_end_are_guessed() -> None:
     lookup = looked_up([1, 2, 3, 4, 5, 6, 9, 2, 3])
-    assert (lookup.at, lookup.strength) == (3, 2)
+    assert lookup.strength == 2
     assert lookup.draft(3) == [4, 5, 6]
 
 
@@ -30,7 +30,7 @@ def test_of_several_places_the_longest_match_counts_and_then_the_latest() -> Non
 def test_nothing_is_guessed_without_a_match_of_the_least_length(tokens: list[int]) -> None:
     lookup = looked_up(tokens)
     assert lookup.strength == 0
-    assert lookup.expect() == -1
+    assert lookup.expected == -1
 
 
 def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
@@ -43,13 +43,13 @@ def test_a_place_is_kept_while_its_tokens_come_and_is_sought_anew_when_another_o
     for token, strength, expected in ((3, 3, 4), (4, 4, 5), (8, 3, 9), (0, 0, -1)):
         tokens.append(token)
         lookup.follow()
-        assert (lookup.strength, lookup.expect()) == (strength, expected)
+        assert (lookup.strength, lookup.expected) == (strength, expected)
 
 
 def test_a_match_counts_no_longer_than_the_strongest() -> None:
     lookup = looked_up(tokens := [1, 2, 1, 2])
     for _ in range(2 * STRONGEST):
-        tokens.append(lookup.expect())
+        tokens.append(lookup.expected)
         lookup.follow()
     assert lookup.strength == STRONGEST
 
@@ -69,7 +69,7 @@ def test_it_finds_what_a_plain_search_finds(least: int) -> None:
     lookup = looked_up(tokens, least, most)
     for _ in range(60):
         tokens.append(rng.randrange(4))
-        lookup.strength = 0  # so that it seeks each time
+        lookup.expected = -1  # so that it seeks each time
         lookup.follow()
         agree = [
             max(
@@ -81,6 +81,6 @@ def test_it_finds_what_a_plain_search_finds(least: int) -> None:
         ]
         longest = max(agree)
         latest = max(place for place, length in enumerate(agree) if length == longest)
-        found = (longest, latest) if longest >= least else (0, 0)
+        found = (longest, [tokens[latest]]) if longest >= least else (0, [])
         same = sum(tokens[at : at + least] == tokens[-least:] for at in range(len(tokens)))
-        assert (lookup.strength, lookup.at) == found or same > 32
+        assert (lookup.strength, lookup.draft(1)) == found or same > 32
