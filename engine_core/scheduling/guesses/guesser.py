@@ -118,20 +118,16 @@ class Guesser:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
         if not self._may_guess(len(seqs)):
             return False
-        if self._moved:
-            self._moved = False
-            choice = self._chosen = self._choose(seqs, self._most_rows)
-            self._chosen_for = list(seqs)
-            lost = self._lost + _LOST_EACH * len(seqs)
-            self._gain += _FADING * (choice.gain - log(1 + lost / choice.seconds) - self._gain)
+        self._weigh(seqs)
         return self._gain > _WORTH
 
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """The guesses for the next step, which has a single token of each of these sequences."""
         if not self._may_guess(len(seqs)):
             return {}
-        choice, most = self._chosen, most_rows - len(seqs)
-        if self._moved or self._chosen_for != list(seqs) or sum(choice.counts.values()) > most:
+        self._weigh(seqs)
+        choice = self._chosen
+        if self._chosen_for != list(seqs) or sum(choice.counts.values()) > most_rows - len(seqs):
             choice = self._choose(seqs, most_rows)
         drafts = {seq: self._guessed[seq].lookup.draft(count) for seq, count in choice.counts.items()}
         return {seq: draft for seq, draft in drafts.items() if draft}
@@ -150,6 +146,14 @@ class Guesser:
     def _may_guess(self, sequences: int) -> bool:
         most = self._options.most_sequences
         return bool(sequences) and (most is None or sequences <= most)
+
+    def _weigh(self, seqs: Collection[Sequence]) -> None:
+        """Choose anew if anything has changed, and let what that gains count for the steps to come."""
+        if self._moved:
+            self._moved = False
+            self._chosen, self._chosen_for = self._choose(seqs, self._most_rows), list(seqs)
+            lost = self._lost + _LOST_EACH * len(seqs)
+            self._gain += _FADING * (self._chosen.gain - log(1 + lost / self._chosen.seconds) - self._gain)
 
     def _choose(self, seqs: Collection[Sequence], most_rows: int) -> _Choice:
         """Take guesses, the likeliest to hold first, as long as tokens per second rise."""

@@ -60,7 +60,7 @@ class Acceptance:
         return min(_MOST_RATE, rate * odds / (1 - rate + rate * odds))
 
     def chances(self, strength: int, odds: float, count: int, least: float) -> list[float]:
-        """The chance of each of the next guesses that it and all before it hold, as long as it is the least."""
+        """The chances of the next guesses to hold with all before them, but for those under the least."""
         found: list[float] = []
         chance = 1.0
         for each in range(strength, strength + count):
