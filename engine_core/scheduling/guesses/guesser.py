@@ -59,8 +59,13 @@ class Guesser:
         self._options = options
         self._longest = options.suffix_depth if options.method == "suffix" else options.most_match
         self._answers: Answers | None = None
-        if options.method == "suffix" and options.suffix_bytes:
-            self._answers = Answers(options.suffix_bytes, options.least_match, self._longest)
+        self._least_chance, self._factor = _LEAST_CHANCE, float(options.most)
+        if options.method == "suffix":
+            self._least_chance = max(_LEAST_CHANCE, options.suffix_chance)
+            self._factor = options.suffix_factor
+            if options.suffix_answers:
+                memory = options.suffix_bytes, options.least_match, self._longest, options.suffix_answers
+                self._answers = Answers(*memory)
         self._most_rows = facts.most_rows
         self._lost = _LOST.get(facts.device, _LOST_ELSEWHERE)
         self._acceptance = Acceptance()
@@ -116,14 +121,14 @@ class Guesser:
 
     def pays(self, seqs: Collection[Sequence]) -> bool:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""
-        if not self._may_guess(len(seqs)):
+        if not self._options.most_for(len(seqs)):
             return False
         self._weigh(seqs)
         return self._gain > _WORTH
 
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """The guesses for the next step, which has a single token of each of these sequences."""
-        if not self._may_guess(len(seqs)):
+        if not self._options.most_for(len(seqs)):
             return {}
         self._weigh(seqs)
         choice = self._chosen
@@ -143,10 +148,6 @@ class Guesser:
         """Learn how long a step of single tokens took, guesses among them, that read so many positions."""
         self._times.learn(rows, reads, seconds)
 
-    def _may_guess(self, sequences: int) -> bool:
-        most = self._options.most_sequences
-        return bool(sequences) and (most is None or sequences <= most)
-
     def _weigh(self, seqs: Collection[Sequence]) -> None:
         """Choose anew if anything has changed, and let what that gains count for the steps to come."""
         if self._moved:
@@ -160,8 +161,9 @@ class Guesser:
         rows, reads, seconds = len(seqs), sum([len(seq.tokens) for seq in seqs]), self._times.seconds
         plain = best_seconds = seconds(rows, reads)
         best, taken, tokens = rows / plain * (1 + _WORTH), 0, float(rows)
-        least = max(_LEAST_CHANCE, self._times.least_chance(rows)) if rows < most_rows else 1.0
-        offered = [offer for seq in seqs for offer in self._offers(seq, least)]
+        least = max(self._least_chance, self._times.least_chance(rows)) if rows < most_rows else 1.0
+        most = self._options.most_for(rows)
+        offered = [offer for seq in seqs for offer in self._offers(seq, most, least)]
         offered.sort(key=_chance, reverse=True)
         del offered[most_rows - rows :]
         for number, (chance, seq) in enumerate(offered, 1):
@@ -175,15 +177,16 @@ class Guesser:
             counts[seq] = counts.get(seq, 0) + 1
         return _Choice(counts, log(best * plain / rows) if taken else 0.0, best_seconds)
 
-    def _offers(self, seq: Sequence, least: float) -> list[tuple[float, Sequence]]:
+    def _offers(self, seq: Sequence, most: int, least: float) -> list[tuple[float, Sequence]]:
         """The chance of each of the next guesses for a sequence that it, and all before it, hold.
 
-        Those with less than the `least` chance are left out.
+        There are `most` at most, and those with less than the `least` chance are left out.
         """
         guessed = self._guessed.get(seq)
         if guessed is None or not (strength := guessed.lookup.strength):
             return []
-        most, odds = min(guessed.most, seq.left - 1), guessed.record.odds
+        most = min(most, guessed.most, seq.left - 1, int(self._factor * strength))
+        odds = guessed.record.odds
         return [(chance, seq) for chance in self._acceptance.chances(strength, odds, most, least)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Ordered
 from mmap import mmap
 
@@ -21,8 +22,8 @@ class Answers:
     by its place, so nothing has to be taken out. Memory is taken as it is written.
     """
 
-    def __init__(self, size: int, least: int, most: int) -> None:
-        """`size` is the memory in bytes."""
+    def __init__(self, size: int, least: int, most: int, answers: int) -> None:
+        """`size` is the memory in bytes, and so many `answers` are remembered at most."""
         self._least, self._most = least, most
         self._places = places = max(_LEAST_PLACES, 1 << max(0, (size // _BYTES).bit_length() - 1))
         self._tokens = memoryview(mmap(-1, 4 * places)).cast("i")
@@ -33,7 +34,10 @@ class Answers:
         self._earlier = memoryview(mmap(-1, 8 * places)).cast("q")
         """place -> the one before it with the same hash."""
         self._tokens[0] = -1
+        self._starts: deque[int] = deque(maxlen=answers)
         self._end = 1
+        self._oldest = 0
+        """What begins up to this place is remembered no more."""
 
     def add(self, tokens: Ordered[int], salt: int) -> None:
         """Remember an answer, with some tokens of its prompt before it."""
@@ -46,7 +50,9 @@ class Answers:
             head, place = hash((salt, *tokens[at - least : at])) & mask, start + at
             self._earlier[place & mask] = self._heads[head]
             self._heads[head] = place
+        self._starts.append(start)
         self._end = start + len(tokens) + 1
+        self._oldest = max(self._end - self._places, self._starts[0])
 
     def find(self, tokens: list[int], salt: int) -> tuple[int, int]:
         """The place with the longest end in common with `tokens`, and its length; 0, 0 if there is none.
@@ -57,7 +63,7 @@ class Answers:
         place = self._heads[hash((salt, *tokens[count - self._least :])) & mask]
         longest, places = self._least, list[int]()
         for _ in range(_TRIED):
-            if place <= max(0, self._end - self._places):
+            if place <= self._oldest:
                 break
             agree = 0
             if self._salts[place & mask] == salt:
@@ -75,7 +81,7 @@ class Answers:
 
     def following(self, place: int, count: int) -> list[int]:
         """The tokens behind a place, up to the end of its answer."""
-        if place <= self._end - self._places:
+        if place <= self._oldest:
             return []
         mask = self._places - 1
         found = [self._tokens[at & mask] for at in range(place, place + count)]

@@ -12,8 +12,8 @@ SIZE = 28 << 10
 """The memory of 1,024 tokens."""
 
 
-def remembering(*answers: list[int], salt: int = 0) -> Answers:
-    remembered = Answers(SIZE, 2, 8)
+def remembering(*answers: list[int], salt: int = 0, most: int = 100) -> Answers:
+    remembered = Answers(SIZE, 2, 8, most)
     for answer in answers:
         remembered.add(answer, salt)
     return remembered
@@ -57,6 +57,11 @@ def test_the_oldest_answers_give_way() -> None:
     found = [answers.find(text[:8], 0)[1] == 8 for text in texts]
     assert found[-9:] == [True] * 9
     assert not any(found[:-11])
+
+
+def test_so_many_answers_are_remembered_as_an_operator_allows() -> None:
+    answers = remembering([1, 2, 3], [4, 5, 6], [7, 8, 9], most=2)
+    assert [answers.find(list(end), 0)[1] for end in ((1, 2), (4, 5), (7, 8))] == [0, 2, 2]
 
 
 def test_an_answer_larger_than_the_memory_is_remembered_in_part() -> None:
