@@ -107,12 +107,50 @@ _PALIGEMMA = Composite(
     tower="paligemma:PaliGemmaTower",
     fixed={"use_bidirectional_attention": None},  # newer files say that prompts see both ways; answers do not
 )
+_DEEPSEEK_OCR = (
+    "model.sam_model",
+    "model.vision_model",
+    "model.qwen2_model",
+    "model.projector",
+    "model.image_newline",
+    "model.view_seperator",
+)
+_DEEPSEEK_TEXT = {
+    "vocab_size": 102_400,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "n_routed_experts": 64,
+    "moe_intermediate_size": 1407,
+}
+_GOT_TEXT = {
+    "vocab_size": 151_860,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "rope_theta": 1_000_000.0,
+}
 _VISION_AND_AUDIO = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
 
 def _qwen(tower: str, **texts: str) -> Composite:
     """Make a composite of Qwen. Files of 2024 and 2025 have the text's fields at the top of config.json."""
     return Composite(texts=texts, beside=("model.visual", "visual"), tower=f"qwen_vl:{tower}")
+
+
+def _deepseek_ocr(tower: str) -> Composite:
+    """Make a composite of DeepSeek's own files, which do not say the model_type of the text."""
+    return Composite(
+        texts={"deepseek_v2": "DeepseekOcr2ForConditionalGeneration"},
+        beside=_DEEPSEEK_OCR,
+        defaults={"model_type": "deepseek_v2"},
+        text_field="language_config",
+        tower=f"documents.deepseek_ocr:{tower}",
+    )
 
 
 COMPOSITES: Mapping[str, Composite] = {
@@ -122,6 +160,14 @@ COMPOSITES: Mapping[str, Composite] = {
         beside=("vlm.model.visual", "vlm.visual"),
         tower="qwen_vl:Qwen2Tower",
     ),
+    "DeepseekOcr2ForConditionalGeneration": Composite(
+        texts={"deepseek_ocr2_text": "DeepseekOcr2ForConditionalGeneration"},
+        beside=(*_VISION_TOWER, "model.view_separator", *_DEEPSEEK_OCR),
+        defaults=_DEEPSEEK_TEXT,
+        tower="documents.deepseek_ocr:DeepseekOcr2Tower",
+    ),
+    "DeepseekOCR2ForCausalLM": _deepseek_ocr("DeepseekOcr2Tower"),
+    "DeepseekOCRForCausalLM": _deepseek_ocr("DeepseekOcrTower"),
     "Gemma3ForConditionalGeneration": Composite(
         texts={"gemma3_text": "Gemma3ForCausalLM"},
         beside=_VISION_TOWER,
@@ -147,6 +193,12 @@ COMPOSITES: Mapping[str, Composite] = {
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
         beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
         tower="gemma4_unified:Gemma4UnifiedTower",
+    ),
+    "GotOcr2ForConditionalGeneration": Composite(
+        texts={"qwen2": "Qwen2ForCausalLM"},
+        beside=_VISION_TOWER,
+        defaults=_GOT_TEXT,
+        tower="documents.got_ocr2:GotOcr2Tower",
     ),
     "Idefics3ForConditionalGeneration": _IDEFICS3,
     "InternVLForConditionalGeneration": Composite(

@@ -23,6 +23,7 @@ _DECODERS = {
     "BloomForCausalLM": "classics.bloom:BloomForCausalLM",
     "Cohere2ForCausalLM": "llama_like.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "llama_like.cohere:CohereForCausalLM",
+    "DeepseekOcr2ForConditionalGeneration": "latent.deepseek_v2:DeepseekV2WithHeadsForCausalLM",
     "DeepseekV2ForCausalLM": "latent.deepseek_v2:DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM": "latent.deepseek_v32:DeepseekV32ForCausalLM",
     "DeepseekV3ForCausalLM": "latent.deepseek_v3:DeepseekV3ForCausalLM",

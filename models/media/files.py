@@ -73,9 +73,10 @@ def read_files(folder: Path, architecture: str, config: dict[str, object]) -> Me
     newer = _read_object(folder / _NEWER) if (folder / _NEWER).exists() else {}
     pictures, videos = newer.get(_NESTED), newer.get(_NESTED_VIDEO)
     if not isinstance(pictures, dict):
-        if not (folder / SETTINGS).exists():
+        has_own = (folder / SETTINGS).exists()
+        if not has_own and "image_mean" not in newer:
             raise ConfigError(f"{folder} has no {SETTINGS}, which says how pictures are prepared")
-        pictures = _read_object(folder / SETTINGS)
+        pictures = _read_object(folder / SETTINGS) if has_own else newer  # DeepSeek has no object for them
     if not isinstance(videos, dict):
         has_own = (folder / _VIDEO_SETTINGS).exists()
         videos = _read_object(folder / _VIDEO_SETTINGS) if has_own else pictures

@@ -132,6 +132,8 @@ class TowerNames:
     norms: tuple[str, str]
     """The names of the norms ahead of attention and ahead of the MLP."""
     mlp: str = "mlp"
+    attention: str = ""
+    """The scope of tensors that attention itself has; empty if there are none."""
     scales: tuple[str, ...] = ()
     """The names of factors [size] with which the results of attention and of the MLP are multiplied."""
 
@@ -148,21 +150,26 @@ class TowerLayer(nn.Module):
         names: TowerNames,
         *,
         head_dim: int | None = None,
+        key_heads: int | None = None,
         bias: bool = True,
         out_bias: bool = True,
         causal: bool = False,
+        attention: nn.Module | None = None,
     ) -> None:
-        """`head_dim`: the width of a head, if it is not that of an equal part of `size`.
+        """`head_dim`: the width of a head, if it is not that of an equal part of `size`. `key_heads`: the
+        number of heads of keys and values, if it is not that of queries.
 
         `bias`: whether queries, keys and values have biases; `out_bias`: whether what follows attention has
-        one. `causal`: whether rows see no later ones.
+        one. `causal`: whether rows see no later ones. `attention`: what takes the place of
+        `EncoderAttention`, with its arguments.
         """
         super().__init__()
         dim = head_dim or size // heads
-        part = Span.whole(heads * dim)
+        part, keys = Span.whole(heads * dim), Span.whole((key_heads or heads) * dim)
         self.names = names
-        self.qkv = Linear(size, [part] * 3, bias=bias, sources=names.qkv if len(names.qkv) > 1 else ())
-        self.attention = EncoderAttention(head_dim=dim, scale=dim**-0.5, causal=causal)
+        sources = names.qkv if len(names.qkv) > 1 else ()
+        self.qkv = Linear(size, [part, keys, keys], bias=bias, sources=sources)
+        self.attention = attention or EncoderAttention(head_dim=dim, scale=dim**-0.5, causal=causal)
         self.out = Linear(part, size, bias=out_bias)
         self.mlp = mlp
         self.norms = nn.ModuleList(norms)
@@ -171,6 +178,8 @@ class TowerLayer(nn.Module):
     def pull(self, weights: Weights) -> None:
         names = self.names
         load(self.qkv, weights / (names.qkv[0] if len(names.qkv) == 1 else "qkv"))
+        if names.attention:
+            load(self.attention, weights / names.attention)
         load(self.out, weights / names.out)
         load(self.mlp, weights / names.mlp)
         for part, name in zip((*self.norms, *self.scales), (*names.norms, *names.scales), strict=True):

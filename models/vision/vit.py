@@ -41,7 +41,7 @@ TOWERS = (
 )
 PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
 """The scopes in which checkpoints of LLaVA's kind have their tower, and what follows it."""
-_NAMES = TowerNames(
+NAMES = TowerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.out_proj",
     norms=("layer_norm1", "layer_norm2"),
@@ -62,13 +62,13 @@ class LayerFields(msgspec.Struct, frozen=True, kw_only=True):
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def layers(self, *, causal: bool = False, without: int = 0) -> TowerLayers:
+    def layers(self, *, causal: bool = False, without: int = 0, names: TowerNames = NAMES) -> TowerLayers:
         """Make all layers but the last ones, `without` in number, which a checkpoint may have unused."""
 
         def build() -> TowerLayer:
             norms = self.norm(), self.norm()
             return TowerLayer(
-                self.hidden_size, self.num_attention_heads, self.mlp(), norms, _NAMES, causal=causal
+                self.hidden_size, self.num_attention_heads, self.mlp(), norms, names, causal=causal
             )
 
         return TowerLayers(self.num_hidden_layers - without, build, without)

@@ -37,6 +37,7 @@ _PALIGEMMA = """
 {%- endfor -%}
 {{ "\n" }}
 """
+_AS_IT_IS = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 class TokenizerError(ValueError):
@@ -122,9 +123,14 @@ def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
 
 
 def _family_templates(folder: Path) -> dict[str, str]:
-    """The templates of an architecture whose checkpoints have none, because its processor writes prompts."""
-    architectures = _read_json(folder / "config.json").get("architectures")
-    return {"default": _PALIGEMMA} if architectures == ["PaliGemmaForConditionalGeneration"] else {}
+    """The templates of an architecture whose checkpoints have none: what its authors' code writes."""
+    match _read_json(folder / "config.json").get("architectures"):
+        case ["PaliGemmaForConditionalGeneration"]:
+            return {"default": _PALIGEMMA}
+        case ["DeepseekOCRForCausalLM" | "DeepseekOCR2ForCausalLM"]:
+            return {"default": _AS_IT_IS}
+        case _:
+            return {}
 
 
 def template_text(given: str) -> str:

@@ -1,10 +1,14 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, and experts by softmax scores, of the best groups or of all."""
+"""DeepSeek-V2 and V2-Lite: latent attention, and experts by softmax scores, of the best groups or of all.
+
+The text of DeepSeek-OCR has the same experts, and plain attention.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
 from models.config import ConfigError
+from models.families.decoders.decoder import DecoderForCausalLM
 from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.latent.latent_decoder import LatentForCausalLM
 from models.families.mixtures.glm4_moe import DeepSeekExperts
@@ -46,3 +50,7 @@ class DeepseekV2Fields(DeepSeekExperts, frozen=True, kw_only=True):
 class DeepseekV2ForCausalLM(LatentForCausalLM):
     fields = DeepseekV2Fields
     turns_neighbours = True
+
+
+class DeepseekV2WithHeadsForCausalLM(DecoderForCausalLM):
+    fields = DeepseekV2Fields

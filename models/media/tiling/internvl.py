@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
 from models.media.fixed_size import CLIP
 from models.media.item import Layout, Picture, Prepared, interleaved
-from models.media.tiling.tiles import cut, stacked
+from models.media.tiling.tiles import cut, nearest_shape, shapes_of, stacked
 from models.plain_files import ConfigError
 
 _DEFAULTS = {"GotOcr2ImageProcessor": {**CLIP, "size": {"height": 384, "width": 384}}}
@@ -44,22 +45,22 @@ class InternVLProcessor:
         facts = read_facts(files, _Facts)
         self._token: int | str = facts.image_token_id
         self._arrange(facts, settings.min_patches, settings.max_patches)
-        if settings.size != {"height": self._side, "width": self._side}:
-            raise ConfigError(f"{SETTINGS}: tiles of {settings.size} are not squares of the tower's size")
+        self._check(settings.size)
+
+    def _check(self, size: Mapping[str, int]) -> None:
+        if size != {"height": self._side, "width": self._side}:
+            raise ConfigError(f"{SETTINGS}: tiles of {size} are not squares of the tower's size")
 
     def _arrange(self, facts: _Facts, least: int, most: int) -> None:
         """Fix the sizes of tiles, and the shapes that `least` to `most` of them may have."""
         self._side = square(facts.vision_config.image_size)
         self._patches = self._side // square(facts.vision_config.patch_size)
         self._embeddings = int(self._patches * facts.downsample_ratio) ** 2
-        shapes = [(columns, rows) for columns in range(1, 65) for rows in range(1, 65)]
-        allowed = range(least, most + 1)
-        few = [shape for shape in shapes if shape[0] * shape[1] in allowed]
-        self._shapes = sorted(few, key=lambda shape: shape[0] * shape[1]) or [(1, 1)]
+        self._shapes = shapes_of(least, most)
 
     def prepare(self, picture: Picture) -> Prepared:
         side, resample = self._side, self.settings.resample
-        columns, rows = self._shape(*picture.size)
+        columns, rows = nearest_shape(self._shapes, side, *picture.size)
         enlarged = picture.resize((columns * side, rows * side), resample)
         tiles = cut(enlarged, side, rows, columns)
         if len(tiles) > 1:
@@ -70,16 +71,38 @@ class InternVLProcessor:
     def layout(self, prepared: Prepared) -> Layout:
         return interleaved(self._token, ["<img>", prepared.embeddings, "</img>"])
 
-    def _shape(self, width: int, height: int) -> tuple[int, int]:
-        """The columns and rows of tiles whose ratio is nearest; among equal ones the most tiles of which the
-        picture would fill more than half."""
-        best, least = (1, 1), float("inf")
-        for shape in self._shapes:
-            distance = abs(width / height - shape[0] / shape[1])
-            fills = width * height > 0.5 * self._side**2 * shape[0] * shape[1]
-            if distance < least or (distance == least and fills):
-                best, least = shape, distance
-        return best
+
+class _GotSettings(InternVLSettings, frozen=True, kw_only=True):
+    crop_to_patches: bool = False
+    """Whether pages are cut into tiles."""
+
+
+class _GotTower(_Tower, frozen=True):
+    image_size: Side | list[Side] = 1024
+    patch_size: Side | list[Side] = 16
+
+
+class _GotFacts(_Facts, frozen=True):
+    vision_config: _GotTower
+    image_token_index: int = 151_859
+    downsample_ratio: float = 0.25
+
+
+class GotOcr2Processor(InternVLProcessor):
+    """GOT-OCR 2, whose template writes what stands around a page."""
+
+    placeholder = written = "<imgpad>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        defaults = {"GotOcr2ImageProcessor": {**_DEFAULTS["GotOcr2ImageProcessor"], "crop_to_patches": False}}
+        self.settings = settings = read_settings(files, _GotSettings, defaults)
+        facts = read_facts(files, _GotFacts)
+        self._token = facts.image_token_index
+        self._arrange(facts, settings.min_patches, settings.max_patches if settings.crop_to_patches else 1)
+        self._check(settings.size)
+
+    def layout(self, prepared: Prepared) -> Layout:
+        return interleaved(self._token, [prepared.embeddings])
 
 
 class _ChatFacts(_Facts, frozen=True):

@@ -26,3 +26,22 @@ def stacked(tiles: Sequence[Picture], grid: tuple[int, int, int], embeddings: in
         grid=grid,
         embeddings=embeddings,
     )
+
+
+def shapes_of(least: int, most: int) -> list[tuple[int, int]]:
+    """The columns and rows that `least` to `most` tiles may have, the fewest tiles first."""
+    shapes = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most + 1)]
+    few = [shape for shape in shapes if least <= shape[0] * shape[1] <= most]
+    return sorted(few, key=lambda shape: shape[0] * shape[1]) or [(1, 1)]
+
+
+def nearest_shape(shapes: Sequence[tuple[int, int]], side: int, width: int, height: int) -> tuple[int, int]:
+    """The columns and rows of tiles whose ratio is nearest; among equal ones the most tiles of which the
+    picture would fill more than half."""
+    best, least = (1, 1), float("inf")
+    for shape in shapes:
+        distance = abs(width / height - shape[0] / shape[1])
+        fills = width * height > 0.5 * side**2 * shape[0] * shape[1]
+        if distance < least or (distance == least and fills):
+            best, least = shape, distance
+    return best

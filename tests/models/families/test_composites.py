@@ -86,7 +86,25 @@ _WIDE_VISION = {
     "head_dim": 8,
 }
 _LLAMA = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": _ENCODER}
+_SAM = {**_ENCODER, "output_channels": 16, "downsample_channels": [16, 16]}
 _PARTS: dict[str, dict[str, Any]] = {
+    "DeepseekOcr2ForConditionalGeneration": {
+        "text_config": {
+            **_TEXT_OF_8,
+            "num_attention_heads": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        "vision_config": {"sam_config": _SAM, "encoder_config": {**_ENCODER, "num_key_value_heads": 1}},
+        "image_token_id": 310,
+    },
+    "GotOcr2ForConditionalGeneration": {
+        "text_config": {**TEXT, "model_type": "qwen2", "tie_word_embeddings": True},
+        "vision_config": {**_SAM, "mlp_dim": 16},
+        "image_token_index": 310,
+    },
     "Gemma3ForConditionalGeneration": {
         "text_config": {
             **TEXT,
@@ -234,6 +252,7 @@ def test_every_composite_is_built() -> None:
     others |= {"InternVLChatModel", "MiniCPMV"}  # transformers has other names for it, or no class
     others |= {"ColPaliForRetrieval", "ColQwen2ForRetrieval"}  # tests/worker/test_searched_pages.py
     others |= {"PaliGemmaForConditionalGeneration"}  # it needs its tower: tests/worker/test_whole_prompts.py
+    others |= {"DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"}  # tests/worker/test_document_models.py
     assert {kind.partition(" ")[0] for kind in _PARTS} == set(COMPOSITES) - others
 
 

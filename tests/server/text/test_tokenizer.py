@@ -119,6 +119,14 @@ def test_templates_by_precedence(tmp_path: Path) -> None:
         rendered(chat_template="nowhere.jinja")
 
 
+def test_deepseek_ocr_is_asked_as_its_authors_ask(tmp_path: Path) -> None:
+    write(tmp_path, bos_token="<s>")
+    (tmp_path / "config.json").write_text('{"architectures": ["DeepseekOCRForCausalLM"]}')
+    parts = [{"type": "image_url"}, {"type": "text", "text": "Free OCR."}]
+    asked = load(tmp_path).chat.render([{"role": "user", "content": parts}], written={"image_url": "<image>"})
+    assert asked == "<s><image>\nFree OCR."
+
+
 def test_a_broken_template_stops_the_start_only_if_the_operator_gave_it(tmp_path: Path) -> None:
     broken = "{% for %}"
     chat = load(write(tmp_path, chat_template=broken)).chat

@@ -1,0 +1,1 @@
+"""Towers of models that read documents, which begin with that of SAM."""
