@@ -11,7 +11,7 @@ from engine_core import protocol
 from engine_core.client.in_flight import InFlight, Quarantine, Stream, blame, take_back
 from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
-from engine_core.reason_codes import Reason
+from engine_core.reason_codes import DEADLINE, Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
 
 _TOKENS_IN_MESSAGE = 1 << 17
@@ -245,7 +245,7 @@ class Dispatcher:
             message, error = self._closed or (_HALF_DONE if one.emitted else nobody, "")
             late = not error and one.since > 0 and one.seconds_left <= 0
             if late:
-                self._fail(one, 504 if one.emitted else 503, _TOO_LATE, protocol.DEADLINE)
+                self._fail(one, 504 if one.emitted else 503, _TOO_LATE, DEADLINE)
             else:
                 self._fail(one, 503, message, error)
 
@@ -264,7 +264,7 @@ def _is_declined(output: protocol.Tokens | protocol.Pooled | protocol.Failed) ->
     """Whether an engine that ends did not begin the request: it came too late, or time ran out."""
     if isinstance(output, protocol.Tokens):
         return output.finish == "abort" and not output.tokens
-    return isinstance(output, protocol.Failed) and output.code == 503 and output.error != protocol.DEADLINE
+    return isinstance(output, protocol.Failed) and output.code == 503 and output.error != DEADLINE
 
 
 def _messages(requests: Sequence[InFlight]) -> Iterator[Sequence[InFlight]]:

@@ -53,7 +53,8 @@ def main() -> int:
     tally = prover.tally
     print(
         f"{tally.schedules} schedules, {tally.results} results, {tally.floats} floats, "
-        f"{tally.preemptions} preemptions, {tally.cached} tokens found in the cache: "
+        f"{tally.preemptions} preemptions, {tally.cached} tokens found in the cache, "
+        f"{tally.held} guesses held: "
         f"{len(tally.differences)} results differ"
     )
     return bool(tally.differences)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_worker import EOS, facts, reference, vectors_of
 from fault_world import FAILS, KILLS, World
+from scripted_guesser import ScriptedGuesser, use
 
 from engine_core.client.in_flight import is_terminal
 from engine_core.protocol import Add, Failed, Pooled, Tokens
@@ -18,8 +19,13 @@ from worker.protocol import Pooling, Sampling
 REQUESTS = 24
 
 
-def random_world(model: Path, rnd: random.Random) -> World:
-    limits = facts(num_blocks=rnd.choice([12, 16, 64]), max_num_seqs=rnd.choice([2, 4, 8]), max_model_len=40)
+def random_world(model: Path, rnd: random.Random, *, guesses: bool) -> World:
+    limits = facts(
+        num_blocks=rnd.choice([12, 16, 64]),
+        max_num_seqs=rnd.choice([2, 4, 8]),
+        max_model_len=40,
+        most_rows=64 * guesses,
+    )
     return World(
         model,
         rnd,
@@ -84,7 +90,8 @@ async def test_whatever_happens_every_answer_is_right(
     seen = Counter[str]()
     for seed in range(part * 25, (part + 1) * 25):
         rnd = random.Random(seed)
-        world = random_world(model, rnd)
+        use(monkeypatch, guesser := ScriptedGuesser(random.Random(seed)))
+        world = random_world(model, rnd, guesses=seed % 2 > 0)
         monkeypatch.setattr("engine_core.engine.time", world)
         adds = [random_request(rnd, id) for id in range(REQUESTS)]
         aborted: set[int] = set()
@@ -107,7 +114,9 @@ async def test_whatever_happens_every_answer_is_right(
             seen["preemptions"] += stats.preemptions
         assert not len(world.dispatcher)
         seen += world.seen
+        seen["held guesses"] += sum(guesser.held)
     kinds = ("kill", "killed itself", "leave", "start", "abort", "pause", "go", "preemptions", "late")
+    kinds += ("held guesses",)
     assert all(seen[kind] > 5 for kind in kinds), f"too little happened: {seen}"
 
 

@@ -28,6 +28,8 @@ CALLS_TO_PLAN, CALLS_TO_LAND = 40, 21
 """Calls of Python and C functions for each decoding row."""
 FIXED_CALLS = 75
 """Calls for each step, whatever its rows."""
+CALLS_TO_ASK_FOR_GUESSES = 30
+"""More calls for each row of a step if guesses are asked for and none is worth while."""
 CALLS_TO_DELIVER = 9
 """Calls with which the client puts a token into its stream, and keeps it in case the engine ends."""
 BYTES_TO_WORKER, BYTES_TO_SERVER = 75, 34
@@ -37,10 +39,10 @@ BYTES_TO_WORKER, BYTES_TO_SERVER = 75, 34
 class Decoding:
     """A scheduler with so many sequences, each of which gets one token a step."""
 
-    def __init__(self, rows: int, servers: int = 1) -> None:
+    def __init__(self, rows: int, servers: int = 1, **options: object) -> None:
         limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 256}
-        found = facts(num_blocks=4000, block_size=16, **limits)
-        self.scheduler = Scheduler(EngineConfig(model="fake"), found, vocab_size=50)
+        found = facts(num_blocks=4000, block_size=16, most_rows=128, **limits)
+        self.scheduler = Scheduler(EngineConfig(model="fake", **options), found, vocab_size=50)  # pyright: ignore[reportArgumentType]
         self.worker = FakeWorker(found)
         for id in range(rows):
             prompt = [1 + (id + i) % 40 for i in range(20)]
@@ -61,8 +63,8 @@ class Decoding:
         return {server: Outputs(list(each)) for server, each in outputs.items()}
 
 
-def calls_of_a_step(rows: int) -> tuple[int, int]:
-    decoding = Decoding(rows)
+def calls_of_a_step(rows: int, **options: object) -> tuple[int, int]:
+    decoding = Decoding(rows, **options)
     with counted() as planning:
         plan = decoding.plan()
     output = decoding.worker.launch(plan.step).result()
@@ -76,6 +78,13 @@ def test_a_row_costs_so_many_calls_and_no_more() -> None:
     planning, landing = ((after - before) / ROWS for before, after in zip(few, many, strict=True))
     assert planning <= CALLS_TO_PLAN
     assert landing <= CALLS_TO_LAND
+
+
+def test_guesses_that_gain_nothing_cost_little() -> None:
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    without = calls_of_a_step(ROWS)
+    planning, landing = calls_of_a_step(ROWS, **options)
+    assert planning + landing <= sum(without) + CALLS_TO_ASK_FOR_GUESSES * ROWS
 
 
 def test_a_step_itself_costs_little() -> None:

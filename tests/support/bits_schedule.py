@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from bits_guesses import guessing
 from bits_subjects import MAX_LEN, Subject, subjects
 from bits_traffic import Conversation, Result, Turn, write_traffic
 from msgspec import structs
@@ -110,6 +112,7 @@ class Tally:
     floats: int = 0
     preemptions: int = 0
     cached: int = 0
+    held: int = 0
     differences: list[str] = field(default_factory=list[str])
 
 
@@ -144,10 +147,15 @@ class Prover:
         recorded = random.random() < 0.7
         layout = random.choice(self._layouts) if self._layouts else ALONE
         planned = [_plan(random, conversation) for conversation in conversations]
-        where = f"schedule {number}: {subject}, {layout}, recorded {recorded}, {limits}"
         executor = self._executor(layout)
-        with open_engine(self._folder, subject, limits, layout, executor, recorded=recorded) as engine:
-            _Run(engine, planned, self.tally, where).finish()
+        opened = partial(open_engine, self._folder, subject, limits, layout, executor, recorded=recorded)
+        with guessing(random) as guesser, opened() as engine:
+            guesses = guesser and f"{guesser.most} guesses, right {guesser.chance}"
+            where = f"schedule {number}: {subject}, {layout}, recorded {recorded}, {limits}, {guesses}"
+            run = _Run(engine, planned, self.tally, where)
+            if guesser is not None:
+                guesser.truth = run.truth
+            run.finish()
         self.tally.schedules += 1
 
     def traffic(self, subject: Subject, generation: int) -> list[Conversation]:
@@ -239,6 +247,12 @@ class _Run:
         stats = self._engine.stats()
         self._tally.preemptions += stats.preemptions
         self._tally.cached += stats.prefix_hits
+        self._tally.held += sum(stats.guesses.held) if stats.guesses else 0
+
+    def truth(self, id: int) -> list[int]:
+        """The true tokens of an open request."""
+        planned, turn, _ = self._open[id]
+        return planned.conversation[turn].truth.tokens
 
     def _later(self, steps: int, planned: Planned, turn: int) -> None:
         self._due.append((self._step + steps, lambda: self._add(planned, turn)))

@@ -1,9 +1,9 @@
-"""A guesser that guesses at random, and knows what is right; it checks what it is told."""
+"""A guesser that guesses at random, and knows what is right. It checks what it is told."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ class ScriptedGuesser:
     most: int = 6
     chance: float = 0.7
     """How often a token that is guessed is the right one."""
-    after: Callable[[list[int]], int] = text_after
     known: dict[Sequence, list[int]] = field(default_factory=dict)
     drafts: int = 0
     guessed: int = 0
@@ -55,16 +54,16 @@ class ScriptedGuesser:
         assert left > 0 and all(not seq.apart and not seq.pools for seq in seqs)
         for seq in seqs:
             if seq in self.known and (count := min(left, self.random.randint(0, self.most))):
-                chosen[seq] = self.guess(seq.tokens, count)
+                chosen[seq] = self.guess(seq, count)
                 left -= count
         return chosen
 
-    def guess(self, tokens: list[int], count: int) -> list[int]:
-        text = list(tokens)
+    def guess(self, seq: Sequence, count: int) -> list[int]:
+        text = list(seq.tokens)
         for _ in range(count):
             right = self.random.random() < self.chance
-            text.append(self.after(text) if right else self.random.randrange(VOCAB))
-        return text[len(tokens) :]
+            text.append(text_after(text) if right else self.random.randrange(VOCAB))
+        return text[len(seq.tokens) :]
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:
         assert 0 <= held <= guessed and guessed
@@ -80,7 +79,7 @@ class ScriptedGuesser:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
-    """Let schedulers that are made in this test ask this guesser."""
+    """Let schedulers that are made from now on ask this guesser."""
 
     def options(config: EngineConfig) -> GuessOptions:
         return GuessOptions(method="ngram", most=guesser.most)

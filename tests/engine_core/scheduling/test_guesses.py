@@ -44,7 +44,7 @@ class Always(ScriptedGuesser):
         left, chosen = most_rows - len(seqs), {}
         for seq in seqs:
             if seq in self.known and (count := min(left, self.most)):
-                chosen[seq] = self.guess(seq.tokens, count)
+                chosen[seq] = self.guess(seq, count)
                 left -= count
         return chosen
 
