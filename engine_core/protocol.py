@@ -236,7 +236,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     miss: CacheMiss | None = None
     """Why no longer prefix was cached, if asked for. It comes with the first tokens only."""
     guesses: GuessReport | None = None
-    """What became of guesses, if asked for. It comes with the finish."""
+    """What became of guesses, if asked for. It comes with the times."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

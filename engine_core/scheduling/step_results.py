@@ -178,7 +178,7 @@ class StepResults:
             finish=finish,
             timing=seq.timing(now) if finish or seq.request.times_each else None,
             expected=seq.expected if first else None,
-            guesses=seq.guess_report if finish else None,
+            guesses=seq.guess_report if finish or seq.request.times_each else None,
         )
         if finish:
             self._end(seq)

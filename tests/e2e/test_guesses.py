@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from live import LiveServer, serving
+from live import LiveServer, serving, wait_until
 
 CONFIG = json.dumps(
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
@@ -114,15 +115,14 @@ def test_answers_are_the_same_with_guesses_and_without(servers: tuple[LiveServer
 
 def test_what_becomes_of_guesses_adds_up(servers: tuple[LiveServer, LiveServer]) -> None:
     guesses = servers[1]
+    time.sleep(1)  # totals are told a few times a second
     before = counters(guesses)
     body = {"prompt": REPEATED, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     told = guesses.post("/v1/completions", body).json()["metrics"]["speculative_decoding"]
     guesses.post("/v1/completions", {**body, "max_tokens": 1})  # the totals follow within a moment
+    drafts = before["num_drafts"] + told["num_spec_steps"]
+    wait_until(lambda: counters(guesses)["num_drafts"] == drafts, 10, lambda: str(counters(guesses)))
     after = counters(guesses)
-    for _ in range(50):
-        if after["num_drafts"] - before["num_drafts"] == told["num_spec_steps"]:
-            break
-        after = counters(guesses)
     for name, key in {
         "num_drafts": "num_spec_steps",
         "num_draft_tokens": "num_draft_tokens",
