@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.context import ForwardContext, MediaRows
+from models.layers.embedding import TokenEmbedding
 from models.layers.linear import Linear
 from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
@@ -27,7 +28,7 @@ from models.model import ServedModel
 from models.vision.model import find_tower
 from models.vision.tower import Tower, TowerInput
 from worker.buffers import Buffer
-from worker.config import Place
+from worker.config import WorkerConfig
 from worker.protocol import Encode, StepInput
 from worker.tables.positions import Columns
 from worker.tables.slots import PlacedMedia, Slots
@@ -82,9 +83,20 @@ class MediaRead:
 class StepMedia:
     """Encodes the items that steps bring, and reads them for the steps that need them."""
 
-    def __init__(self, tower: Tower, slots: Slots, target: torch.device, *, most: int, encodes: bool) -> None:
-        """`most`: the embeddings that may be held at a time. `encodes`: whether this rank has the tower."""
-        self._tower, self._slots, self._target = tower, slots, target
+    def __init__(
+        self,
+        tower: Tower | None,
+        slots: Slots,
+        target: torch.device,
+        dtype: torch.dtype,
+        *,
+        most: int,
+        encodes: bool,
+    ) -> None:
+        """`tower`: None, if embeddings of prompts are all that comes. `most`: the embeddings that may be held
+        at a time. `encodes`: whether this rank has the tower."""
+        self._tower, self._slots, self._target, self._dtype = tower, slots, target, dtype
+        self._levels = 0 if tower is None else tower.levels
         self._most, self._encodes = most, encodes
         self._rows: dict[int, Tensor] = {}
         """What the tower made of each item [embeddings, (1 + levels) * H], by its number."""
@@ -110,7 +122,12 @@ class StepMedia:
         if held > self._most:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
         self._held = held
-        for items in _groups(step.encode):
+        for item in step.encode:
+            if item.kind == "rows":
+                self._rows[item.number] = self._rows_of(item)
+        for items in _groups([item for item in step.encode if item.kind != "rows"]):
+            if self._tower is None:
+                raise ValueError(f"step {step.number} brings pictures, and the model has no tower")
             made = self._tower.encode([self._on_device(item) for item in items])
             for item, rows in zip(items, made, strict=True):
                 self._rows[item.number] = rows.clone() if len(items) > 1 else rows  # each is freed alone
@@ -118,8 +135,8 @@ class StepMedia:
     @torch.inference_mode()
     def warm_up(self, folder: Path) -> None:
         """Encode what the smallest picture becomes, for which a device may have to compile kernels."""
-        files = find_media(folder) if self._encodes else None
-        if files is None:
+        files = find_media(folder) if self._encodes and self._tower is not None else None
+        if files is None or self._tower is None:
             return
         picture = import_module("PIL.Image").new("RGB", (1, 1))  # imported only where kernels are compiled
         item = make_processor(files).prepare(picture)
@@ -128,7 +145,7 @@ class StepMedia:
 
     def read(self, columns: Columns) -> MediaRead | None:
         """What a step reads of the media of its sequences; None if that is nothing."""
-        slots, read = self._slots, MediaRead([], [], self._tower.levels)
+        slots, read = self._slots, MediaRead([], [], self._levels)
         if slots.on_axes and (shifts := slots.shift[columns.slots]).any():
             read.axes = np.stack([_positions(columns) + np.repeat(shifts, columns.counts)] * AXES)
         for row, slot in enumerate(columns.slots):
@@ -175,18 +192,44 @@ class StepMedia:
                 )
             yield rows[max(0, first - start) : stop - start]
 
+    def _rows_of(self, item: Encode) -> Tensor:
+        """The rows [embeddings, H] that a client has computed."""
+        rows = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.embeddings, -1)
+        return rows.to(self._target, self._dtype, copy=True)
+
     def _on_device(self, item: Encode) -> TowerInput:
         pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)
         return TowerInput(item.kind, pixels.to(self._target), item.grid, item.embeddings)
 
 
 def open_media(
-    model: ServedModel, place: Place, slots: Slots, target: torch.device, most: int
+    model: ServedModel,
+    config: WorkerConfig,
+    slots: Slots,
+    target: torch.device,
+    dtype: torch.dtype,
+    most: int,
 ) -> StepMedia | None:
     """What brings media into the steps of a rank, which holds `most` embeddings; None if it has text only."""
-    if (tower := find_tower(model)) is None:
+    tower, takes_rows = find_tower(model), config.options.enable_prompt_embeds
+    if tower is None and not takes_rows:
         return None
-    return StepMedia(tower, slots, target, most=most, encodes=place.stage == 0)
+    if takes_rows:
+        _check_takes_rows(model, tower, config)
+    return StepMedia(tower, slots, target, dtype, most=most, encodes=config.place.stage == 0)
+
+
+def _check_takes_rows(model: ServedModel, tower: Tower | None, config: WorkerConfig) -> None:
+    """Raise ValueError if prompts of the model cannot be embeddings."""
+    own = [module for module in model.modules() if isinstance(module, TokenEmbedding)]
+    takes = bool(own) and all(module.size == config.model.hidden_size for module in own)
+    reads_ids = bool(config.model.raw.get("hidden_size_per_layer_input"))
+    sees = sees_media(tower) or sees_prompts(tower) or getattr(tower, "three_axes", False)
+    if reads_ids or sees or not model.causal or (config.place.stage == 0 and not takes):
+        raise ValueError(
+            "--enable-prompt-embeds: this model reads more of a prompt than embeddings, such as its ids"
+            + (" or where pictures are: give --language-model-only too" if sees else "")
+        )
 
 
 def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype) -> int:

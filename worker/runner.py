@@ -108,7 +108,8 @@ class Runner:
         self._bounds = BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
         held = limits.most_embeddings + limits.kept_embeddings
-        self._media = open_media(self._model, config.place, self._slots, self._device.target, held)
+        device = self._device.target
+        self._media = open_media(self._model, config, self._slots, device, self._dtype, held)
         self._planner = self._make_planner()
         self._mixtures = _mixtures(self._model, config)
         report("cache", 1.0)
@@ -289,6 +290,8 @@ class Runner:
         if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
             step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
             kept = limits.kept_embeddings * row_bytes(tower, self._config.model, self._dtype)
+        elif self._config.options.enable_prompt_embeds:
+            step += limits.most_embeddings * self._config.model.hidden_size * self._dtype.itemsize
         return self._device.cache_budget(self._config.options.gpu_memory_utilization, step).less(kept)
 
     def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
@@ -326,6 +329,7 @@ class Runner:
 
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
         model, size = self._model, self._cache.size
+        tower, takes_rows = find_tower(model), self._config.options.enable_prompt_embeds
         return WorkerFacts(
             device=self._device.name,
             dtype=dtype_name(self._dtype),
@@ -343,7 +347,8 @@ class Runner:
             widths=widths(tasks, model.pooler),
             whole_tasks=whole_tasks(tasks, model.pooler),
             fingerprint=self._fingerprint,
-            most_embeddings=0 if (tower := find_tower(model)) is None else limits.most_embeddings,
+            most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
+            row_width=self._config.model.hidden_size if takes_rows else 0,
             kept_embeddings=limits.kept_embeddings,
             most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
             whole_media=sees_media(tower),

@@ -103,6 +103,8 @@ def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None
                 f"an item takes {media.length} tokens of the prompt, which one step must compute: set "
                 f"--max-num-batched-tokens (now {facts.max_num_batched_tokens}) to as many at least"
             )
+    if any(media.kind == "rows" for media in add.media) and (reason := _bad_rows(add, count)):
+        return reason
     if not (config.enable_chunked_prefill and facts.cuts_prompts):
         embeddings = sum({media.hash: media.embeddings for media in add.media}.values())
         if embeddings > facts.most_embeddings:
@@ -113,7 +115,20 @@ def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None
     return None
 
 
+def _bad_rows(add: Add, count: int) -> str | None:
+    if isinstance(add.params, Pooling) or add.params.prompt_logprobs is not None:
+        return "a prompt of embeddings is answered, and has no tokens that could have logprobs"
+    if sum(media.length for media in add.media if media.kind == "rows") != count:
+        return "a prompt has embeddings or tokens: all of its positions must be the same"
+    return None
+
+
 def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
+    if media.kind == "rows" and media.shape != (media.embeddings, facts.row_width, 4):
+        allowed = (
+            f"{facts.row_width} numbers each" if facts.row_width else "allowed by --enable-prompt-embeds"
+        )
+        return f"embeddings of a prompt must be {allowed}"
     end = 0
     for first, length in media.runs:
         if length < 1 or not end <= first <= first + length <= media.length:

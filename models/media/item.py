@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 else:
     Picture = object  # Pillow is imported where pictures are decoded, not where they are counted
 
-Kind = Literal["image", "video"]
-"""The kinds of media that processors take. Sound is not among them yet."""
+Kind = Literal["image", "video", "rows"]
+"""The kinds of items. Processors take pictures and videos, and no sound yet; rows are embeddings that a
+client has computed for its prompt, float32 values that no tower reads."""
 
 
 ORDINAL = "{ordinal}"

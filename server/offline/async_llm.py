@@ -21,6 +21,7 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
 from server.offline.program_media import Encoded, PreparedItems, ProgramMedia
+from server.offline.program_rows import encode_rows
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.options.server_config import ServerConfig
@@ -116,7 +117,7 @@ class AsyncLLM:
             **options,
         )
         text = encoded.text if prompt_text is None else prompt_text
-        builder = OutputBuilder(name, text, encoded.ids, sampling_params, frontend.tokenizer)
+        builder = OutputBuilder(name, text, encoded.shown_ids, sampling_params, frontend.tokenizer)
         async with aclosing(deltas):
             async for delta in deltas:
                 if delta.is_notice:
@@ -221,6 +222,8 @@ class AsyncLLM:
 
     async def _encode(self, prompt: Prompt, params: SamplingParams, frontend: Frontend) -> Encoded:
         facts = frontend.facts
+        if prompt.rows is not None:
+            return await asyncio.to_thread(encode_rows, prompt.rows, params, facts)
         if prompt.pictures:
             media = self._media_of(frontend)
             return await asyncio.to_thread(media.encode, prompt.text or "", prompt.pictures, params)

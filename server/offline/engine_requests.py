@@ -176,7 +176,7 @@ class GenerationRequest:
         self.tokens = tokens = encoded.ids
         self.media = encoded.media
         self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
-        self._builder = OutputBuilder(request_id, encoded.text, tokens, sampling, tokenizer, kind)
+        self._builder = OutputBuilder(request_id, encoded.text, encoded.shown_ids, sampling, tokenizer, kind)
         self.most_guesses = sampling.speculative_tokens
         self.may_end_early = bool(sampling.stop)
         """Whether a stop string may end a sequence, which the engine cannot see."""

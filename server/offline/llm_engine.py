@@ -16,6 +16,7 @@ from server.grammars.form_grammar import AskedForm, build_grammar
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.program_media import Encoded, ProgramMedia
+from server.offline.program_rows import encode_rows
 from server.offline.prompt_forms import (
     Prompt,
     PromptLike,
@@ -148,11 +149,13 @@ class LLMEngine:
     ) -> list[GenerationRequest]:
         """Checks and encodes requests, so that all are right before one is submitted. Raises BadRequest."""
         require_task(GENERATE, self.facts.tasks)
-        texts = [prompt for prompt in prompts if not prompt.pictures]
+        texts = [prompt for prompt in prompts if not prompt.pictures and prompt.rows is None]
         of_texts = iter(encode_prompts(texts, self.tokenizer, add_special_tokens=add_special_tokens))
         requests: list[GenerationRequest] = []
         for request_id, prompt, sampling in zip(request_ids, prompts, params, strict=True):
-            if prompt.pictures:
+            if prompt.rows is not None:
+                encoded = encode_rows(prompt.rows, sampling, self.facts)
+            elif prompt.pictures:
                 encoded = self.media.encode(
                     prompt.text or "", prompt.pictures, sampling, add_special_tokens=add_special_tokens
                 )

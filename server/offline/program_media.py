@@ -56,6 +56,11 @@ class Encoded(msgspec.Struct, frozen=True):
     ids: list[int]
     media: tuple[Media, ...] = ()
 
+    @property
+    def shown_ids(self) -> list[int]:
+        """The ids that outputs show: none, if the prompt is embeddings."""
+        return [] if self.media and self.media[0].kind == "rows" else self.ids
+
 
 class ProgramMedia:
     """Prepares pictures for one model. Raises BadRequest for what it does not take."""

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
+from server.errors import BadRequest
 from server.model_facts import Facts
 from server.offline.program_media import ComparedSide, read_pictures, take_pictures
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
@@ -34,6 +35,12 @@ class ContentPrompt(TypedDict):
     """What is compared, as the content of a message: texts and pictures."""
 
 
+class EmbedsPrompt(TypedDict, total=False):
+    prompt_embeds: Any
+    """Embeddings in place of tokens [N, hidden size], as a tensor of torch or an array of NumPy."""
+    cache_salt: str
+
+
 class TokensPrompt(TypedDict, total=False):
     prompt_token_ids: Sequence[int]
     prompt: str
@@ -41,7 +48,7 @@ class TokensPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | PicturesPrompt
+PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | PicturesPrompt | EmbedsPrompt
 Prompts = PromptLike | Sequence[PromptLike]
 Message = Mapping[str, Any]
 
@@ -51,8 +58,9 @@ _FORMS = (
     "a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, each of them "
     "alone or in a list"
 )
+_KNOWN = ("prompt", "prompt_token_ids", "multi_modal_data", "prompt_embeds", "cache_salt")
 _UNSUPPORTED = (
-    *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
+    *("multi_modal_uuids", "mm_processor_kwargs"),
     *("encoder_prompt", "decoder_prompt", "token_type_ids"),
 )
 
@@ -67,6 +75,8 @@ class Prompt:
     """Cached prefixes are shared only among prompts of the same salt."""
     pictures: Sequence[object] = ()
     """Pictures, each of which has a place in the text."""
+    rows: Any = None
+    """Embeddings in place of a text and of ids."""
 
     @property
     def source(self) -> Source:
@@ -162,10 +172,21 @@ def for_each(given: Params | Sequence[Params] | None, default: Params, count: in
 
 
 def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
+    if (rows := given.get("prompt_embeds")) is not None:
+        if set(given) - {"prompt_embeds", "cache_salt"}:
+            raise TypeError("a prompt with prompt_embeds has no text, no token ids and no pictures")
+        return Prompt(salt=given.get("cache_salt") or "", rows=rows)
     for name, value in given.items():
         if name in _UNSUPPORTED and value:
             raise TypeError(f"a prompt's {name!r} is not supported yet; leave it out")
-        if name not in ("prompt", "prompt_token_ids", "multi_modal_data", "cache_salt", *_UNSUPPORTED):
+        if name not in (
+            "prompt",
+            "prompt_token_ids",
+            "multi_modal_data",
+            "cache_salt",
+            "prompt_embeds",
+            *_UNSUPPORTED,
+        ):
             raise TypeError(f"a prompt has no field {name!r}: {_FORMS}")
     text, asked = given.get("prompt"), given.get("prompt_token_ids")
     ids = _ids(asked)
@@ -237,6 +258,10 @@ def read_items(
 
     def read(some: Sequence[Prompt], one: PoolingParams, first: int = 0) -> list[Item]:
         """`first` is the index of the first of these prompts in the call."""
+        if any(prompt.rows is not None for prompt in some):
+            raise BadRequest(
+                "prompt_embeds are answered, not pooled: give a text or its token ids.", "prompts"
+            )
         reader, resolved = reader_for(one, facts, tokenizer, task, options)
         return reader.read([prompt.source for prompt in some], resolved, first)
 

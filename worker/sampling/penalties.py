@@ -25,6 +25,7 @@ class Penalties:
     rows: Tensor  # [P, 1]
     slots: Tensor  # [P, 1]
     lengths: Tensor  # [P, 1] of prompt and output
+    counted: Tensor  # [P, 1] of the newest tokens that are penalised: all, but for prompts of embeddings
     outputs: Tensor  # [P, 1] of the output
     repetition: Tensor  # [P, 1]
     frequency: Tensor  # [P, 1]
@@ -51,7 +52,7 @@ class Penalties:
 
     def _indices(self, tokens: Tensor, ages: Tensor, vocab_size: int) -> Tensor:
         """The flat index of the logit of a row's token of each age; beyond the text, of its first token."""
-        positions = self.lengths - torch.minimum(ages, self.lengths)  # [P, L]
+        positions = self.lengths - torch.minimum(ages, self.counted)  # [P, L]
         return self.rows * vocab_size + tokens[self.slots, positions]
 
 
@@ -66,10 +67,12 @@ def plan_penalties(packet: Packet, slots: Slots, rows: SampleRows) -> list[Penal
 def _plan_slice(packet: Packet, slots: Slots, rows: SampleRows, chosen: np.ndarray) -> Penalties:
     held = rows.slots[chosen]
     lengths, outputs = rows.lengths[chosen], rows.output_index[chosen]
+    counted = lengths - slots.without_tokens[held]
     params = [slots.params[slot] for slot in held]
+    factors = [each.repetition_penalty if n else 1.0 for each, n in zip(params, counted, strict=True)]
     return Penalties(
-        *(packet.ints(each)[:, None] for each in (chosen, held, lengths, outputs)),
-        repetition=packet.floats([each.repetition_penalty for each in params])[:, None],
+        *(packet.ints(each)[:, None] for each in (chosen, held, lengths, counted.clip(1), outputs)),
+        repetition=packet.floats(factors)[:, None],
         frequency=packet.floats([each.frequency_penalty for each in params])[:, None],
         presence=packet.floats([each.presence_penalty for each in params])[:, None],
         longest=int(lengths.max()),

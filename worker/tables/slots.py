@@ -98,6 +98,7 @@ class Slots:
         self.texts: list[Sequence[int]] = [()] * rows
         """The tokens of sequences that are pooled: where some of them stand decides over what is read."""
         self.prompt_len = np.zeros(rows, np.int64)
+        self.without_tokens = np.zeros(rows, np.int64)  # of prompts of embeddings, which no penalty counts
         self.blocks = [0] * rows  # entries in use of each group's block table
         self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
         self.top_p = np.ones(rows, np.float32)
@@ -161,6 +162,7 @@ class Slots:
                 f"a sequence of {len(new.tokens)} tokens: a slot has room for 1 to {self.max_len}"
             )
         self.prompt_len[slot] = new.prompt_len
+        self.without_tokens[slot] = new.prompt_len if new.media and new.media[0].kind == "rows" else 0
         self.blocks[slot] = 0
         self.wants_prompt_logprobs.discard(slot)
         self.media.pop(slot, None)

@@ -66,7 +66,7 @@ def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
         ({"prompt_token_ids": np.array([1.5])}, "got dict"),
         (np.int64(3), "got int 3"),
         ({"prompt": "a", "cache_salt": 3}, "a prompt's cache_salt is a string; got int 3"),
-        ({"prompt_embeds": [1.0]}, "'prompt_embeds' is not supported yet"),
+        ({"prompt_embeds": [1.0], "prompt": "a"}, "with prompt_embeds has no text"),
     ],
 )
 def test_what_is_no_prompt(given: object, message: str) -> None:
