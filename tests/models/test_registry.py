@@ -127,8 +127,8 @@ def test_code_of_the_checkpoint_runs_on_the_fallback_if_trusted() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_next_step() -> None:
-    assert refusal("DeepseekOCRForCausalLM", model_type="deepseek_vl_v2") == (
-        "No class of our own serves the architecture 'DeepseekOCRForCausalLM', and transformers has no "
+    assert refusal("DeepseekVLV2ForCausalLM", model_type="deepseek_vl_v2") == (
+        "No class of our own serves the architecture 'DeepseekVLV2ForCausalLM', and transformers has no "
         "causal language model of that name. docs/models.md lists what is served."
     )
 
