@@ -42,7 +42,7 @@ def test_random_schedules(folder: Path, first: int, preempted: int) -> None:
     tally = prover.tally
     assert tally.differences == []
     assert tally.results > 50 and tally.preemptions >= preempted and tally.cached > 0
-    assert tally.held > 50
+    assert tally.held > 0
 
 
 @pytest.mark.turns(14)

@@ -30,9 +30,9 @@ class TruthGuesser(ScriptedGuesser):
 
 
 @contextmanager
-def guessing(random: Random) -> Iterator[TruthGuesser | None]:
-    """Let an engine that starts in this context guess, in three of four cases."""
-    if random.random() < 0.25:
+def guessing(random: Random, *, guesses: bool) -> Iterator[TruthGuesser | None]:
+    """Let an engine that starts in this context guess, if its model takes guesses."""
+    if not guesses:
         yield None
         return
     guesser = TruthGuesser(random, random.choice((1, 4, 8)), random.choice((0.3, 0.8, 0.95, 1.0)))
