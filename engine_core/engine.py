@@ -34,7 +34,7 @@ from engine_core.ranks.ranks_executor import make_executor
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes
-from engine_core.startup import describe, find_checkpoint, make_ready, make_worker_config
+from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
 from models.config import read_config
 from models.quantization.config import check_quantization
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -89,13 +89,17 @@ class Engine:
         `make` makes another executor than the one that the configuration asks for.
         """
         make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
-        found = find_checkpoint(
-            config, lambda fraction: report(Progress(phase="download", fraction=fraction))
-        )
+
+        def report_download(fraction: float) -> None:
+            report(Progress(phase="download", fraction=fraction))
+
+        found = find_checkpoint(config, report_download)
         model = read_config(found, config.hf_overrides)
         check_quantization(model, config.worker.quantization)
         check_layout(config, model, expert_replicas)
         worker_config = make_worker_config(config, model, found)
+        drafter = find_drafter(config, worker_config, expert_replicas, report_download)
+        worker_config = replace(worker_config, drafter=drafter)
         folder = worker_config.folder
         report(Progress(phase="import", fraction=0.0, folder=folder))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import msgspec
 
@@ -19,18 +19,22 @@ Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", 
 """The ways to guess the next tokens: from earlier text, or by a smaller model."""
 
 _FROM_TEXT = ("ngram", "suffix")
-_LATER = frozenset(get_args(Method)) - {*_FROM_TEXT}
+_BY_MODELS = ("draft_model",)
+_LATER = frozenset(get_args(Method)) - {*_FROM_TEXT, *_BY_MODELS}
 """Methods that are refused for now."""
 
 _MOST = 64
 """The largest number of guesses: more rows of one sequence gain nothing anywhere."""
 _USUAL = 16
+_USUAL_OF_MODELS = 8
 _LONGEST_MATCH = 64
 
 _OF_DRAFTERS = (
     *("model", "revision", "code_revision", "quantization", "max_model_len", "draft_load_config"),
     *("draft_tensor_parallel_size", "kv_cache_dtype"),
 )
+_CHOSEN = ("model", "revision", "draft_tensor_parallel_size", "max_model_len")
+"""The fields of a drafter that may be chosen; others are as they are for the model that it guesses for."""
 _READ = (
     *("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
     *("prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth"),
@@ -75,6 +79,13 @@ class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The most guesses for each token of a match, for `suffix`."""
     suffix_chance: float = 0.1
     """The least chance of a guess, for `suffix`."""
+    model: str | None = None
+    """The drafter, for methods that have one: a folder or an id of the hub."""
+    revision: str | None = None
+    drafter_ranks: int | None = None
+    """The ranks among which the drafter is divided; None: those of the model that it guesses for."""
+    drawn: bool = False
+    """Whether the drafter draws its guesses with each request's own random numbers."""
     most_sequences: int | None = None
     """The most sequences that run while tokens are guessed, if the operator bounds them."""
     most_by_sequences: tuple[tuple[int, int, int], ...] = ()
@@ -95,13 +106,9 @@ def read_guess_options(config: EngineConfig) -> GuessOptions | None:
     given = {key: value for key, value in config.speculative_config.items() if value is not None}
     _check_names(given)
     method = _method(given)
-    for key in _OF_DRAFTERS:
-        if key in given and given[key] not in (method, f"[{method}]"):
-            _refuse(
-                f"{key} goes with a method that has a model of its own, and {method} has none; leave it out"
-            )
+    _check_drafter(given, method)
     _check_verification(given)
-    usual = 24 if method == "suffix" else _USUAL
+    usual = {"suffix": 24, "ngram": _USUAL}.get(method, _USUAL_OF_MODELS)
     return GuessOptions(
         method=method,
         most=_whole(given, "num_speculative_tokens", usual, 1, _MOST),
@@ -111,6 +118,8 @@ def read_guess_options(config: EngineConfig) -> GuessOptions | None:
         suffix_chance=_number(given, "suffix_decoding_min_token_prob", 0.1, 0.0, 1.0),
         most_sequences=_whole(given, "disable_by_batch_size", 0, 0, 10**9) or None,
         most_by_sequences=_bounds(given.get("num_speculative_tokens_per_batch_size")),
+        drawn=given.get("draft_sample_method") == "probabilistic",
+        **_drafter(given, method),
         **_matches(given),
     )
 
@@ -134,17 +143,49 @@ def _method(given: Mapping[str, object]) -> Method:
     model = given.get("model")
     named = given.get("method", str(model).strip("[]") if model in ("ngram", "[ngram]") else None)
     if named is None and model is None:
-        _refuse(f"name a method: {' or '.join(_FROM_TEXT)}")
-    if named is None or named in _LATER or str(named).endswith("_mtp"):
+        _refuse(f"name a method: {', '.join((*_FROM_TEXT, *_BY_MODELS))}")
+    if named is None:
+        named = _named_by(str(model))
+    if named in _LATER or str(named).endswith("_mtp"):
         _refuse(
-            f"{named or f'model {model}'} needs a drafter, a model that guesses for another, and those are "
-            f"not supported yet; methods that need none are {' and '.join(_FROM_TEXT)}"
+            f"{named} needs a drafter that reads hidden states, and those are not supported yet; there are "
+            f"{', '.join((*_FROM_TEXT, *_BY_MODELS))}"
         )
     if named == "ngram_gpu":
         return "ngram"  # the same guesses, looked up elsewhere
-    if named not in _FROM_TEXT:
+    if named not in (*_FROM_TEXT, *_BY_MODELS):
         _refuse(f"method {named!r} is not supported; there are {', '.join(get_args(Method))}")
     return cast("Method", named)
+
+
+def _named_by(model: str) -> str:
+    """The method that the name of a drafter says, as vLLM reads it."""
+    name = f"-{model.lower().replace('/', '-')}-"
+    return next((each for each in ("eagle3", "eagle", "medusa") if f"-{each}-" in name), "draft_model")
+
+
+def _check_drafter(given: Mapping[str, object], method: Method) -> None:
+    """Refuse fields of drafters that do not go with the method, and a method without its drafter."""
+    for key in _OF_DRAFTERS:
+        if method in _FROM_TEXT and key in given and given[key] not in (method, f"[{method}]"):
+            _refuse(
+                f"{key} goes with a method that has a model of its own, and {method} has none; leave it out"
+            )
+        if method not in _FROM_TEXT and key in given and key not in _CHOSEN:
+            _refuse(f"{key} of a drafter is that of the model that it guesses for; leave it out")
+    if method not in _FROM_TEXT and not isinstance(given.get("model"), str):
+        _refuse(f"{method} needs a drafter: name it by model, a folder or an id of the hub")
+
+
+def _drafter(given: Mapping[str, object], method: Method) -> dict[str, Any]:
+    if method in _FROM_TEXT:
+        return {}
+    ranks = "draft_tensor_parallel_size"
+    return {
+        "model": given["model"],
+        "revision": given.get("revision"),
+        "drafter_ranks": _whole(given, ranks, 1, 1, 1 << 16) if ranks in given else None,
+    }
 
 
 def _check_verification(given: Mapping[str, object]) -> None:
@@ -161,7 +202,7 @@ def _check_verification(given: Mapping[str, object]) -> None:
         _refuse(f"draft_sample_method is greedy or probabilistic, not {drawn!r}")
 
 
-def _matches(given: Mapping[str, object]) -> dict[str, int]:
+def _matches(given: Mapping[str, object]) -> dict[str, Any]:
     """The bounds of n-grams: if one of them is given alone, it is the other one too."""
     names = ("prompt_lookup_min", "prompt_lookup_max")
     found = [_whole(given, name, 0, 1, _LONGEST_MATCH) for name in names]

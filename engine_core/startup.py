@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig
 from engine_core.expert_options import balancing_of
+from engine_core.guess_options import read_guess_options
 from engine_core.protocol import Ready
 from models.checkpoint.hub import resolve
-from models.config import ConfigError, ModelConfig
+from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
 from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
-from models.quantization.config import describe_quantization
-from worker.config import WorkerConfig
+from models.quantization.config import check_quantization, describe_quantization
+from worker.config import DrafterConfig, WorkerConfig
 from worker.host.machine import cache_folder
 from worker.host.private_folder import make_private
 from worker.protocol import WorkerFacts
@@ -68,6 +70,57 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         registrations=registrations(),
         balancing=balancing_of(config),
     )
+
+
+def find_drafter(
+    config: EngineConfig, served: WorkerConfig, expert_replicas: int, report: Callable[[float], None]
+) -> DrafterConfig | None:
+    """Find the model that guesses for the served one, if one is asked for, and check that it fits."""
+    options = read_guess_options(config)
+    if options is None or options.model is None:
+        return None
+    if config.pipeline_parallel_size > 1 or config.nnodes > 1 or expert_replicas > 1:
+        _refuse(
+            f"{options.method} works with one stage, on one machine and without shared experts for now: "
+            "leave out --pipeline-parallel-size, --nnodes or --enable-expert-parallel, or use ngram or suffix"
+        )
+    if served.conversion.runner != "generate":
+        _refuse("a model that only pools writes no answers to guess: leave it out")
+    ranks, name = config.tensor_parallel_size, options.model
+    if options.drafter_ranks not in (None, 1, ranks):
+        _refuse(
+            f"draft_tensor_parallel_size is 1 or {ranks}, as --tensor-parallel-size, and not "
+            f"{options.drafter_ranks}"
+        )
+    of_drafter = replace(config, model=name, revision=options.revision, hf_config_path=None, quant=None)
+    folder = find_checkpoint(of_drafter, report)
+    model, target = read_config(folder), served.model
+    if model.vocab_size != target.vocab_size:
+        _refuse(
+            f"{name} knows {model.vocab_size} tokens, and {config.model} {target.vocab_size}: a drafter has "
+            "the vocabulary of the model that it guesses for"
+        )
+    longest = served.options.max_model_len or target.max_len
+    if model.max_len < longest and not model.any_length:
+        _refuse(
+            f"{name} was made for {model.max_len} positions, and texts may have {longest} tokens: choose "
+            f"another, or lower --max-model-len to {model.max_len}"
+        )
+    check_quantization(model, None)
+    return DrafterConfig(
+        folder=str(folder),
+        model=model,
+        conversion=resolve_conversion(
+            model, folder, runner="generate", trust_remote_code=config.worker.trust_remote_code
+        ),
+        method=options.method,
+        drawn=options.drawn,
+        whole=options.drafter_ranks == 1,
+    )
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ConfigError(f"--speculative-config: {why}")
 
 
 def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conversion:

@@ -93,6 +93,22 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return own if self.replica is None else f"engine {self.replica} {own}"
 
 
+class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter: a model that guesses what the served one will sample."""
+
+    folder: str
+    """The folder of its checkpoint on this machine."""
+    model: ModelConfig
+    conversion: Conversion
+    method: str
+    """The way in which it guesses, as `--speculative-config` names it."""
+    drawn: bool = False
+    """Whether guesses are drawn by the request's own options and random numbers; else the likeliest tokens
+    are guessed."""
+    whole: bool = False
+    """Whether each rank holds all of it, and not a piece."""
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's options for a worker, and facts that the engine has found in the checkpoint's files."""
 
@@ -112,5 +128,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Classes of models that the program has registered."""
     balancing: Balancing | None = None
     """How experts are copied and moved by load; None: they stay where they are."""
+    drafter: DrafterConfig | None = None
     run_folder: str = ""
     """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""

@@ -150,6 +150,9 @@ class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Tokens that may follow the last of these positions. Each is computed in a row of its own, at its own
     position, and samples too: a guess holds if it is the token sampled before it and all guesses before it
     hold. Blocks are for them too."""
+    proposes: int = 0
+    """How many guesses the worker's drafter makes behind the token of this step. Blocks reach so many
+    positions further, where it writes entries of its own."""
 
     @property
     def tokens(self) -> int:
@@ -249,6 +252,10 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     """slot -> its guesses that hold, if some do: they come before its token."""
     held_logprobs: dict[int, list[TokenLogprobs]] = {}
     """slot -> an entry for each of those, if its sequence asks for logprobs."""
+    drafts: dict[int, list[int]] = {}
+    """slot -> what the drafter guesses to follow its token, for sequences for which it was asked."""
+    proposing: float = 0.0
+    """The seconds that these guesses took."""
     kernel_compilations: int = 0
     """How many kernels the worker has compiled, from its start to the launch of this step."""
     experts: ExpertReport | None = None
@@ -306,6 +313,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """Whether all tokens of an item must be computed in one step, because they see each other."""
     most_rows: int = 0
     """The rows of a step that may sample, guesses among them; 0: the model takes no guesses."""
+    drafts: bool = False
+    """Whether there is a drafter, which makes guesses when a step asks for them."""
     whole_prompts: bool = False
     """Whether all tokens of a prompt see each other. It is computed in one step, together with what of its
     answer is known, and shares its blocks only with equal prompts."""

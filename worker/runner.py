@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from models.context import context_without_rows, use_context
-from models.layers.moe import MoeMLP
-from models.loader import LoadOptions, load_model
+from models.layers.attention import CachedAttention
 from models.model import ServedModel
 from models.ops.grouped_matrix import describe_sizes
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
@@ -34,9 +33,10 @@ from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.experts.balancer import Balancer
 from worker.host.machine import times_killed
-from worker.host.memory import ReadPages, release_after_loading
+from worker.host.memory import release_after_loading
 from worker.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
+from worker.loading import find_mixtures, load_drafter, load_options, load_weights
 from worker.media import media_bytes, open_media, row_bytes, sees_media, sees_prompts
 from worker.pooling import (
     HiddenStore,
@@ -55,12 +55,16 @@ from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follo
 from worker.state_memory import StateMemory, make_states, state_layers
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.compute import Compute, Outcome
+from worker.steps.drafting import Drafter, Proposed, add_drafts
 from worker.steps.output import StepHandle, fetch_output
 from worker.steps.warmup import warm_up_steps
 from worker.tables.slots import Slots
-from worker.tables.staging import Staging
+from worker.tables.staging import Packet, Staging
 
 logger = logging.getLogger(__name__)
+
+StepOutcome = StepHandle | Proposed | SilentStep
+"""The type of a step under way, on a rank that returns outputs or on another."""
 
 Report = Callable[[str, float], None]
 """The type of a function that takes the phase of a load and the part of it that is done, from 0 to 1."""
@@ -84,8 +88,8 @@ class Runner:
         steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
         self._stage = self._open_stage(steps_behind + 1)
         with self._while_loading(limits.block_size):
-            self._model = self._load(limits, report)
-        self._device.after_loading(self._model.parameters())
+            self._model, self._drafter = self._load(limits, report)
+        self._device.after_loading(self._parameters)
         quantization = read_quantization(config.model)
         made = config.options.quantization in MADE_ON_LOADING
         if quantization is not None and quantization.bits <= MOST_BITS and not made:
@@ -106,12 +110,12 @@ class Runner:
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries = QueryStore()
         self._bounds = BoundsReader()
-        self._compute = self._device.quickened(self._make_compute(tasks), self._groups)
+        self._compute = self._device.quickened(self._make_compute(tasks, limits), self._groups)
         held = limits.most_embeddings + limits.kept_embeddings
         device = self._device.target
         self._media = open_media(self._model, config, self._slots, device, self._dtype, held)
         self._planner = self._make_planner()
-        self._mixtures = _mixtures(self._model, config)
+        self._mixtures = find_mixtures(self._model, config)
         report("cache", 1.0)
 
         self.facts = self._facts(limits, tasks)
@@ -124,7 +128,7 @@ class Runner:
         logger.debug("ready: %s", self.facts)
 
     @torch.inference_mode()
-    def launch(self, step: StepInput, following: NextBounds = nothing_follows) -> StepHandle | SilentStep:
+    def launch(self, step: StepInput, following: NextBounds = nothing_follows) -> StepOutcome:
         """Start a step. If it samples bound rows, wait for its bounds when the model has computed."""
         if self._failed and not step.fresh:
             raise RuntimeError("a step before it failed")
@@ -154,6 +158,8 @@ class Runner:
             self._failed = False
             return SilentStep(step.number)
         handle = self._finish(batch, outcome)
+        if self._drafter is not None:
+            handle = add_drafts(self._drafter, step, handle)
         self._failed = False
         return handle if self._config.place.returns_outputs else SilentStep(step.number)
 
@@ -178,12 +184,22 @@ class Runner:
         """Give the cache back. The runner is of no use afterwards."""
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.close()
-        for layer in self._model.attention_layers():
+        for layer in self._attention_layers:
             layer.kv = None
         self._cache = no_cache(0)
         self._compute.close()
         self._groups.close()
         self._device.close()
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        """The weights of the served model and of its drafter."""
+        return [*self._model.parameters(), *(self._drafter.parameters() if self._drafter else ())]
+
+    @property
+    def _attention_layers(self) -> list[CachedAttention]:
+        """The layers with entries in the cache, those of the drafter last."""
+        return [*self._model.attention_layers(), *(self._drafter.attention_layers() if self._drafter else ())]
 
     def _finish(self, batch: Batch, outcome: Outcome) -> StepHandle:
         """Pool, and start to fetch the output."""
@@ -201,7 +217,10 @@ class Runner:
             return None
         return Balancer(self._model, place, self._groups.experts, self._config.place.tensor_size, balancing)
 
-    def _make_compute(self, tasks: tuple[str, ...]) -> Compute:
+    def _make_compute(self, tasks: tuple[str, ...], limits: WorkerLimits) -> Compute:
+        if self._drafter is not None:
+            packet = Packet(self._device.staging_buffer, limits.staged_words)
+            self._drafter.begin(self._slots, packet, self._device.scan, self._device.draw)
         return Compute(
             self._model,
             self._slots,
@@ -212,6 +231,7 @@ class Runner:
             generates="generate" in tasks,
             hidden_store=self._cache.hidden,
             replicas=self._groups.replicas,
+            drafter=self._drafter,
         )
 
     def _make_slots(self, limits: WorkerLimits) -> Slots:
@@ -235,32 +255,11 @@ class Runner:
         stream = torch.empty(0, self._config.model.hidden_size, dtype=self._dtype, device=self._device.target)
         return Stage(self._config.place, self._groups.links, stream, in_flight)
 
-    def _load(self, limits: WorkerLimits, report: Report) -> ServedModel:
-        config = self._config
-        pages = ReadPages(Path(config.folder))
-
-        def loaded(fraction: float) -> None:
-            report("weights", fraction)
-            pages.follow(fraction)
-
-        options = LoadOptions(
-            config.model,
-            Path(config.folder),
-            device=self._device.target,
-            dtype=self._dtype,
-            load_format=config.options.load_format,
-            seed=config.options.seed,
-            model_impl=config.options.model_impl,
-            trust_remote_code=config.options.trust_remote_code,
-            language_model_only=config.options.language_model_only,
-            parallel=parallel_of(config, self._groups),
-            max_len=limits.max_model_len,
-            conversion=config.conversion,
-            pooling=config.pooling,
-            report=loaded,
-        )
-        with self._device.uploading() as upload:
-            return load_model(options, upload)
+    def _load(self, limits: WorkerLimits, report: Report) -> tuple[ServedModel, Drafter | None]:
+        config, device, parallel = self._config, self._device, parallel_of(self._config, self._groups)
+        options = load_options(config, device, self._dtype, parallel, limits.max_model_len)
+        model = load_weights(options, device, report)
+        return model, load_drafter(config, options, device, model, report)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
         """The device's work meanwhile; it knows the kernels of our own models."""
@@ -285,7 +284,7 @@ class Runner:
 
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
         """The memory for caches but for kept embeddings; states take theirs first."""
-        layers, groups, kept = self._model.attention_layers(), len(self._layout.groups), 0
+        layers, groups, kept = self._attention_layers, len(self._layout.groups), 0
         step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
         if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
             step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
@@ -299,7 +298,7 @@ class Runner:
         model, asked = self._model, self._config.options
         keeps_all = asked.disable_hybrid_kv_cache_manager or sees_prompts(find_tower(model))
         keeps_all = keeps_all or bool(whole_tasks(tasks, model.pooler))
-        layers, minimum = model.attention_layers(), self._groups.minimum
+        layers, minimum = self._attention_layers, self._groups.minimum
         return lay_out_cache(layers, limits, self._cache_dtype, minimum, keeps_all=keeps_all)
 
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
@@ -338,7 +337,7 @@ class Runner:
             max_model_len=limits.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
-            weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+            weight_bytes=sum(parameter.nbytes for parameter in self._parameters),
             kv_bytes=size.num_blocks * size.block_bytes,
             tasks=tasks,
             windows=self._layout.windows,
@@ -351,6 +350,7 @@ class Runner:
             row_width=self._config.model.hidden_size if takes_rows else 0,
             kept_embeddings=limits.kept_embeddings,
             most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
+            drafts=self._drafter is not None,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
@@ -388,13 +388,3 @@ class Runner:
                 )
             timed.append((sum(row.tokens for row in step.seqs), time.monotonic() - started))
         return tuple(timed)
-
-
-def _mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
-    found = [each for each in model.modules() if isinstance(each, MoeMLP)]
-    if config.place.expert_size > 1 and config.place.stages == 1 and not found:
-        raise ValueError(
-            f"--enable-expert-parallel: the experts of {config.model.architecture} cannot be divided among "
-            "workers here; leave it out"
-        )
-    return found

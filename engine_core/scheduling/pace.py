@@ -79,18 +79,21 @@ class Pace:
             if seq.backlog:
                 self._reduce(seq, seq.backlog if row.samples or row.pools else min(seq.backlog, cost))
 
-    def land(self, planned: PlannedStep, now: float) -> float:
-        """Learn from a step that has landed, and divide its time among its sequences; returns its seconds."""
+    def land(self, planned: PlannedStep, now: float, proposing: float = 0.0) -> float:
+        """Learn from a step that has landed, and divide its time among its sequences.
+
+        Returns its seconds, but for those that the drafter took behind it.
+        """
         seconds, self._begun = now - self._begun, now
         self._in_flight.popleft()
         self.busy += seconds
-        self.line.learn(planned.work, seconds, bounded=planned.bounded)
+        self.line.learn(planned.work, seconds - proposing, bounded=planned.bounded)
         each, scale = planned.step_cost / len(planned.seqs), seconds / planned.expected
         for seq, cost in zip(planned.seqs, planned.costs, strict=True):
             if not seq.done:
                 seq.steps += 1
                 seq.compute += (each + cost) * scale
-        return seconds
+        return seconds - proposing
 
     def charge_in_flight(self, seq: Sequence) -> None:
         """Charge a sequence that ends for its rows in steps in flight, whose outcome it does not need."""

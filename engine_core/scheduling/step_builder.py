@@ -49,6 +49,8 @@ class PlannedStep:
     texts: int
     guessed: int = 0
     """The tokens that are guesses."""
+    proposes: bool = False
+    """Whether a drafter makes guesses for the next step."""
 
     @property
     def tokens(self) -> int:
@@ -81,6 +83,7 @@ class StepBuilder:
         self._has_prefill = False  # a row has several tokens
         self._binds = False
         self._guessed = 0
+        self._proposes = False
         self._reading = self._texts = 0  # rows that read a prompt; those whose prompt is to be pooled
         self._work: Work = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         self.new: list[NewSeq] = []
@@ -167,14 +170,18 @@ class StepBuilder:
         each = self._line.single - self._line.step
         return int(min(self.budget, max(self.left, 0.0) / each))
 
-    def guess(self, at: int, guesses: list[int], gained: int) -> None:
-        """Add guesses to row `at`, for which its sequence has gained so many blocks in each group."""
+    def guess(self, at: int, guesses: list[int], gained: int, proposes: int = 0) -> None:
+        """Add guesses to row `at`, for which its sequence has gained so many blocks in each group.
+
+        `proposes`: how many guesses the drafter shall make for the step after this one.
+        """
         row, seq, count = self._rows[at], self._seqs[at], len(guesses)
         blocks = row.blocks
         if gained:
             told = gained + len(blocks) // len(seq.tables)
             blocks = [block for table in seq.tables for block in table[-told:]]
-        self._rows[at] = replace(row, blocks=blocks, guesses=guesses)
+        self._rows[at] = replace(row, blocks=blocks, guesses=guesses, proposes=proposes)
+        self._proposes |= proposes > 0
         reads = count * (row.start + 1) + count * (count + 1) // 2
         cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)
         for term, amount in ((TOKEN, count), (READ, reads), (seq.term, count)):
@@ -197,6 +204,7 @@ class StepBuilder:
             prompts=self._reading - self._texts,
             texts=self._texts,
             guessed=self._guessed,
+            proposes=self._proposes,
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:

@@ -50,9 +50,9 @@ class StepResults:
 
     def land(self, planned: PlannedStep, output: StepOutput, now: float) -> OutputsByClient:
         """Append what a step has sampled, publish blocks, and end sequences; returns what clients get."""
-        seconds = self._pace.land(planned, now)
+        seconds = self._pace.land(planned, now, output.proposing)
         if self._drafts is not None:
-            self._drafts.learn(planned, seconds)
+            self._drafts.learn(planned, seconds, output.proposing)
         outputs: OutputsByClient = {}
         number, rows = planned.step.number, planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))
@@ -73,6 +73,8 @@ class StepResults:
                     tokens = self._take_held(seq, row, output.held.get(row.slot, []), token)
                     entries = (output.held_logprobs.get(row.slot, []) + entries)[: len(tokens)]
                 put(outputs, seq, self._append(seq, tokens, entries, now))
+                if self._drafts is not None and (draft := output.drafts.get(row.slot)):
+                    self._drafts.offer(seq, draft)
             if row.pools:
                 vectors = output.pooled[row.slot]
                 put(

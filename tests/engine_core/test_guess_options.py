@@ -29,7 +29,7 @@ def test_nothing_is_guessed_if_nobody_asks() -> None:
         ({"prompt_lookup_min": 3}, {"least_match": 3, "most_match": 3}),
         ({"prompt_lookup_min": 2, "prompt_lookup_max": 7}, {"least_match": 2, "most_match": 7}),
         ({"disable_by_batch_size": 4}, {"most_sequences": 4}),
-        ({"rejection_sample_method": "standard", "draft_sample_method": "probabilistic"}, {}),
+        ({"rejection_sample_method": "standard", "draft_sample_method": "greedy"}, {}),
         ({"parallel_drafting": False, "enforce_eager": True, "attention_backend": "X"}, {}),
         (
             {"num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 16, 2]]},
@@ -60,6 +60,18 @@ def test_fields_of_suffix() -> None:
     )
 
 
+def test_fields_of_draft_models() -> None:
+    found = read(model="a/beagle", num_speculative_tokens=3, max_model_len=99, revision="r")
+    assert found == GuessOptions(method="draft_model", most=3, model="a/beagle", revision="r")
+    found = read(
+        method="draft_model",
+        model="b",
+        draft_tensor_parallel_size=1,
+        draft_sample_method="probabilistic",
+    )
+    assert found == GuessOptions(method="draft_model", most=8, model="b", drafter_ranks=1, drawn=True)
+
+
 def test_how_many_may_be_guessed_when_so_many_run() -> None:
     found = read(
         method="ngram",
@@ -74,10 +86,16 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "name a method: ngram or suffix"),
-        ({"method": "draft_model", "model": "x"}, "draft_model needs a drafter, a model that guesses for"),
-        ({"model": "a/b"}, "model a/b needs a drafter"),
-        ({"method": "eagle3"}, "those are not supported yet; methods that need none are ngram and suffix"),
+        ({}, "name a method: ngram, suffix, draft_model"),
+        ({"method": "draft_model"}, "draft_model needs a drafter: name it by model"),
+        ({"model": "a/b", "quantization": "fp8"}, "quantization of a drafter is that of the model that it"),
+        (
+            {"model": "a/b", "draft_tensor_parallel_size": 0},
+            "draft_tensor_parallel_size is a whole number from 1",
+        ),
+        ({"model": "a/EAGLE3-b"}, "eagle3 needs a drafter that reads hidden states"),
+        ({"model": "a/EAGLE-b"}, "eagle needs a drafter that reads hidden states"),
+        ({"method": "eagle3"}, "those are not supported yet; there are ngram, suffix, draft_model"),
         ({"method": "deepseek_mtp"}, "deepseek_mtp needs a drafter"),
         (
             {"method": "dflash"},

@@ -28,6 +28,9 @@ class FakeCache:
     def begin(self, slot: int) -> None:
         self._tables[slot] = [[] for _ in self._windows]
 
+    def has_room(self, slot: int, positions: int) -> bool:
+        return len(self._tables[slot][0]) * self._size >= positions
+
     def entry(self, slot: int, position: int, group: int = 0) -> int | None:
         return self._entries[self._place(slot, position, group)]
 

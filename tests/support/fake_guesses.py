@@ -38,6 +38,19 @@ def run_rows(
     return last, held
 
 
+def run_drafter(
+    step: StepInput,
+    tokens: Mapping[int, list[int]],
+    has_room: Callable[[int, int], bool],
+    draft: Callable[[list[int], int], list[int]],
+) -> dict[int, list[int]]:
+    """What a drafter guesses behind a step, by slot. `draft` makes so many guesses behind these tokens."""
+    asked = [seq for seq in step.seqs if seq.proposes]
+    if not all(has_room(seq.slot, seq.start + seq.tokens + seq.proposes) for seq in asked):
+        raise ValueError("the drafter has too few blocks")
+    return {seq.slot: draft(tokens[seq.slot], seq.proposes) for seq in asked}
+
+
 def _expand(step: StepInput, seq: SeqStep, facts: WorkerFacts, tokens: list[int]) -> list[SeqStep]:
     """The rows of a row with guesses, which are written behind the tokens of its sequence."""
     if sum(each.samples + len(each.guesses) for each in step.seqs) > facts.most_rows:

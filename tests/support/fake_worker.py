@@ -21,7 +21,7 @@ from pathlib import Path
 
 import zmq
 from fake_cache import FakeCache, entries_of
-from fake_guesses import run_rows
+from fake_guesses import run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_states import FakeStates
 
@@ -223,7 +223,7 @@ class FakeWorker:
         self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
         """Whether the last step has failed."""
-        self.prepared = 0
+        self.prepared, self.drafter = 0, reference
 
     def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
         if self.failed and not step.fresh:
@@ -251,7 +251,8 @@ class FakeWorker:
         failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
-        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given, held))
+        drafts = run_drafter(step, tokens_of, self._cache.has_room, self.drafter)
+        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given, held, {}, drafts))
 
     def prepare(self) -> bool:
         self.prepared += 1  # of three things, if facts say that there is something

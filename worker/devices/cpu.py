@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -98,8 +99,11 @@ class Cpu:
         library, _ = operations.choose_kernels()
         if library is not None:
             compute.lay_out = layout = Layout(library, compute.slots)
-            if groups.alone:
-                compute.forward = recorded(compute.forward, library, layout)
+            record = partial(recorded, library=library, layout=layout) if groups.alone else None
+            if record is not None:
+                compute.forward = record(compute.forward)
+            if compute.drafter is not None:
+                compute.drafter.quicken(layout, record)
         return compute
 
     def recording_bytes(

@@ -106,7 +106,7 @@ class StepPlanner:
         if not step.seqs:
             raise ValueError(f"step {step.number} has no rows")
         for seq in step.seqs:
-            start, end = seq.start, seq.start + seq.tokens
+            start, end = seq.start, seq.start + seq.tokens + seq.proposes
             held = slots.blocks[seq.slot] + len(seq.blocks) // slots.groups
             has_room = end <= held * slots.block_size if slots.paged else start == 0
             if not (
@@ -118,7 +118,8 @@ class StepPlanner:
                     f"step {step.number}: {seq} does not fit: a slot has {slots.max_len} positions and "
                     f"{slots.most_blocks} blocks of {slots.block_size}, this one would hold {held}"
                 )
-            if seq.guesses and not (slots.paged and not slots.has_states and may_guess(seq)):
+            guesses = seq.guesses or seq.proposes
+            if guesses and not (slots.paged and not slots.has_states and may_guess(seq)):
                 raise ValueError(f"step {step.number}: nothing can be guessed behind {seq}")
             if seq.blocks and not 0 <= min(seq.blocks) <= max(seq.blocks) <= self.num_blocks:
                 raise ValueError(

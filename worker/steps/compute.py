@@ -22,6 +22,7 @@ from worker.sampling.logprobs import prompt_logprob_table
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
+from worker.steps.drafting import Drafter
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
@@ -95,6 +96,7 @@ class Compute:
     """Where all last hidden states are stored, if some task reads those of earlier steps."""
     replicas: HalfStepGroup | None = None
     """This rank and those with which it may compute halves of steps."""
+    drafter: Drafter | None = None
     lay_out: LayOut = lay_out
     forms: Forms | None = None
     urgent: int = 0
@@ -116,7 +118,10 @@ class Compute:
         if self.stage and stream is not None:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
-        return self.finish(batch, hidden, write_bounds)
+        outcome = self.finish(batch, hidden, write_bounds)
+        if self.drafter is not None:
+            self.drafter.extend(batch, ids, context, hidden)
+        return outcome
 
     def finish(self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
         """Compute what follows the last hidden states [T, H] of a step."""

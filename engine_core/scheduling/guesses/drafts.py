@@ -5,6 +5,8 @@ when their step has landed, and until then no other one is planned. Only a model
 in flight meanwhile: they are for other sequences, as each waits for its token anyway.
 
 A guess takes memory from nobody: it gets blocks that are free, and leaves some for the others.
+
+If there is a drafter, its guesses come when a step lands that asked for them, and are those of the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from engine_core.engine_stats import GuessTotals
 from engine_core.guess_options import read_guess_options
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.guesser import Guesser
+from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
@@ -29,16 +32,23 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: Cac
     if options is None or not facts.most_rows:
         return None
     pace.most_tokens = 1 + options.most
-    guesser = Guesser(options, facts, pace.line)
+    guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, pace.line)
     return Drafts(guesser, facts, pace, cache, staged=config.pipeline_parallel_size > 1)
 
 
 class Drafts:
     def __init__(
-        self, guesser: Guesser, facts: WorkerFacts, pace: Pace, cache: CacheManager, *, staged: bool
+        self,
+        guesser: Guesser | ModelGuesser,
+        facts: WorkerFacts,
+        pace: Pace,
+        cache: CacheManager,
+        *,
+        staged: bool,
     ) -> None:
         """`staged`: several steps are in flight, of different sequences, none of which waits for another."""
         self._guesser = guesser
+        self._drafter = guesser if isinstance(guesser, ModelGuesser) else None
         self._most_rows = facts.most_rows
         self._pace = pace
         self._cache = cache
@@ -60,7 +70,7 @@ class Drafts:
             return False
         if newest.guessed:
             return True
-        return not newcomers and newest.is_decoding and self._guesser.pays(seqs)
+        return not newcomers and newest.is_decoding and (newest.proposes or self._guesser.pays(seqs))
 
     def add(self, step: StepBuilder, running: int, *, may_grow: bool) -> None:
         """Add guesses to a step that has all other rows, while so many sequences run.
@@ -74,18 +84,33 @@ class Drafts:
         if most <= len(seqs):
             return
         chosen = self._guesser.choose(seqs, most)
+        lengths = {} if self._drafter is None else self._drafter.lengths(seqs)
         spared = running if may_grow else self._cache.pool.free
+        grow = self._cache.grow_for_guesses
         for at, seq in enumerate(seqs):
-            if guesses := chosen.get(seq, [])[: seq.left - 1]:
-                held = len(seq.tables[0])
-                room = self._cache.grow_for_guesses(seq, len(guesses), spared)
-                if room:
-                    step.guess(at, guesses[:room], len(seq.tables[0]) - held)
+            if seq not in chosen and seq not in lengths:
+                continue
+            guesses, held = chosen.get(seq, [])[: seq.left - 1], len(seq.tables[0])
+            if guesses:
+                guesses = guesses[: grow(seq, len(guesses), spared)]
+            proposes = max(0, min(lengths.get(seq, 0), seq.left - 2 - len(guesses)))
+            if proposes:
+                proposes = grow(seq, len(guesses) + proposes, spared) - len(guesses)
+            if guesses or proposes:
+                step.guess(at, guesses, len(seq.tables[0]) - held, proposes)
 
-    def learn(self, planned: PlannedStep, seconds: float) -> None:
-        """Learn from a step that has landed how long it took."""
+    def learn(self, planned: PlannedStep, seconds: float, proposing: float) -> None:
+        """Learn from a step that has landed how long it took, and how long the drafter took behind it."""
         if planned.is_decoding:
             self._guesser.learn(planned.tokens, int(planned.work[READ]), seconds)
+        if self._drafter is not None and proposing:
+            lengths = [row.proposes for row in planned.step.seqs if row.proposes]
+            self._drafter.learn_proposing(lengths, proposing)
+
+    def offer(self, seq: Sequence, guesses: list[int]) -> None:
+        """Take the drafter's guesses behind the last token of a sequence, unless the next one is planned."""
+        if self._drafter is not None and not seq.pending:
+            self._drafter.offer(seq, guesses)
 
     def settle(self, seq: Sequence, guessed: int, held: int) -> None:
         """Note what became of the guesses for a sequence."""

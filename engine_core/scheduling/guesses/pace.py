@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import exp, log
 
 from engine_core.scheduling.guesses.lookup import STRONGEST
@@ -46,11 +47,14 @@ class Record:
         return more * (self._unexpected + smooth) / (self._missed + smooth)
 
 
+_OF_MATCHES = [1 - 0.8 * max(strength, 1) ** -0.8 for strength in range(STRONGEST + 1)]
+
+
 class Acceptance:
     """Learns how often a guess holds, by the strength of the match that it comes from."""
 
-    def __init__(self) -> None:
-        first = [1 - 0.8 * max(strength, 1) ** -0.8 for strength in range(STRONGEST + 1)]
+    def __init__(self, first: Sequence[float] = _OF_MATCHES) -> None:
+        """`first` are the rates that are believed before anything is known."""
         self._held = [_TRIALS * rate for rate in first]
         self._tried = [_TRIALS] * len(first)
 

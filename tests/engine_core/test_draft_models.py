@@ -1,0 +1,155 @@
+"""A draft model guesses what it would write by itself, and changes no bit of an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from drafted import Answer, answer, asked_at_random, greedy_by, opened
+from ranks import Layout, Ranks, make
+from tiny import VOCAB_SIZE, tiny_checkpoint
+
+from engine_core.protocol import Add
+from worker.protocol import Sampling
+
+TARGET = "LlamaForCausalLM"
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {},
+    "Gemma2ForCausalLM": {},
+    "GPT2LMHeadModel": {},
+}
+"""Other heads than the model's; windows and soft caps; learned positions."""
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 4,
+    "num_gpu_blocks_override": 26,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "cpu_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(TARGET, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights as drafter: its guesses nearly always hold."""
+    return tiny_checkpoint(TARGET, tmp_path_factory.mktemp("same"))
+
+
+def requests(random: Random, **options: Any) -> list[Add]:
+    """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
+    shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
+    prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
+    return [
+        Add(
+            id=id,
+            tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
+            params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
+        )
+        for id, prompt in enumerate(prompts)
+    ]
+
+
+def compare(
+    target: Path, drafter: Path, asked: list[Add], seed: int = 0, make: Any = None, **options: Any
+) -> Any:
+    """Answers with the drafter and without are equal; returns what it guessed, and the statistics."""
+    with opened(target, **SIZES) as engine:
+        truth: list[Answer] = answer(engine, asked)
+    with (
+        asked_at_random(Random(seed)) as drafted,
+        opened(target, drafter, make, **{**SIZES, **options}) as engine,
+    ):
+        assert engine.ready.worker.drafts
+        assert answer(engine, asked) == truth
+        stats = engine.stats()
+    assert stats.guesses is not None and stats.guesses.guessed > 30
+    return drafted, stats
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_writes_what_it_writes_alone(name: str, target: Path, tmp_path: Path) -> None:
+    """Its guesses are those of transformers' model, behind chunks, shared prefixes and preemptions."""
+    drafter = tiny_checkpoint(name, tmp_path, **DRAFTERS[name])
+    drafted, stats = compare(target, drafter, requests(Random(1)))
+    assert stats.preemptions and stats.prefix_hits, "the schedule is one of all kinds"
+    oracle = getattr(transformers, name).from_pretrained(drafter, dtype=torch.float32).eval()
+    assert len(drafted.drafts) > 40
+    for tokens, guesses in drafted.drafts:
+        assert guesses == greedy_by(oracle, tokens, len(guesses))
+
+
+def test_guesses_of_the_same_model_hold(target: Path, same: Path) -> None:
+    """Guesses of greedy answers are right, as all weights are the same."""
+    _, stats = compare(target, same, requests(Random(2)))
+    assert sum(stats.guesses.held) == stats.guesses.guessed
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+def test_drawn_answers(drawn: bool, target: Path, same: Path) -> None:
+    """Guesses that are drawn by the request's own numbers and options hold; likeliest ones do at times."""
+    asked = requests(Random(3), temperature=1.2, top_p=0.95, seed=5, repetition_penalty=1.2)
+    method = {"draft_sample_method": "probabilistic" if drawn else "greedy"}
+    _, stats = compare(target, same, asked, drafting=method)
+    assert (sum(stats.guesses.held) == stats.guesses.guessed) == drawn
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["divided", "whole"])
+def test_two_ranks(whole: bool, target: Path, same: Path, ranks: Ranks) -> None:
+    drafting = {"draft_tensor_parallel_size": 1} if whole else {}
+    _, stats = compare(
+        *(target, same, requests(Random(4)), 0, make(ranks, Layout(2), [])),
+        tensor_parallel_size=2,
+        drafting=drafting,
+    )
+    assert sum(stats.guesses.held) == stats.guesses.guessed
+
+
+def test_bfloat16_int8_and_a_model_with_windows(tmp_path: Path, same: Path) -> None:
+    """The layers of both lie in the groups of the cache."""
+    target = tiny_checkpoint("Gemma2ForCausalLM", tmp_path)
+    sizes = {**SIZES, "num_gpu_blocks_override": 500, "max_model_len": 400, "dtype": "bfloat16"}
+    for options in ({}, {"quantization": "int8"}):
+        with opened(target, **sizes, **options) as engine:
+            truth = answer(engine, requests(Random(5)))
+        with asked_at_random(Random(5)), opened(target, same, **sizes, **options) as engine:
+            assert len(engine.ready.worker.windows) > 1
+            assert answer(engine, requests(Random(5))) == truth
+
+
+def test_by_itself_it_guesses_if_that_pays(target: Path, same: Path) -> None:
+    with opened(target, same, **SIZES) as engine:
+        answer(engine, requests(Random(6)))
+        guesses = engine.stats().guesses
+    assert guesses is not None and guesses.drafts
+
+
+def refused(target: Path, drafter: Path, **options: Any) -> str:
+    with pytest.raises(ValueError) as error, opened(target, drafter, **{**SIZES, **options}):
+        pass
+    return str(error.value)
+
+
+def test_drafters_that_do_not_fit_are_refused(target: Path, same: Path, tmp_path: Path) -> None:
+    other = tiny_checkpoint(TARGET, tmp_path / "vocabulary", vocab_size=VOCAB_SIZE + 8)
+    assert f"knows {VOCAB_SIZE + 8} tokens, and {target} {VOCAB_SIZE}" in refused(target, other)
+    short = tiny_checkpoint(TARGET, tmp_path / "short", max_position_embeddings=64)
+    assert "was made for 64 positions, and texts may have 80 tokens" in refused(target, short)
+    encoder = tiny_checkpoint("BertModel", tmp_path / "encoder")
+    assert "BertModel has no head that generates" in refused(target, encoder)
+    hybrid = tiny_checkpoint("MambaForCausalLM", tmp_path / "states")
+    assert "MambaForCausalLM cannot be a drafter" in refused(target, hybrid)
+    assert "nothing is guessed for MambaForCausalLM" in refused(hybrid, same)
+    assert "works with one stage" in refused(target, same, pipeline_parallel_size=2)
+    assert "a model that only pools" in refused(target, same, tasks=["embed"])
+    three = {"drafting": {"draft_tensor_parallel_size": 3}}
+    assert "draft_tensor_parallel_size is 1 or 1" in refused(target, same, **three)

@@ -1,0 +1,104 @@
+"""Loads what a worker computes with: the served model, and the drafter that guesses for it, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from models.layers.moe import MoeMLP
+from models.loader import LoadOptions, load_model
+from models.model import ServedModel
+from models.parallel.parallel import Parallel
+from models.pooling.config import PoolingConfig
+from worker.config import WorkerConfig
+from worker.devices.base import Device
+from worker.drafter.draft_model import DraftModel
+from worker.host.memory import ReadPages, release_after_loading
+from worker.state_memory import state_layers
+from worker.steps.drafting import Drafter
+
+
+def load_options(
+    config: WorkerConfig, device: Device, dtype: torch.dtype, parallel: Parallel, max_len: int
+) -> LoadOptions:
+    """What decides the served model; sequences have up to `max_len` tokens."""
+    return LoadOptions(
+        config.model,
+        Path(config.folder),
+        device=device.target,
+        dtype=dtype,
+        load_format=config.options.load_format,
+        seed=config.options.seed,
+        model_impl=config.options.model_impl,
+        trust_remote_code=config.options.trust_remote_code,
+        language_model_only=config.options.language_model_only,
+        parallel=parallel,
+        max_len=max_len,
+        conversion=config.conversion,
+        pooling=config.pooling,
+    )
+
+
+def load_weights(options: LoadOptions, device: Device, report: Callable[[str, float], None]) -> ServedModel:
+    """Load a model, while pages of its files that were read are given back."""
+    pages = ReadPages(options.folder)
+
+    def loaded(fraction: float) -> None:
+        report("weights", fraction)
+        pages.follow(fraction)
+
+    with device.uploading() as upload:
+        return load_model(replace(options, report=loaded), upload)
+
+
+def load_drafter(
+    config: WorkerConfig,
+    options: LoadOptions,
+    device: Device,
+    model: ServedModel,
+    report: Callable[[str, float], None],
+) -> Drafter | None:
+    """Load the drafter for `model`, which was loaded with these options."""
+    drafter = config.drafter
+    if drafter is None:
+        return None
+    if device.target.type != "cpu":
+        raise ValueError(
+            f"--speculative-config: {drafter.method} needs a CPU for now, and this is {device.name}"
+        )
+    if not model.causal or state_layers(model.modules()):
+        raise ValueError(
+            f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder "
+            "or keeps states: leave it out"
+        )
+    of_drafter = replace(
+        options,
+        config=drafter.model,
+        folder=Path(drafter.folder),
+        language_model_only=True,
+        parallel=Parallel() if drafter.whole else options.parallel,
+        conversion=drafter.conversion,
+        pooling=PoolingConfig(),
+    )
+    loaded = load_weights(of_drafter, device, report)
+    release_after_loading(of_drafter.folder)
+    if not loaded.causal or state_layers(loaded.modules()):
+        raise ValueError(
+            f"--speculative-config: {drafter.model.architecture} cannot be a drafter, because it is an "
+            "encoder or keeps states: choose one whose layers all attend to earlier tokens"
+        )
+    return DraftModel(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
+
+
+def find_mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
+    """The layers whose experts may be shared among workers."""
+    found = [each for each in model.modules() if isinstance(each, MoeMLP)]
+    if config.place.expert_size > 1 and config.place.stages == 1 and not found:
+        raise ValueError(
+            f"--enable-expert-parallel: the experts of {config.model.architecture} cannot be divided among "
+            "workers here; leave it out"
+        )
+    return found
