@@ -104,7 +104,7 @@ _IDEFICS3 = Composite(
 _PALIGEMMA = Composite(
     texts={"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM"},
     beside=_VISION_TOWER,
-    tower="paligemma:PaliGemmaTower",
+    tower="gemma3:PaliGemmaTower",
     fixed={"use_bidirectional_attention": None},  # newer files say that prompts see both ways; answers do not
 )
 _DEEPSEEK_OCR = (
@@ -192,13 +192,13 @@ COMPOSITES: Mapping[str, Composite] = {
     "Gemma4UnifiedForConditionalGeneration": Composite(
         texts={"gemma4_unified_text": "Gemma4UnifiedForCausalLM"},
         beside=("model.vision_embedder", "model.embed_vision", "model.embed_audio"),
-        tower="gemma4_unified:Gemma4UnifiedTower",
+        tower="gemma4:Gemma4UnifiedTower",
     ),
     "GotOcr2ForConditionalGeneration": Composite(
         texts={"qwen2": "Qwen2ForCausalLM"},
         beside=_VISION_TOWER,
         defaults=_GOT_TEXT,
-        tower="documents.got_ocr2:GotOcr2Tower",
+        tower="documents.sam:GotOcr2Tower",
     ),
     "Idefics3ForConditionalGeneration": _IDEFICS3,
     "InternVLForConditionalGeneration": Composite(
@@ -216,12 +216,12 @@ COMPOSITES: Mapping[str, Composite] = {
         texts=_TEXT_CLASSES, beside=_VISION_TOWER, tower="llava:LlavaTower"
     ),
     "LlavaNextForConditionalGeneration": Composite(
-        texts=_TEXT_CLASSES, beside=_VISION_AND_NEWLINE, tower="tiling.llava_next:LlavaNextTower"
+        texts=_TEXT_CLASSES, beside=_VISION_AND_NEWLINE, tower="llava:LlavaNextTower"
     ),
     "LlavaOnevisionForConditionalGeneration": Composite(
         texts={"qwen2": "Qwen2ForCausalLM"},
         beside=_VISION_AND_NEWLINE,
-        tower="tiling.llava_next:LlavaOnevisionTower",
+        tower="llava:LlavaOnevisionTower",
     ),
     "MiniCPMV": Composite(
         texts={
@@ -240,7 +240,7 @@ COMPOSITES: Mapping[str, Composite] = {
             "mistral4": "Mistral4ForCausalLM",
         },
         beside=_VISION_TOWER,
-        tower="pixtral:Mistral3Tower",
+        tower="llava:Mistral3Tower",
     ),
     "PaliGemmaForConditionalGeneration": _PALIGEMMA,
     "Qwen2VLForConditionalGeneration": _qwen(

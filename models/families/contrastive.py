@@ -47,7 +47,7 @@ class TextFields(LayerFields, frozen=True, kw_only=True):
 class TextTransformer(nn.Module):
     """Texts, by their tokens -> the normalised state of one token of each [B, hidden_size]."""
 
-    ignored = ("embeddings.position_ids",)  # constants that old checkpoints carry
+    ignored = VisionTransformer.ignored
 
     def __init__(self, fields: TextFields, *, causal: bool) -> None:
         super().__init__()
@@ -57,7 +57,6 @@ class TextTransformer(nn.Module):
         self.norm = fields.norm()
 
     def pull(self, weights: Weights) -> None:
-        weights.ignore(*self.ignored)
         load(self.tokens, weights / "embeddings.token_embedding")
         load(self.positions, weights / "embeddings.position_embedding")
         load(self.layers, weights / "encoder.layers")
@@ -257,15 +256,7 @@ class SiglipModel(_Compared):
 
 class Siglip2Model(SiglipModel):
     vision_class = ShapedTransformer
-    usual: ClassVar[Mapping[str, object] | None] = {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "patch_size": 16,
-        "num_patches": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    }
+    usual: ClassVar[Mapping[str, object] | None] = {"num_patches": 256}
 
 
 def _padding_token(folder: Path, usual: int) -> int:

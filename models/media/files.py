@@ -32,6 +32,11 @@ _ALWAYS = {
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 _Share = Annotated[float, msgspec.Meta(ge=-1, le=2)]
+Small = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Merge = Annotated[int, msgspec.Meta(ge=1, le=16)]
+"""The sides of patches, and of squares of patches that become one token."""
+Classes = Mapping[str, Mapping[str, object]]
+"""The settings of each class of image processor that a family knows, the usual one first."""
 Longest = dict[Literal["longest_edge"], Side]
 """The longest side of a picture, in the form of settings."""
 _Deviation = Annotated[float, msgspec.Meta(gt=0, le=2)]
@@ -90,11 +95,8 @@ def with_settings(files: MediaFiles, settings: Mapping[str, object]) -> MediaFil
     return msgspec.structs.replace(files, settings=both[0], videos=both[1])
 
 
-def read_settings(
-    files: MediaFiles, kind: type[Settings], defaults: Mapping[str, Mapping[str, object]]
-) -> Settings:
-    """The settings of a checkpoint. `defaults` has those of each class of image processor that its family
-    knows, the usual one first."""
+def read_settings(files: MediaFiles, kind: type[Settings], defaults: Classes) -> Settings:
+    """Read the settings of a checkpoint, with `defaults` for what it leaves out."""
     given = {name: value for name, value in files.settings.items() if value is not None}
     chosen = _class_name(given) or next(iter(defaults))
     if chosen not in defaults:

@@ -1,27 +1,22 @@
-"""Pictures that are all brought to one size: how CLIP's kind, SigLIP's and Gemma 3's towers take them."""
+"""Families whose pictures are all brought to one size: CLIP, SigLIP, LLaVA-1.5, PaliGemma and Gemma 3."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from math import isqrt
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
-from models.media.item import Picture, Prepared
+from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.item import Layout, Picture, Prepared, Processor, run_of
+from models.media.pixels import CLIP_PIXELS, HALF_PIXELS
+from models.media.pixtral import PixtralProcessor
 from models.media.resize import center_cropped, check_ratio, to_item
 from models.plain_files import ConfigError
 
-_HALF = (0.5, 0.5, 0.5)
-CLIP = {
-    "resample": 3,
-    "size": 224,
-    "crop_size": 224,
-    "do_center_crop": True,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
+CLIP = {"resample": 3, "size": 224, "crop_size": 224, "do_center_crop": True, **CLIP_PIXELS}
 """The settings of transformers' CLIPImageProcessor; and of those of SigLIP and Gemma 3:"""
-SIGLIP = {"resample": 3, "size": {"height": 224, "width": 224}, "image_mean": _HALF, "image_std": _HALF}
+SIGLIP = {"resample": 3, "size": {"height": 224, "width": 224}, **HALF_PIXELS}
 GEMMA3 = {**SIGLIP, "resample": 2}
 
 _TOWERS = {"clip_vision_model": (224, 32), "siglip_vision_model": (224, 16)}
@@ -43,38 +38,53 @@ class _Tower(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct, frozen=True):
     vision_config: _Tower
+    image_token_index: int | None = None
+    boi_token_index: int = 255_999
+    eoi_token_index: int = 256_000
+    mm_tokens_per_image: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 256
+    vision_feature_select_strategy: Literal["default", "full"] | None = None
+    """Whether the tower's first row is left out, which is a class token where there is one."""
 
 
-class FixedSize:
-    """The step from a picture of any size to the only one that a tower takes."""
+class FixedSizeProcessor:
+    """Brings pictures to the only size that a tower takes, each of whose patches becomes a token."""
 
-    def __init__(self, files: MediaFiles, defaults: Mapping[str, Mapping[str, object]]) -> None:
-        """`defaults`: the classes of image processor that the family knows, as for `read_settings`."""
-        tower = read_facts(files, _Facts).vision_config
+    placeholder = written = "<image>"
+    classes: ClassVar[Classes] = {"SiglipImageProcessor": SIGLIP}
+    usual_token: ClassVar[int] = 0
+    """The token of a patch where config.json does not tell."""
+    settings: PictureSettings
+
+    def __init__(self, files: MediaFiles) -> None:
+        self.facts = facts = read_facts(files, _Facts)
+        tower, given = facts.vision_config, facts.image_token_index
         if tower.model_type not in _TOWERS:
             known = " or ".join(_TOWERS)
             raise ConfigError(
                 f"config.json: the tower is '{tower.model_type[:80]}', and only {known} is served"
             )
         self.has_class_token = tower.model_type == "clip_vision_model"
+        self.token = self.usual_token if given is None else given
         side, patch = _TOWERS[tower.model_type]
         self.side, self.patch = tower.image_size or side, tower.patch_size or patch
-        self.patches = (self.side // self.patch) ** 2
-        self.settings = settings = read_settings(files, FixedSettings, defaults)
-        size = settings.size
+        self.embeddings = self.patches = (self.side // self.patch) ** 2
+        self.settings = settings = read_settings(files, FixedSettings, self.classes)
+        self._crops, size = settings.do_center_crop, settings.size
         self._first = size if isinstance(size, dict) else {"shortest_edge": size}
         square = {"height": self.side, "width": self.side}
-        final = settings.crop_size if settings.do_center_crop else self._first
+        final = settings.crop_size if self._crops else self._first
         if final not in (square, self.side) or set(self._first) not in ({"shortest_edge"}, set(square)):
             raise ConfigError(
                 f"{SETTINGS}: pictures do not become {self.side} x {self.side}, the size of the tower's"
             )
 
-    def prepare(self, picture: Picture, embeddings: int) -> Prepared:
+    def prepare(self, picture: Picture) -> Prepared:
         picture = picture.resize(self._resized(*picture.size), self.settings.resample)
-        if self.settings.do_center_crop:
-            picture = center_cropped(picture, self.side)
-        return to_item(picture, self.patch, embeddings)
+        picture = center_cropped(picture, self.side) if self._crops else picture
+        return to_item(picture, self.patch, self.embeddings)
+
+    def layout(self, prepared: Prepared) -> Layout:
+        return run_of(self.token, prepared.embeddings)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         if (short := self._first.get("shortest_edge")) is None:
@@ -82,3 +92,77 @@ class FixedSize:
         check_ratio(width, height)
         long = int(short * max(width, height) / min(width, height))
         return (short, long) if width <= height else (long, short)
+
+
+class ClipProcessor(FixedSizeProcessor):
+    """A picture is compared with texts: it is a prompt of its own, of one position."""
+
+    placeholder = written = ""
+    classes: ClassVar[Classes] = {"CLIPImageProcessor": CLIP}
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        self.embeddings = 1
+
+
+class SiglipProcessor(ClipProcessor):
+    """The same for SigLIP, and for SigLIP 2 in fixed resolutions, which has the classes of SigLIP."""
+
+    classes = {"SiglipImageProcessor": SIGLIP}
+
+
+class PaliGemmaProcessor(FixedSizeProcessor):
+    usual_token = 256_000
+
+
+class ColPaliProcessor(PaliGemmaProcessor):
+    """Pages for search, each of which is a prompt of its own: no chat template writes it."""
+
+    written = "<image><bos>Describe the image.\n"
+
+
+class LlavaProcessor(FixedSizeProcessor):
+    classes: ClassVar[Classes] = {
+        "CLIPImageProcessor": CLIP,
+        "SiglipImageProcessor": SIGLIP,
+        "LlavaImageProcessor": CLIP,
+    }
+    usual_token = 32_000
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        leaves_out = self.facts.vision_feature_select_strategy != "full"
+        self.embeddings = self.patches + self.has_class_token - leaves_out
+
+
+class Gemma3Processor(FixedSizeProcessor):
+    """A picture becomes a fixed number of tokens between two marks, in lines of its own."""
+
+    placeholder = written = "<start_of_image>"
+    classes: ClassVar[Classes] = {"Gemma3ImageProcessor": GEMMA3, "SiglipImageProcessor": SIGLIP}
+    usual_token = 262_144
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        side, count = isqrt(self.patches), self.facts.mm_tokens_per_image
+        if isqrt(count) ** 2 != count or side % isqrt(count):
+            raise ConfigError(
+                f"config.json: the field 'mm_tokens_per_image' is {count}, which does not cut {side} x "
+                f"{side} patches into equal squares"
+            )
+        self.embeddings = count
+
+    def layout(self, prepared: Prepared) -> Layout:
+        count, facts = prepared.embeddings, self.facts
+        tokens = [facts.boi_token_index, *[self.token] * count, facts.eoi_token_index]
+        return Layout(tokens, [(1, count)], before="\n\n", after="\n\n")
+
+
+class _AnyTower(msgspec.Struct, frozen=True):
+    vision_config: dict[str, object]
+
+
+def llava_processor(files: MediaFiles) -> Processor:
+    """The processor of a LLaVA, whose class also serves Pixtral."""
+    tower = read_facts(files, _AnyTower).vision_config
+    return PixtralProcessor(files) if tower.get("model_type") == "pixtral" else LlavaProcessor(files)

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, read_facts, read_settings
+from models.media.files import SETTINGS, MediaFiles, PictureSettings, Small, read_facts, read_settings
 from models.media.item import Layout, Picture, Prepared
+from models.media.pixels import HALF_PIXELS
 from models.media.resize import to_item
 from models.plain_files import ConfigError
 
-_HALF, _NONE, _ALL = (0.5, 0.5, 0.5), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_PLAIN = {"resample": 3, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}
 _DEFAULTS = {
-    "Gemma4ForConditionalGeneration": {
-        "Gemma4ImageProcessor": {"resample": 3, "image_mean": _HALF, "image_std": _HALF}
-    },
-    "Gemma4UnifiedForConditionalGeneration": {
-        "Gemma4UnifiedImageProcessor": {"resample": 3, "image_mean": _NONE, "image_std": _ALL}
-    },
+    "Gemma4ForConditionalGeneration": {"Gemma4ImageProcessor": {"resample": 3, **HALF_PIXELS}},
+    "Gemma4UnifiedForConditionalGeneration": {"Gemma4UnifiedImageProcessor": _PLAIN},
 }
 """Settings do not normalise pixels. A model with a tower brings them to numbers from -1 to 1 itself."""
 _NORMALISED = ("do_normalize", "image_mean", "image_std")
-_Small = Annotated[int, msgspec.Meta(ge=1, le=256)]
 
 
 class Gemma4Settings(PictureSettings, frozen=True, kw_only=True):
-    patch_size: _Small = 16
+    patch_size: Small = 16
     max_soft_tokens: Literal[70, 140, 280, 560, 1120] = 280
     """The most tokens that a picture becomes."""
-    pooling_kernel_size: _Small = 3
+    pooling_kernel_size: Small = 3
     """The side of a square of patches of which one token is made."""
 
 

@@ -93,6 +93,11 @@ class Layout(msgspec.Struct, frozen=True):
         return Layout(tokens, runs, self.before, self.after)
 
 
+def run_of(token: int, count: int) -> Layout:
+    """The layout of so many positions with the same token, all of them embeddings."""
+    return Layout([token] * count, [(0, count)])
+
+
 def interleaved(token: int | str, parts: Iterable[int | str]) -> Layout:
     """The layout of texts and numbers of embeddings, whose positions have `token`, or that of the name."""
     tokens, runs, texts = 0, list[tuple[int, int]](), list[tuple[int, str]]()

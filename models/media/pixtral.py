@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import msgspec
 
-from models.media.files import Longest, MediaFiles, PictureSettings, read_facts, read_settings
+from models.media.files import Longest, MediaFiles, Merge, PictureSettings, Small, read_facts, read_settings
 from models.media.item import Layout, Picture, Prepared, interleaved
+from models.media.pixels import CLIP_PIXELS
 from models.media.resize import to_item
 
-_DEFAULTS = {
-    "PixtralImageProcessor": {
-        "resample": 3,
-        "do_pad": True,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
-    }
-}
+_DEFAULTS = {"PixtralImageProcessor": {"resample": 3, "do_pad": True, **CLIP_PIXELS}}
 _MERGES = {"Mistral3ForConditionalGeneration": 2, "LlavaForConditionalGeneration": 1}
 """The side of merged squares where config.json does not tell."""
 
@@ -28,13 +21,13 @@ class PixtralSettings(PictureSettings, frozen=True, kw_only=True):
 
 
 class _Tower(msgspec.Struct, frozen=True):
-    patch_size: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
+    patch_size: Small = 16
 
 
 class _Facts(msgspec.Struct, frozen=True):
     vision_config: _Tower
     image_token_index: int = 10
-    spatial_merge_size: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
+    spatial_merge_size: Merge | None = None
 
 
 class PixtralProcessor:

@@ -14,27 +14,22 @@ import numpy as np
 from models.media.files import (
     SETTINGS,
     MediaFiles,
+    Merge,
     PictureSettings,
+    Small,
     read_facts,
     read_settings,
     read_video_settings,
 )
-from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved
+from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved, run_of
+from models.media.pixels import CLIP_PIXELS
 from models.media.resize import check_ratio, to_item
 from models.plain_files import ConfigError
 
 _Area = Annotated[int, msgspec.Meta(ge=1, le=1 << 28)]
-_Patch = Annotated[int, msgspec.Meta(ge=1, le=256)]
-_Merge = Annotated[int, msgspec.Meta(ge=1, le=16)]
 _Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
-_DEFAULTS = {
-    "Qwen2VLImageProcessor": {
-        "resample": 3,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
-    }
-}
+_DEFAULTS = {"Qwen2VLImageProcessor": {"resample": 3, **CLIP_PIXELS}}
 _START, _END = "<|vision_start|>", "<|vision_end|>"
 
 
@@ -50,8 +45,8 @@ class QwenVLSettings(PictureSettings, frozen=True, kw_only=True):
     min_pixels: _Area | None = None
     """The least area in older files, where it comes before `size`."""
     max_pixels: _Area | None = None
-    patch_size: _Patch = 14
-    merge_size: _Merge = 2
+    patch_size: Small = 14
+    merge_size: Merge = 2
     """Patches of each side of a square that becomes one token."""
 
 
@@ -92,9 +87,8 @@ class QwenVLProcessor:
 
     def __init__(self, files: MediaFiles) -> None:
         self.settings = settings = read_settings(files, QwenVLSettings, _DEFAULTS)
-        self.video_settings = videos = read_video_settings(
-            files, QwenVideoSettings, {"size": self.video_size}
-        )
+        usual = {"size": self.video_size}
+        self.video_settings = videos = read_video_settings(files, QwenVideoSettings, usual)
         facts = read_facts(files, _Facts)
         self._token, self._video_token = facts.image_token_id, facts.video_token_id
         self._tower = tower = facts.vision_config
@@ -145,12 +139,7 @@ class QwenVLProcessor:
         )
 
     def layout(self, prepared: Prepared) -> Layout:
-        if prepared.kind == "video":
-            return self._video_layout(prepared)
-        return Layout([self._token] * prepared.embeddings, [(0, prepared.embeddings)])
-
-    def _video_layout(self, prepared: Prepared) -> Layout:
-        return Layout([self._video_token] * prepared.embeddings, [(0, prepared.embeddings)])
+        return run_of(self._video_token if prepared.kind == "video" else self._token, prepared.embeddings)
 
     def _taken(self, total: int, rate: float, most: int) -> list[int]:
         """The numbers of the frames that are taken of a video: from its first on, in equal steps."""
@@ -197,7 +186,9 @@ class Qwen3VLProcessor(QwenVLProcessor):
         counted = max(depth, round(frames / depth) * depth)
         return _resized(size, self._unit, self._video_areas, frames, counted)
 
-    def _video_layout(self, prepared: Prepared) -> Layout:
+    def layout(self, prepared: Prepared) -> Layout:
+        if prepared.kind != "video":
+            return super().layout(prepared)
         first, *others = [f"<{each:.1f} seconds>" for each in prepared.seconds]
         size = prepared.embeddings // len(prepared.seconds)
         parts: list[int | str] = [_START, size]

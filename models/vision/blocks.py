@@ -1,4 +1,4 @@
-"""The parts of which towers are made: patches, learned tensors, and layers whose norms come first.
+"""The parts of which towers are made: patches, learned tensors, layers whose norms come first, projectors.
 
 Pictures are computed packed, as texts are: `segments` makes the context in which tokens of one see no others.
 """
@@ -17,6 +17,7 @@ from models.checkpoint.weights import Weights, load
 from models.context import ForwardContext
 from models.layers.attention import EncoderAttention
 from models.layers.linear import Linear, frozen
+from models.layers.mlp import activation_kind
 from models.layers.norm import Norm, enter
 from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
@@ -219,3 +220,22 @@ class TowerLayers(nn.ModuleList):
         for layer in self:
             delta, stream = layer(delta, stream, cos_sin)
         return delta, stream
+
+
+class Projector(nn.Module):
+    """Two linear layers with an activation between."""
+
+    def __init__(self, inputs: int, size: int, *, activation: str, bias: bool) -> None:
+        super().__init__()
+        self.linear_1 = Linear(inputs, size, bias=bias, activation=activation_kind(activation))
+        self.linear_2 = Linear(size, size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(self.linear_1(x))
+
+
+def merge_squares(x: Tensor, rows: int, columns: int, side: int) -> Tensor:
+    """Lay the rows of x [N * rows * columns, size] that form squares side by side, row by row of a square:
+    [N * rows * columns / side**2, side**2 * size]."""
+    cut = x.view(-1, rows // side, side, columns // side, side, x.shape[-1])
+    return cut.transpose(2, 3).reshape(-1, side * side * x.shape[-1])

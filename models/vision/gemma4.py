@@ -1,4 +1,4 @@
-"""Gemma 4's tower: pictures of any shape, whose patches have learned rows and columns that turn heads."""
+"""Gemma 4: pictures of any shape, for a tower whose heads rows and columns turn, or for no tower at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.context import use_context
 from models.layers.attention import EncoderAttention
 from models.layers.linear import Linear, RowOrder, frozen
 from models.layers.mlp import activation_kind
-from models.layers.norm import PlainRMSNorm, RMSNorm
+from models.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import Learned, PixelPatches, segments
 from models.vision.tower import TowerInput, TowerSetup
@@ -91,12 +91,8 @@ class _Clipped(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, fields: _Fields) -> None:
         super().__init__()
-        size, dim, clips, eps = (
-            fields.hidden_size,
-            fields.head_dim,
-            fields.use_clipped_linears,
-            fields.rms_norm_eps,
-        )
+        size, dim, eps = fields.hidden_size, fields.head_dim, fields.rms_norm_eps
+        clips = fields.use_clipped_linears
         heads, keys = fields.num_attention_heads * dim, fields.num_key_value_heads * dim
         self.order = _AxisOrder(dim)
         self.q_proj = _Clipped(size, heads, clips, self.order)
@@ -169,8 +165,7 @@ class Gemma4Tower(nn.Module):
         tower, projector = weights / "model.vision_tower", weights / "model.embed_vision"
         load(self.patches, tower / "patch_embedder.input_proj")
         load(self.places, tower / "patch_embedder")
-        for number, layer in enumerate(self.layers):
-            load(layer, tower / f"encoder.layers.{number}")
+        load(self.layers, tower / "encoder.layers")
         for vector in self.standard:
             load(vector, tower)
         load(self.norm, projector)
@@ -203,3 +198,63 @@ class Gemma4Tower(nn.Module):
 def places_in(down: int, across: int) -> Tensor:
     """The column and the row of each patch of a picture [2, P]."""
     return torch.stack([torch.arange(across).repeat(down), torch.arange(down).repeat_interleave(across)])
+
+
+_EPS = 1e-5
+
+
+class _UnifiedFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a vision_config."""
+
+    patch_size: Size = 16
+    pooling_kernel_size: Size = 3
+    mm_embed_dim: Size = 3840
+    mm_posemb_size: Size = 1120
+    rms_norm_eps: Eps = 1e-6
+
+
+class _ChannelOrder:
+    """The order of a square's numbers by channel; the checkpoint has the channels of each pixel together."""
+
+    def order(self, rows: int) -> Tensor:
+        return torch.arange(rows).view(-1, 3).t().flatten()
+
+
+class Gemma4UnifiedTower(nn.Module):
+    """Squares of pixels, between norms, are the text's embeddings but for one matrix."""
+
+    levels = 0
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__()
+        fields = read_tower_fields(setup.config["vision_config"], _UnifiedFields)
+        text: Mapping[str, Any] = setup.config["text_config"]
+        self.sees_media = text.get("use_bidirectional_attention") == "vision"
+        size, self.merge = fields.mm_embed_dim, fields.pooling_kernel_size
+        side = fields.patch_size * self.merge
+        self.pixel_norm = LayerNorm(3 * side * side, _EPS, order=_ChannelOrder())
+        self.patches = PixelPatches(size, side, setup.pictures, bias=True)
+        self.patch_norm, self.place_norm = LayerNorm(size, _EPS), LayerNorm(size, _EPS)
+        self.places = Learned(fields.mm_posemb_size, 2, size, name="pos_embedding")
+        self.norm = PlainRMSNorm(size, fields.rms_norm_eps)
+        self.projection = Linear(size, setup.hidden_size)
+
+    def pull(self, weights: Weights) -> None:
+        weights.ignore("model.embed_audio")
+        own, projector = weights / "model.vision_embedder", weights / "model.embed_vision"
+        load(self.pixel_norm, own / "patch_ln1")
+        load(self.patches, own / "patch_dense")
+        load(self.patch_norm, own / "patch_ln2")
+        load(self.places, own)
+        load(self.place_norm, own / "pos_norm")
+        load(self.norm, projector)
+        load(self.projection, projector / "embedding_projection")
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        pixels = self.pixel_norm(self.patches.cut(items))
+        rows = self.patch_norm(ops.linear(pixels, self.patches.weight, self.patches.bias))
+        squares = [places_in(item.grid[1] // self.merge, item.grid[2] // self.merge) for item in items]
+        column, row = torch.cat(squares, dim=1).to(rows.device)
+        rows = self.place_norm(rows + (self.places.weight[column, 0] + self.places.weight[row, 1]))
+        made = self.projection(self.norm(rows))
+        return list(made.split([item.embeddings for item in items]))

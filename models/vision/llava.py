@@ -1,19 +1,28 @@
-"""LLaVA: what one of the last layers of a CLIP, SigLIP or Pixtral tower gives, as wide as the text."""
+"""LLaVA: what one of the last layers of a CLIP, SigLIP or Pixtral tower gives, as wide as the text.
+
+Mistral 3 has Pixtral's tower, of whose rows squares are merged. LLaVA-NeXT and OneVision have tiles, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
+from models.config import Eps
+from models.layers.linear import Linear
+from models.layers.norm import RMSNorm, enter
+from models.media.tiling.llava_next import most_tiles, shrunk
+from models.vision.blocks import Learned, Projector, merge_squares
 from models.vision.pixtral import PixtralFields, PixtralVision
-from models.vision.projector import Projector
 from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields, unused_layers
+from models.vision.tower_inputs import cut_tiles, read_tower_fields, unused_layers
 from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
 _UNUSED = ("post_layernorm", "head")
@@ -34,14 +43,15 @@ class LlavaTower(nn.Module):
     levels = 0
     usual: ClassVar[Mapping[str, object]] = {}
     """Fields that config.json leaves out, where they differ from those of LLaVA-1.5."""
+    usual_tower: ClassVar[str] = ""
 
     def __init__(self, setup: TowerSetup) -> None:
         super().__init__()
-        config: dict[str, Any] = {**self.usual, **setup.config}
-        fields = read_tower_fields(config, _Fields)
+        config = setup.config
+        fields = read_tower_fields(config, _Fields, self.usual)
         layer, pictures = fields.vision_feature_layer, setup.pictures
         self.vision: PixtralVision | VisionTransformer
-        if config["vision_config"].get("model_type") == "pixtral":
+        if (config["vision_config"].get("model_type") or self.usual_tower) == "pixtral":
             pixtral = read_tower_fields(config["vision_config"], PixtralFields)
             size, without = pixtral.hidden_size, unused_layers(layer, pixtral.num_hidden_layers)
             self.vision = PixtralVision(pixtral, pictures, without=without)
@@ -52,11 +62,9 @@ class LlavaTower(nn.Module):
             self.vision = VisionTransformer(vit, pictures, without=without)
             self.others = int(vit.has_class_token)
             self.first_row = int(fields.vision_feature_select_strategy == "default")
+        self.size, act = size, fields.projector_hidden_act
         self.projector = Projector(
-            size,
-            setup.hidden_size,
-            activation=fields.projector_hidden_act,
-            bias=fields.multimodal_projector_bias,
+            size, setup.hidden_size, activation=act, bias=fields.multimodal_projector_bias
         )
 
     def pull(self, weights: Weights) -> None:
@@ -70,3 +78,84 @@ class LlavaTower(nn.Module):
         rows = self.projector(stream if delta is None else stream + delta)
         pieces = rows.split([prod(item.grid) + self.others for item in items])
         return [piece[self.first_row :] for piece in pieces]
+
+
+class _Text(msgspec.Struct, frozen=True):
+    rms_norm_eps: Eps = 1e-6
+
+
+class _Mistral3Fields(msgspec.Struct, frozen=True):
+    text_config: _Text
+    spatial_merge_size: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+
+
+class Mistral3Tower(LlavaTower):
+    usual: ClassVar[Mapping[str, object]] = {"vision_feature_layer": -1, "multimodal_projector_bias": False}
+    usual_tower = "pixtral"
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__(setup)
+        fields = read_tower_fields(setup.config, _Mistral3Fields)
+        self.merge = fields.spatial_merge_size
+        self.norm = RMSNorm(self.size, fields.text_config.rms_norm_eps)
+        self.merging = Linear(self.size * self.merge**2, self.size)
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights)
+        projector = weights.first(*PROJECTORS)
+        load(self.norm, projector / "norm")
+        load(self.merging, projector / "patch_merger.merging_layer")
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        normed, _ = enter(self.norm, *self.vision(items))
+        pieces = zip(normed.split([prod(item.grid) for item in items]), items, strict=True)
+        squares = torch.cat([merge_squares(piece, *item.grid[1:], self.merge) for piece, item in pieces])
+        by_channel = squares.unflatten(1, (self.merge**2, -1)).transpose(1, 2).flatten(1)
+        return list(self.projector(self.merging(by_channel)).split([item.embeddings for item in items]))
+
+
+class LlavaNextTower(LlavaTower):
+    """The rows of a whole picture, then those of its tiles, whose lines end with one more."""
+
+    aspect: ClassVar[str] = ""
+    """What vision_aspect_ratio is if config.json does not tell, where the family has that field."""
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__(setup)
+        vit = read_vit(setup.config)
+        self.side, self.patch = vit.image_size, vit.patch_size
+        self.newline = Learned(setup.hidden_size)
+        self.most = most_tiles(self.aspect and (setup.config.get("vision_aspect_ratio") or self.aspect))
+
+    def pull(self, weights: Weights) -> None:
+        super().pull(weights)
+        name = "image_newline"
+        load(self.newline, weights / (name if name in weights else f"model.{name}"))
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        tiles = cut_tiles(items, self.side, self.patch)
+        rows = torch.stack(super().encode(tiles))  # [tiles, patches, H]
+        counts = [len(item.pixels) // self.side for item in items]
+        return [self._packed(*each) for each in zip(rows.split(counts), items, strict=True)]
+
+    def _packed(self, rows: Tensor, item: TowerInput) -> Tensor:
+        """The rows of the whole picture, then those of the tiles side by side, without their padding."""
+        down, height, width = item.grid
+        across = self.side // self.patch
+        tiles = rows[1:].view(down, -1, across, across, rows.shape[-1]).transpose(1, 2)
+        tiles = tiles.reshape(down * across, -1, rows.shape[-1])
+        top, left = (tiles.shape[0] - height) // 2, (tiles.shape[1] - width) // 2
+        kept = tiles[top : top + height, left : left + width]
+        if (size := shrunk(height, width, across, self.most)) != (height, width):
+            channels_first = kept.permute(2, 0, 1).unsqueeze(0)
+            kept = F.interpolate(channels_first, size, mode="bilinear")[0].permute(1, 2, 0)
+        newlines = self.newline.weight.expand(len(kept), 1, -1)
+        return torch.cat([rows[0], torch.cat([kept, newlines], dim=1).flatten(0, 1)])
+
+
+class LlavaOnevisionTower(LlavaNextTower):
+    usual: ClassVar[Mapping[str, object]] = {
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+    aspect = "anyres_max_9"

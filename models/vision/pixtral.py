@@ -1,4 +1,4 @@
-"""Pixtral's tower, whose pictures have any shape, and Mistral 3, which merges squares of what it gives."""
+"""Pixtral's tower, whose pictures have any shape."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
-from models.config import Eps, Size
+from models.config import Size
 from models.context import use_context
-from models.layers.linear import Linear
 from models.layers.mlp import GATE_AND_UP, GatedMLP
-from models.layers.norm import RMSNorm, enter
+from models.layers.norm import RMSNorm
 from models.media.files import PictureSettings
 from models.vision.blocks import WHOLE, PatchEmbedding, TowerLayer, TowerLayers, TowerNames, segments
-from models.vision.projector import Projector, merge_squares
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields, unused_layers
+from models.vision.tower import TowerInput
 
 _EPS = 1e-5
 _NAMES = TowerNames(
@@ -61,9 +58,8 @@ class PixtralVision(nn.Module):
         self.first_norm = RMSNorm(size, _EPS)
 
         def build() -> TowerLayer:
-            mlp = GatedMLP(
-                size, fields.intermediate_size, WHOLE, activation=fields.hidden_act, sources=GATE_AND_UP
-            )
+            inner, act = fields.intermediate_size, fields.hidden_act
+            mlp = GatedMLP(size, inner, WHOLE, activation=act, sources=GATE_AND_UP)
             norms = RMSNorm(size, _EPS), RMSNorm(size, _EPS)
             return TowerLayer(size, heads, mlp, norms, _NAMES, bias=False, out_bias=False)
 
@@ -89,57 +85,3 @@ class PixtralVision(nn.Module):
         across = torch.arange(columns, device=device).unsqueeze(1) * frequencies[1::2]
         turned = torch.cat([down.repeat_interleave(columns, 0), across.repeat(frames * rows, 1)], dim=1)
         return torch.cat([turned.cos(), turned.sin()], dim=1)
-
-
-class _Text(msgspec.Struct, frozen=True):
-    rms_norm_eps: Eps = 1e-6
-
-
-class _Fields(msgspec.Struct, frozen=True):
-    """The fields of Mistral 3's config.json."""
-
-    vision_config: PixtralFields
-    text_config: _Text
-    spatial_merge_size: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
-    vision_feature_layer: int = -1
-    projector_hidden_act: str = "gelu"
-    multimodal_projector_bias: bool = False
-
-
-class Mistral3Tower(nn.Module):
-    levels = 0
-
-    def __init__(self, setup: TowerSetup) -> None:
-        super().__init__()
-        fields = read_tower_fields(setup.config, _Fields)
-        tower, self.merge = fields.vision_config, fields.spatial_merge_size
-        size, merged = tower.hidden_size, tower.hidden_size * self.merge**2
-        without = unused_layers(fields.vision_feature_layer, tower.num_hidden_layers)
-        self.vision = PixtralVision(tower, setup.pictures, without=without)
-        self.norm = RMSNorm(size, fields.text_config.rms_norm_eps)
-        self.merging = Linear(merged, size)
-        self.projector = Projector(
-            size,
-            setup.hidden_size,
-            activation=fields.projector_hidden_act,
-            bias=fields.multimodal_projector_bias,
-        )
-
-    def pull(self, weights: Weights) -> None:
-        load(self.vision, weights.first("model.vision_tower", "vision_tower"))
-        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
-        load(self.norm, projector / "norm")
-        load(self.merging, projector / "patch_merger.merging_layer")
-        load(self.projector, projector)
-
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        normed, _ = enter(self.norm, *self.vision(items))
-        pieces = normed.split([prod(item.grid) for item in items])
-        squares = torch.cat(
-            [
-                merge_squares(piece, *item.grid[1:], self.merge)
-                for piece, item in zip(pieces, items, strict=True)
-            ]
-        )
-        by_channel = squares.unflatten(1, (self.merge**2, -1)).transpose(1, 2).flatten(1)
-        return list(self.projector(self.merging(by_channel)).split([item.embeddings for item in items]))

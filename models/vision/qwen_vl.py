@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isqrt
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import msgspec
 import torch
@@ -25,6 +25,7 @@ from models.layers.rotary import Rope, Rotary, plain_rope
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import between_cells, square_by_square, window_by_window
 from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower_inputs import read_tower_fields
 
 _NAMES = TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"))
 _MakeNorm = Callable[[int], Norm]
@@ -43,16 +44,7 @@ class VisionFields(msgspec.Struct, frozen=True, kw_only=True):
     in_channels: Literal[3] = 3
 
 
-Fields = TypeVar("Fields", bound=VisionFields)
-
-
-def read_vision(setup: TowerSetup, kind: type[Fields]) -> Fields:
-    part = setup.config.get("vision_config")
-    given = {name: value for name, value in part.items() if value is not None} if part else part
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"vision_config in config.json: {error}") from None
+_read = partial(read_tower_fields, where="vision_config in config.json")
 
 
 def _check_axes(setup: TowerSetup) -> None:
@@ -135,8 +127,7 @@ class QwenTower(nn.Module):
         visual = weights.first("model.visual", "visual")
         load(self.patch_embed, visual / "patch_embed.proj")
         load(self.rotary, visual)
-        for number, layer in enumerate(self.blocks):
-            load(layer, visual / f"blocks.{number}")
+        load(self.blocks, visual / "blocks")
         load(self.merger, visual / "merger")
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
@@ -167,7 +158,7 @@ class Qwen2Fields(VisionFields, frozen=True, kw_only=True):
 
 class Qwen2Tower(QwenTower):
     def __init__(self, setup: TowerSetup) -> None:
-        fields = read_vision(setup, Qwen2Fields)
+        fields = _read(setup.config["vision_config"], Qwen2Fields)
         size, kind = fields.embed_dim, fields.hidden_act
         inner, names = int(size * fields.mlp_ratio), ("fc1", "fc2")
         mlp = partial(MLP, size, inner, WHOLE, activation=kind, names=names, bias=True)
@@ -190,7 +181,7 @@ class Qwen25Tower(QwenTower):
     """In most layers, patches see those of their window only, so windows lie one behind the other."""
 
     def __init__(self, setup: TowerSetup) -> None:
-        fields = read_vision(setup, Qwen25Fields)
+        fields = _read(setup.config["vision_config"], Qwen25Fields)
         size, inner, kind = fields.hidden_size, fields.intermediate_size, fields.hidden_act
         mlp = partial(GatedMLP, size, inner, WHOLE, activation=kind, bias=True, sources=GATE_AND_UP)
         super().__init__(setup, fields, size, mlp=mlp, norm=partial(RMSNorm, eps=1e-6))
@@ -246,7 +237,7 @@ class Qwen3Tower(QwenTower):
     """Qwen3-VL, Qwen3.5 and Qwen3.6: learned positions, and rows for several layers of the text."""
 
     def __init__(self, setup: TowerSetup) -> None:
-        fields = read_vision(setup, Qwen3Fields)
+        fields = _read(setup.config["vision_config"], Qwen3Fields)
         size, inner, kind = fields.hidden_size, fields.intermediate_size, fields.hidden_act
         names, of_merger = ("linear_fc1", "linear_fc2"), ("norm", "linear_fc1", "linear_fc2")
         mlp = partial(MLP, size, inner, WHOLE, activation=kind, names=names, bias=True)
@@ -270,8 +261,7 @@ class Qwen3Tower(QwenTower):
         super().pull(weights)
         visual = weights.first("model.visual", "visual")
         load(self.pos_embed, visual / "pos_embed")
-        for number, merger in enumerate(self.deeper):
-            load(merger, visual / f"deepstack_merger_list.{number}")
+        load(self.deeper, visual / "deepstack_merger_list")
 
     def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
         hidden = ops.add(hidden, self.learned(items, places))

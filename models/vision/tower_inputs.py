@@ -14,12 +14,17 @@ from models.vision.tower import TowerInput
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
-def read_tower_fields(config: Mapping[str, object], kind: type[Fields]) -> Fields:
-    """The fields of config.json that a tower needs; those that are null are as if they were missing."""
+def read_tower_fields(
+    config: Mapping[str, object],
+    kind: type[Fields],
+    usual: Mapping[str, object] | None = None,
+    where: str = "config.json",
+) -> Fields:
+    """Read the fields of config.json that a tower needs; those that are missing or null are as in `usual`."""
     try:
-        return msgspec.convert(_without_null(config), kind)
+        return msgspec.convert({**(usual or {}), **_without_null(config)}, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _without_null(fields: Mapping[str, object]) -> dict[str, object]:

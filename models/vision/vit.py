@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Literal, cast
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size
 from models.context import use_context
 from models.layers.mlp import MLP
-from models.layers.norm import LayerNorm
+from models.layers.norm import LayerNorm, Norm
 from models.media.files import PictureSettings
 from models.vision.blocks import (
     WHOLE,
@@ -32,6 +32,7 @@ from models.vision.blocks import (
 )
 from models.vision.grids import resized_table
 from models.vision.tower import TowerInput
+from models.vision.tower_inputs import read_tower_fields
 
 TOWERS = (
     "model.vision_tower.vision_model",
@@ -62,18 +63,18 @@ class LayerFields(msgspec.Struct, frozen=True, kw_only=True):
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def layers(self, *, causal: bool = False, without: int = 0, names: TowerNames = NAMES) -> TowerLayers:
+    def layers(
+        self, *, without: int = 0, names: TowerNames = NAMES, bias: bool = True, causal: bool = False
+    ) -> TowerLayers:
         """Make all layers but the last ones, `without` in number, which a checkpoint may have unused."""
 
         def build() -> TowerLayer:
-            norms = self.norm(), self.norm()
-            return TowerLayer(
-                self.hidden_size, self.num_attention_heads, self.mlp(), norms, names, causal=causal
-            )
+            size, heads, norms = self.hidden_size, self.num_attention_heads, (self.norm(), self.norm())
+            return TowerLayer(size, heads, self.mlp(), norms, names, bias=bias, causal=causal)
 
         return TowerLayers(self.num_hidden_layers - without, build, without)
 
-    def norm(self) -> LayerNorm:
+    def norm(self) -> Norm:
         return LayerNorm(self.hidden_size, self.layer_norm_eps)
 
     def mlp(self) -> MLP:
@@ -82,16 +83,21 @@ class LayerFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VitFields(LayerFields, frozen=True, kw_only=True):
-    """The fields of a tower. Those that a config leaves out have the values of transformers' classes."""
+    """The fields of a tower. Those that a config leaves out have the values of transformers' SigLIP."""
 
+    hidden_size: Size = 768
+    intermediate_size: Size = 3072
+    num_attention_heads: Size = 12
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: Eps = 1e-6
     image_size: Size = 224
     num_patches: Size | None = None
     """The entries of a square table of positions, where pictures have any shape."""
-    patch_size: Size
+    patch_size: Size = 16
     num_channels: Literal[3] = 3
 
     has_class_token: bool = False
-    """Whether a learned row comes ahead of the patches, and a norm ahead of the layers."""
+    """Whether a learned row comes ahead of the patches."""
 
     @property
     def rows(self) -> int:
@@ -99,43 +105,32 @@ class VitFields(LayerFields, frozen=True, kw_only=True):
         return self.num_patches or (self.image_size // self.patch_size) ** 2 + self.has_class_token
 
 
-_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+_USUAL: Mapping[str, Mapping[str, object]] = {
     "clip_vision_model": {
-        **_BASE,
         "patch_size": 32,
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
         "has_class_token": True,
     },
-    "siglip_vision_model": {
-        **_BASE,
-        "patch_size": 16,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    },
+    "siglip_vision_model": {},
 }
+"""The fields that configs leave out, where they differ from SigLIP's, by the tower's model_type."""
 
 
-def read_vit(config: Mapping[str, object], usual: Mapping[str, object] | None = None) -> VitFields:
+def read_vit(config: Mapping[str, Any], usual: Mapping[str, object] | None = None) -> VitFields:
     """Read the fields of a vision_config; `config` is config.json, whole.
 
     `usual` has the fields that it leaves out, if these do not depend on its model_type.
     """
-    given = config.get("vision_config")
-    tower = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
-    kind = tower.get("model_type")
-    defaults = usual or (_DEFAULTS.get(kind) if isinstance(kind, str) else None)
-    if defaults is None:
-        known = " and ".join(_DEFAULTS)
+    tower = config.get("vision_config") or {}
+    kind = str(tower.get("model_type"))
+    if usual is None and kind not in _USUAL:
+        known = " and ".join(_USUAL)
         raise ConfigError(
             f"config.json: the tower is of the model_type {kind!r}, and only {known} are served"
         )
-    known_values = {name: value for name, value in tower.items() if value is not None}
-    try:
-        return msgspec.convert({**known_values, **defaults, **known_values}, VitFields)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"vision_config in config.json: {error}") from None
+    usual = _USUAL[kind] if usual is None else usual
+    return read_tower_fields(tower, VitFields, usual, "vision_config in config.json")
 
 
 class VisionTransformer(nn.Module):
@@ -143,8 +138,16 @@ class VisionTransformer(nn.Module):
 
     ignored = ("embeddings.position_ids",)  # constants that old checkpoints carry
 
-    def __init__(self, fields: VitFields, pictures: PictureSettings, *, without: int = 0) -> None:
-        """`without`: the last layers that are left out."""
+    def __init__(
+        self,
+        fields: VitFields,
+        pictures: PictureSettings,
+        *,
+        without: int = 0,
+        names: TowerNames = NAMES,
+        bias: bool = True,
+    ) -> None:
+        """`without`: the last layers that are left out. `bias`: as in `TowerLayer`."""
         super().__init__()
         size, with_class = fields.hidden_size, fields.has_class_token
         self.rows = fields.rows
@@ -152,13 +155,13 @@ class VisionTransformer(nn.Module):
         self.patches = PatchEmbedding(size, fields.patch_size, pictures, bias=not with_class)
         self.positions = Learned(fields.rows, size, name="weight")
         self.first_norm = fields.norm() if with_class else None
-        self.layers = fields.layers(without=without)
+        self.layers = fields.layers(without=without, names=names, bias=bias)
 
     def pull(self, weights: Weights) -> None:
-        weights.ignore(*self.ignored)
         embeddings = weights / "embeddings"
-        if self.class_token is not None and self.first_norm is not None:
+        if self.class_token is not None:
             load(self.class_token, embeddings / "class_embedding")
+        if self.first_norm is not None:
             load(self.first_norm, weights / "pre_layrnorm")
         load(self.patches, embeddings / "patch_embedding")
         load(self.positions, embeddings / "position_embedding")

@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
-from models.media.item import Layout, Picture, Prepared
+from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, Small, read_facts, read_settings
+from models.media.item import Layout, Picture, Prepared, run_of
+from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import cut, nearest_shape, shapes_of
 from models.plain_files import ConfigError
 
-_HALF = (0.5, 0.5, 0.5)
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 _MERGED = 4
@@ -33,7 +33,7 @@ class DeepseekOcrSettings(PictureSettings, frozen=True, kw_only=True):
 
 
 class _Sam(msgspec.Struct, frozen=True):
-    patch_size: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
+    patch_size: Small = 16
 
 
 class _Vision(msgspec.Struct, frozen=True):
@@ -52,8 +52,9 @@ class DeepseekOcr2Processor:
     usual_tile: ClassVar[int] = 768
 
     def __init__(self, files: MediaFiles) -> None:
-        usual = {"resample": 3, "image_mean": _HALF, "image_std": _HALF, "tile_size": self.usual_tile}
-        defaults = {"DeepseekOcr2ImageProcessor": usual}
+        defaults = {
+            "DeepseekOcr2ImageProcessor": {"resample": 3, **HALF_PIXELS, "tile_size": self.usual_tile}
+        }
         self.settings = settings = read_settings(files, DeepseekOcrSettings, defaults)
         facts = read_facts(files, _Facts)
         self._token, self._patch = facts.image_token_id, facts.vision_config.sam_config.patch_size
@@ -85,7 +86,7 @@ class DeepseekOcr2Processor:
         )
 
     def layout(self, prepared: Prepared) -> Layout:
-        return Layout([self._token] * prepared.embeddings, [(0, prepared.embeddings)])
+        return run_of(self._token, prepared.embeddings)
 
     def _across(self, side: int) -> int:
         """The tokens in a line of a view."""
@@ -107,15 +108,10 @@ class DeepseekOcr2Processor:
         return self._framed(resized, (side - width) // 2, (side - height) // 2)
 
     def _framed(self, picture: Picture, left: int, top: int) -> Picture:
-        side, right, below = self._whole, left + picture.width, top + picture.height
-        canvas = picture.crop((-left, -top, side - left, side - top))
-        for box in (
-            (0, 0, left, side),
-            (right, 0, side, side),
-            (0, 0, side, top),
-            (0, below, side, side),
-        ):
-            canvas.paste(self.settings.background_color, box)
+        square = (0, 0, self._whole, self._whole)
+        canvas = picture.crop(square)
+        canvas.paste(self.settings.background_color, square)
+        canvas.paste(picture, (left, top))
         return canvas
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import msgspec
 
@@ -11,18 +10,19 @@ from models.media.files import (
     SETTINGS,
     Longest,
     MediaFiles,
+    Merge,
     PictureSettings,
     Side,
     read_facts,
     read_settings,
 )
 from models.media.item import Layout, Picture, Prepared, interleaved
+from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
 
-_HALF = (0.5, 0.5, 0.5)
-_CLASS = {"resample": 1, "do_pad": True, "image_mean": _HALF, "image_std": _HALF}
+_CLASS = {"resample": 1, "do_pad": True, **HALF_PIXELS}
 _DEFAULTS = {"Idefics3ImageProcessor": _CLASS, "SmolVLMImageProcessor": _CLASS}
 _LONGEST = 4096
 _FAKE = "<fake_token_around_image>"
@@ -42,7 +42,7 @@ class _Tower(msgspec.Struct, frozen=True):
 class _Facts(msgspec.Struct, frozen=True):
     vision_config: _Tower
     image_token_id: int = 128_257
-    scale_factor: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+    scale_factor: Merge = 2
 
 
 class Idefics3Processor:

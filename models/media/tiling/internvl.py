@@ -44,19 +44,16 @@ class InternVLProcessor:
         self.settings = settings = read_settings(files, InternVLSettings, _DEFAULTS)
         facts = read_facts(files, _Facts)
         self._token: int | str = facts.image_token_id
-        self._arrange(facts, settings.min_patches, settings.max_patches)
-        self._check(settings.size)
+        self._arrange(facts, settings.min_patches, settings.max_patches, settings.size)
 
-    def _check(self, size: Mapping[str, int]) -> None:
-        if size != {"height": self._side, "width": self._side}:
-            raise ConfigError(f"{SETTINGS}: tiles of {size} are not squares of the tower's size")
-
-    def _arrange(self, facts: _Facts, least: int, most: int) -> None:
+    def _arrange(self, facts: _Facts, least: int, most: int, size: Mapping[str, int] | None = None) -> None:
         """Fix the sizes of tiles, and the shapes that `least` to `most` of them may have."""
         self._side = square(facts.vision_config.image_size)
         self._patches = self._side // square(facts.vision_config.patch_size)
         self._embeddings = int(self._patches * facts.downsample_ratio) ** 2
         self._shapes = shapes_of(least, most)
+        if size not in (None, {"height": self._side, "width": self._side}):
+            raise ConfigError(f"{SETTINGS}: tiles of {size} are not squares of the tower's size")
 
     def prepare(self, picture: Picture) -> Prepared:
         side, resample = self._side, self.settings.resample
@@ -94,12 +91,11 @@ class GotOcr2Processor(InternVLProcessor):
     placeholder = written = "<imgpad>"
 
     def __init__(self, files: MediaFiles) -> None:
-        defaults = {"GotOcr2ImageProcessor": {**_DEFAULTS["GotOcr2ImageProcessor"], "crop_to_patches": False}}
-        self.settings = settings = read_settings(files, _GotSettings, defaults)
+        self.settings = settings = read_settings(files, _GotSettings, _DEFAULTS)
         facts = read_facts(files, _GotFacts)
         self._token = facts.image_token_index
-        self._arrange(facts, settings.min_patches, settings.max_patches if settings.crop_to_patches else 1)
-        self._check(settings.size)
+        most = settings.max_patches if settings.crop_to_patches else 1
+        self._arrange(facts, settings.min_patches, most, settings.size)
 
     def layout(self, prepared: Prepared) -> Layout:
         return interleaved(self._token, [prepared.embeddings])

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from typing import ClassVar
 
 import msgspec
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
-from models.media.fixed_size import CLIP, FixedSize
-from models.media.item import Layout, Picture, Prepared
+from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.fixed_size import CLIP, FixedSizeProcessor
+from models.media.item import Picture, Prepared
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
@@ -20,19 +21,6 @@ from models.plain_files import ConfigError
 _NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 _ONE = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
 _ONE_SIZE = {"size": {"height": 384, "width": 384}, "do_center_crop": False}
-_DEFAULTS = {
-    "LlavaNextForConditionalGeneration": {
-        "LlavaNextImageProcessor": {**CLIP, "do_pad": True, "image_grid_pinpoints": _NEXT}
-    },
-    "LlavaOnevisionForConditionalGeneration": {
-        "LlavaOnevisionImageProcessor": {**CLIP, **_ONE_SIZE, "do_pad": True, "image_grid_pinpoints": _ONE}
-    },
-}
-_FACTS = {
-    "LlavaNextForConditionalGeneration": (32_000, "default", ""),
-    "LlavaOnevisionForConditionalGeneration": (151_646, "full", "anyres_max_9"),
-}
-"""What config.json leaves out: the token, the strategy, and the greatest number of tiles."""
 
 
 class TiledSettings(PictureSettings, frozen=True, kw_only=True):
@@ -41,43 +29,43 @@ class TiledSettings(PictureSettings, frozen=True, kw_only=True):
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    image_token_index: int | None = None
-    vision_feature_select_strategy: str | None = None
     vision_aspect_ratio: str | None = None
 
 
-class LlavaNextProcessor:
-    placeholder = written = "<image>"
+class LlavaNextProcessor(FixedSizeProcessor):
+    classes: ClassVar[Classes] = {
+        "LlavaNextImageProcessor": {**CLIP, "do_pad": True, "image_grid_pinpoints": _NEXT}
+    }
+    usual_token = 32_000
+    usual_strategy: ClassVar[str] = "default"
+    usual_ratio: ClassVar[str] = ""
+    """What vision_aspect_ratio is if config.json does not tell, where the family has that field."""
 
     def __init__(self, files: MediaFiles) -> None:
-        defaults = _DEFAULTS[files.architecture]
-        self._size = size = FixedSize(files, defaults)
-        self.settings = read_settings(files, TiledSettings, defaults)
-        if any(length % size.side for canvas in self.settings.image_grid_pinpoints for length in canvas):
-            raise ConfigError(f"{SETTINGS}: image_grid_pinpoints are not whole tiles of {size.side} pixels")
-        facts, usual = read_facts(files, _Facts), _FACTS[files.architecture]
-        self._token = usual[0] if facts.image_token_index is None else facts.image_token_index
-        strategy = facts.vision_feature_select_strategy or usual[1]
-        if (strategy == "default") != size.has_class_token:
+        super().__init__(files)
+        self.settings = tiled = read_settings(files, TiledSettings, self.classes)
+        self._canvases = tiled.image_grid_pinpoints
+        if any(length % self.side for canvas in self._canvases for length in canvas):
+            raise ConfigError(f"{SETTINGS}: image_grid_pinpoints are not whole tiles of {self.side} pixels")
+        strategy = self.facts.vision_feature_select_strategy or self.usual_strategy
+        if (strategy == "default") != self.has_class_token:
             raise ConfigError(
                 f"config.json: vision_feature_select_strategy {strategy!r} does not fit the tower"
             )
-        self._most = most_tiles(usual[2] and (facts.vision_aspect_ratio or usual[2]))
+        ratio = read_facts(files, _Facts).vision_aspect_ratio
+        self._most = most_tiles(self.usual_ratio and (ratio or self.usual_ratio))
 
     def prepare(self, picture: Picture) -> Prepared:
         check_ratio(*picture.size)
-        side, resample = self._size.side, self.settings.resample
+        side, resample = self.side, self.settings.resample
         canvas = self._canvas(*picture.size)
         tiles = [picture.resize((side, side), resample)]
         rows, columns = canvas[0] // side, canvas[1] // side
         tiles += cut(picture.resize(_fitted(picture.size, canvas), resample), side, rows, columns)
-        across = side // self._size.patch
+        across = side // self.patch
         kept = _unpadded(picture.size, rows * across, columns * across)
         height, width = shrunk(*kept, across, self._most)
-        return stacked(tiles, (rows, *kept), self._size.patches + height * (width + 1))
-
-    def layout(self, prepared: Prepared) -> Layout:
-        return Layout([self._token] * prepared.embeddings, [(0, prepared.embeddings)])
+        return stacked(tiles, (rows, *kept), self.patches + height * (width + 1))
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """The height and width that keep most of a picture's pixels, and of such that waste least."""
@@ -87,7 +75,14 @@ class LlavaNextProcessor:
             useful = min(int(width * scale) * int(height * scale), width * height)
             return useful, useful - canvas[0] * canvas[1]
 
-        return max(self.settings.image_grid_pinpoints, key=value)
+        return max(self._canvases, key=value)
+
+
+class LlavaOnevisionProcessor(LlavaNextProcessor):
+    classes = {
+        "LlavaOnevisionImageProcessor": {**CLIP, **_ONE_SIZE, "do_pad": True, "image_grid_pinpoints": _ONE}
+    }
+    usual_token, usual_strategy, usual_ratio = 151_646, "full", "anyres_max_9"
 
 
 def most_tiles(ratio: str) -> int:

@@ -12,10 +12,10 @@ import numpy as np
 from models.composites import minicpmv_version
 from models.media.files import MediaFiles, PictureSettings, Side, read_facts, read_settings, with_settings
 from models.media.item import ORDINAL, Layout, Picture, Prepared, interleaved
+from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
 
-_HALF = (0.5, 0.5, 0.5)
-_DEFAULTS = {"MiniCPMVImageProcessor": {"resample": 3, "image_mean": _HALF, "image_std": _HALF}}
+_DEFAULTS = {"MiniCPMVImageProcessor": {"resample": 3, **HALF_PIXELS}}
 _NAMES = {"norm_mean": "image_mean", "norm_std": "image_std"}
 """What the authors call settings that all families have."""
 

@@ -19,13 +19,8 @@ def cut(picture: Picture, side: int, rows: int, columns: int) -> list[Picture]:
 
 def stacked(tiles: Sequence[Picture], grid: tuple[int, int, int], embeddings: int) -> Prepared:
     """The item of tiles of one size."""
-    return Prepared(
-        kind="image",
-        pixels=memoryview(b"".join(tile.tobytes() for tile in tiles)),
-        shape=(tiles[0].height * len(tiles), tiles[0].width, 3),
-        grid=grid,
-        embeddings=embeddings,
-    )
+    pixels, (width, height) = b"".join(tile.tobytes() for tile in tiles), tiles[0].size
+    return Prepared("image", memoryview(pixels), (height * len(tiles), width, 3), grid, embeddings)
 
 
 def shapes_of(least: int, most: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -61,6 +61,8 @@ class _DocumentTower(nn.Module, ABC):
         self.encoder = encoder
         self.projector = Linear(width, setup.hidden_size, bias=True)
         self.separator = Learned(setup.hidden_size)
+        self.beside: dict[str, Learned] = {}
+        """The tensors that only this version has, by their names."""
 
     def pull(self, weights: Weights) -> None:
         if "model.view_seperator" in weights:
@@ -71,12 +73,8 @@ class _DocumentTower(nn.Module, ABC):
         load(self.encoder, weights / "model.vision_tower.vision_encoder")
         load(self.projector, weights / "model.multi_modal_projector")
         load(self.separator, weights / "model.view_separator")
-        self.pull_beside(weights)
-
-    @abstractmethod
-    def pull_beside(self, weights: Weights) -> None:
-        """Take the tensors that only this version has."""
-        ...
+        for name, part in self.beside.items():
+            load(part, weights / name)
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         views = [self._views(item) for item in items]
@@ -183,9 +181,7 @@ class DeepseekOcrTower(_DocumentTower):
             )
         super().__init__(setup, sam, FedTransformer(clip), 2 * size)
         self.newline = Learned(setup.hidden_size)
-
-    def pull_beside(self, weights: Weights) -> None:
-        load(self.newline, weights / "model.image_newline")
+        self.beside = {"model.image_newline": self.newline}
 
     def features(self, fed: Tensor) -> Tensor:
         return torch.cat([self.encoder(fed), fed], dim=-1)
@@ -204,25 +200,18 @@ class DeepseekOcrTower(_DocumentTower):
 
 
 class _EncoderFields(msgspec.Struct, frozen=True, kw_only=True):
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size
+    """The fields of the second tower; config.json says little of the published one, which these are of."""
+
+    hidden_size: Size = 896
+    intermediate_size: Size = 4864
+    num_hidden_layers: Size = 24
+    num_attention_heads: Size = 14
+    num_key_value_heads: Size = 2
     hidden_act: str = "silu"
     rms_norm_eps: Eps = 1e-6
 
 
-_QWEN2: dict[str, Any] = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1_000_000.0,
-}
-"""The second tower of the published version 2, whose config.json says little of it."""
+_ROPE: dict[str, Any] = {"max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
 _QWEN2_NAMES = TowerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.o_proj",
@@ -294,20 +283,17 @@ class DeepseekOcr2Tower(_DocumentTower):
 
     def __init__(self, setup: TowerSetup) -> None:
         vision = setup.config["vision_config"]
-        encoder = QueryEncoder(vision.get("encoder_config") or _QWEN2)
+        encoder = QueryEncoder(vision.get("encoder_config") or _ROPE)
         sam = read_tower_fields(vision.get("sam_config") or {}, SamFields)
         super().__init__(setup, sam, encoder, encoder.size)
-        self.queries = nn.ModuleList(
-            Learned(count, encoder.size, name="weight") for count in _QUERIES.values()
-        )
-
-    def pull_beside(self, weights: Weights) -> None:
-        for name, queries in zip(_QUERIES, self.queries, strict=True):
-            load(queries, weights / f"model.vision_tower.{name}")
+        self.beside = {
+            f"model.vision_tower.{name}": Learned(count, encoder.size, name="weight")
+            for name, count in _QUERIES.items()
+        }
+        self.queries = nn.ModuleList(self.beside.values())
 
     def features(self, fed: Tensor) -> Tensor:
-        tables = [cast("Learned", each).weight for each in self.queries]
-        (queries,) = (table for table in tables if len(table) == fed.shape[1])
+        (queries,) = (each.weight for each in self.beside.values() if len(each.weight) == fed.shape[1])
         return self.encoder(torch.cat([fed, queries.expand(len(fed), -1, -1)], dim=1))
 
     def joined(self, views: Sequence[Tensor], item: TowerInput) -> Tensor:

@@ -1,4 +1,4 @@
-"""SAM's tower, as models that read documents have it: windows, relative positions, and a neck behind."""
+"""SAM's tower, as models that read documents have it, and GOT-OCR 2, which projects what it gives."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import Eps, Size
 from models.context import context, use_context
-from models.layers.linear import frozen
+from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, enter
 from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput
+from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower_inputs import cut_tiles, read_tower_fields
 
 _NAMES = TowerNames(
     qkv=("attn.qkv",), attention="attn", out="attn.proj", norms=("layer_norm1", "layer_norm2")
@@ -192,8 +193,7 @@ class SamVision(nn.Module):
     def pull(self, weights: Weights) -> None:
         load(self.patches, weights / "patch_embed.projection")
         load(self.positions, weights / "pos_embed")
-        for number, layer in enumerate(self.layers):
-            load(layer, weights / "layers" / str(number))
+        load(self.layers, weights / "layers")
         load(self.narrow, weights / "neck.conv1")
         load(self.first_norm, weights / "neck.layer_norm1")
         load(self.mix, weights / "neck.conv2")
@@ -227,3 +227,28 @@ def _layer(fields: SamFields, number: int) -> TowerLayer:
     norms = LayerNorm(size, fields.layer_norm_eps), LayerNorm(size, fields.layer_norm_eps)
     attention = GridAttention(heads, size // heads, side, windowed=windowed)
     return TowerLayer(size, heads, mlp, norms, _NAMES, attention=attention)
+
+
+class GotOcr2Tower(nn.Module):
+    """SAM's tower, two convolutions and a linear layer."""
+
+    levels = 0
+
+    def __init__(self, setup: TowerSetup) -> None:
+        super().__init__()
+        self.fields = fields = read_tower_fields(setup.config["vision_config"], SamFields)
+        self.sam = SamVision(fields, setup.pictures)
+        channels, size = fields.output_channels, setup.hidden_size
+        self.halving = Halving((channels, 2 * channels, size), ("conv_upsampler1", "conv_upsampler2"))
+        self.projector = Linear(size, size, bias=True)
+
+    def pull(self, weights: Weights) -> None:
+        projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        load(self.sam, weights.first("model.vision_tower", "vision_tower"))
+        load(self.halving, projector)
+        load(self.projector, projector / "multimodal_projector")
+
+    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+        tiles = cut_tiles(items, self.fields.image_size, self.fields.patch_size)
+        rows = self.projector(self.halving(self.sam(tiles)).flatten(0, 1))
+        return list(rows.split([item.embeddings for item in items]))

@@ -13,19 +13,12 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError
 from models.layers.linear import Linear, frozen
 from models.layers.norm import enter
-from models.vision.projector import merge_squares
+from models.vision.blocks import merge_squares
 from models.vision.tower import TowerInput, TowerSetup
 from models.vision.tower_inputs import cut_tiles, read_tower_fields
 from models.vision.vit import VisionTransformer, read_vit
 
-_USUAL = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
+_USUAL = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 """Fields of the tower that config.json leaves out."""
 
 

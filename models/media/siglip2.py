@@ -1,7 +1,4 @@
-"""CLIP and SigLIP, whose pictures are compared with texts: a picture is a prompt of its own, of one position.
-
-SigLIP 2 in fixed resolutions has the classes of SigLIP; where pictures keep their shape, it has its own.
-"""
+"""SigLIP 2 for pictures in their own shape, each of which is a prompt of its own, of one position."""
 
 from __future__ import annotations
 
@@ -11,32 +8,14 @@ from typing import Annotated
 import msgspec
 
 from models.media.files import SETTINGS, MediaFiles, PictureSettings, read_facts, read_settings
-from models.media.fixed_size import CLIP, SIGLIP, FixedSize
-from models.media.item import Layout, Picture, Prepared
+from models.media.fixed_size import SIGLIP
+from models.media.item import Layout, Picture, Prepared, run_of
 from models.media.resize import to_item
 from models.plain_files import ConfigError
 
-_DEFAULTS = {
-    "CLIPModel": {"CLIPImageProcessor": CLIP},
-    "SiglipModel": {"SiglipImageProcessor": SIGLIP},
-}
 _SIGLIP2 = {"Siglip2ImageProcessor": {**SIGLIP, "resample": 2}}
 _STEP, _MOST_SCALE = 1e-5, 100.0
 """How exactly the scale of a picture is found, and the largest one."""
-
-
-class ContrastiveProcessor:
-    placeholder = written = ""
-
-    def __init__(self, files: MediaFiles) -> None:
-        self._size = FixedSize(files, _DEFAULTS[files.architecture])
-        self.settings = self._size.settings
-
-    def prepare(self, picture: Picture) -> Prepared:
-        return self._size.prepare(picture, 1)
-
-    def layout(self, prepared: Prepared) -> Layout:
-        return Layout([0], [(0, 1)])
 
 
 class Siglip2Settings(PictureSettings, frozen=True, kw_only=True):
@@ -69,7 +48,7 @@ class Siglip2Processor:
         return to_item(resized, patch, 1)
 
     def layout(self, prepared: Prepared) -> Layout:
-        return Layout([0], [(0, 1)])
+        return run_of(0, 1)
 
     def _shape(self, width: int, height: int) -> tuple[int, int]:
         """The rows and columns of patches, at the scale that transformers finds by halving an interval."""
