@@ -11,7 +11,7 @@ import pytest
 import torch
 from equal_bits import assert_same_bits
 from kernel_levels import table_of, use_threads
-from paged import make_cache, make_step
+from paged import make_cache, make_step, rows_of
 from torch import Tensor
 
 from models.context import ForwardContext
@@ -101,6 +101,40 @@ def test_a_query_has_the_same_bits_in_any_step(level: str, dtype: torch.dtype, w
         use_threads(level, threads)
         for end in (1, 2, 63, 64, 65, 256, 257, 700, 701, 832, 1024, 1025, length):
             assert_same_bits(prompt.rows([end - 1, end]), at_once[end - 1 : end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_that_follow_each_other_have_the_same_bits_together(
+    level: str, dtype: torch.dtype, dim: int
+) -> None:
+    """As guesses do. What the last one leaves in the cache is not finite, and the others do not see it."""
+    for start in (1, 60, random.randint(245, 256), random.randint(257, 767), 1020):
+        sunk, softcap, window = random.choice([(False, None, None), (True, 5.0, 2000), (True, None, 258)])
+        end = start + random.randint(2, 12)
+        prompt = make_prompt(table_of(level), end, dtype, dim, sunk=sunk, softcap=softcap, window=window)
+        size = prompt.whole.block_size
+        prompt.kv[:, prompt.whole.block_table[0, (end - 1) // size], :, (end - 1) % size] = torch.nan
+        ends = [*range(start - 1, end + 1)]
+        alone = prompt.alone(ends)
+        assert alone[:-1].isfinite().all()
+        assert alone[-1].isnan().all()
+        for threads in (1, 2, 3):
+            use_threads(level, threads)
+            together = prompt.rows(ends)
+            assert_same_bits(together[:-1], alone[:-1])
+            assert together[-1].isnan().all()
+
+
+def test_rows_of_different_sequences_are_not_taken_for_one(level: str) -> None:
+    """Each is one token longer than the one before; the last two share blocks, but not their last one."""
+    step = make_step([1] * 5, [300, 301, 302, 320, 321], block_size=16)
+    step.block_table[4, :19] = step.block_table[3, :19]
+    kv, q = make_cache(step, 2, 64, torch.float32), torch.randn(5, 6, 64)
+    together = table_of(level)["attention"](q, kv, step, scale=0.1)
+    for row in range(5):
+        alone = table_of(level)["attention"](q[row : row + 1], kv, rows_of(step, row, row + 1), scale=0.1)
+        assert_same_bits(alone, together[row : row + 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,9 @@
 // A row with one new token, whose heads are whole vectors, is computed by `attention_row.h`, any other by
 // `attention_tile.h`. Both add in the one order that the latter specifies, by positions alone. So a token's bits do
 // not depend on how many new tokens its row has, where a prompt is cut, other rows, or threads.
+//
+// Rows of one new token that follow each other in a sequence, as guesses do, are computed together: they read the cache
+// once. A unit of them is known by the last one, whose keys are those of all.
 #include <stdlib.h>
 
 #include "attention_row.h"
@@ -26,9 +29,10 @@ typedef struct {
     long window;  // 0: none
     scoring scoring;
     const unit *units;
+    int *together;  // [rows]: how many rows are computed with a row of one new token that is the last of them
     // If the chunks of a row are units of their own:
     long chunks;   // the most chunks of a row
-    float *parts;  // [split, kv_heads, chunks, group, part_size]
+    float *parts;  // for each split row and those before it [kv_heads, chunks, rows, group, part_size]
     int *missing;  // [split, kv_heads]: chunks that are not yet computed
 } paged;
 
@@ -119,48 +123,73 @@ INLINE void find_next(const paged *p, kind k, const unit *u, long head, long sto
     for (long i = left; i < PAST; i++) rows[i] = rows[i - 1];
 }
 
-// Computes a row's keys in [start, stop), which are of one chunk. In place of those before `start` that share its
-// vector, and are not seen, the first one is repeated.
+// The first row of a unit that has keys from `start` on; `start` is seen by the last one.
+INLINE long first_row(const paged *p, const unit *u, long start) {
+    long shortest = p->kv_lens[u->row] - p->together[u->row] + 1;
+    return start < shortest ? 0 : start - shortest + 1;
+}
+
+// Computes the keys in [start, stop), which are of one chunk, for the rows that have some of them. In place of those
+// before `start` that share its vector, and are not seen, the first one is repeated.
 INLINE void attend_chunk(const paged *p, scoring s, row_memory *m, const unit *u, long head, long start, long stop,
                          const unit *next, float *parts) {
     long hidden = start % LANES, keys = stop - start + hidden;
     find_rows(p, s.kind, u->row, head, start, stop - start, m->rows + hidden, m->rows + keys + hidden);
     for (long i = 0; i < hidden; i++) m->rows[i] = m->rows[hidden], m->rows[keys + i] = m->rows[keys + hidden];
     find_next(p, s.kind, u, head, stop, next, m->rows + 2 * keys);
-    m->distance = (float)(start / CHUNK * CHUNK - (p->kv_lens[u->row] - 1));
-    row_chunk(m, s, group_of(p), (span){(start - hidden) % CHUNK, keys, hidden}, parts);
+    long length = p->kv_lens[u->row], rows = p->together[u->row];
+    m->distance = (float)(start / CHUNK * CHUNK - (length - 1));
+    row_chunk(m, s, group_of(p), first_row(p, u, start), rows, (span){(start - hidden) % CHUNK, keys, hidden},
+              stop - (length - rows + 1), parts);
+}
+
+// Merges the parts of a chunk that begins at `start` into those of the chunks before it.
+INLINE void merge_chunk(const paged *p, scoring s, const unit *u, long start, float *into, const float *next) {
+    long first = first_row(p, u, start), heads = (p->together[u->row] - first) * group_of(p);
+    long before = first * group_of(p) * part_size(s);
+    merge_parts(into + before, next + before, s, heads);
+}
+
+// Writes the results of a unit's rows.
+INLINE void finish_rows(const paged *p, scoring s, const unit *u, long head, const float *parts) {
+    long group = group_of(p), rows = p->together[u->row], token = p->query_starts[u->row] - rows + 1;
+    for (long row = 0; row < rows; row++, token++, parts += group * part_size(s))
+        finish_parts(at_out(p->out, (token * p->heads + head * group) * s.dim, s.kind), parts, s, group,
+                     sinks_of(p, head));
 }
 
 // Computes one of a row's chunks; the thread that computes the last one merges them all.
-INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, const unit *next,
-                         void *out) {
-    long group = group_of(p), size = group * part_size(s), of = u->split * p->kv_heads + head;
+INLINE void attend_split(const paged *p, scoring s, row_memory *m, const unit *u, long head, const unit *next) {
+    long rows = p->together[u->row], size = rows * group_of(p) * part_size(s), of = u->split * p->kv_heads + head;
     long length = p->kv_lens[u->row], before = first_seen(p, length - 1) / CHUNK;
-    float *parts = p->parts + of * p->chunks * size;
+    long place = (u->row - rows + 1) * p->kv_heads + head * rows;  // in parts of single rows
+    float *parts = p->parts + place * p->chunks * group_of(p) * part_size(s);
     attend_chunk(p, s, m, u, head, u->first, u->first + u->count, next, parts + (u->first / CHUNK - before) * size);
     if (__atomic_sub_fetch(&p->missing[of], 1, __ATOMIC_ACQ_REL) > 0) return;
-    for (long c = 1; c < ceil_div(length, CHUNK) - before; c++) merge_parts(parts, parts + c * size, s, group);
-    finish_parts(out, parts, s, group, sinks_of(p, head));
+    for (long c = 1; c < ceil_div(length, CHUNK) - before; c++)
+        merge_chunk(p, s, u, (before + c) * CHUNK, parts, parts + c * size);
+    finish_rows(p, s, u, head, parts);
 }
 
-// Computes the new token of a row that has only one.
-INLINE void attend_row(const paged *p, scoring s, const unit *u, long head, const unit *next) {
-    long group = group_of(p), size = group * part_size(s);
-    long place = (p->query_starts[u->row] * p->heads + head * group) * s.dim;
-    row_memory *m = row_begin(s, group, at(p->q, place, s.kind));
-    void *out = at_out(p->out, place, s.kind);
+// Computes the new tokens of rows that have only one.
+INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, const unit *next) {
+    long group = group_of(p), rows = p->together[u->row], token = p->query_starts[u->row] - rows + 1;
+    row_memory *m = row_begin(s, rows * group);
+    for (long row = 0; row < rows; row++)
+        row_queries(m, s, group, row * group, at(p->q, ((token + row) * p->heads + head * group) * s.dim, s.kind));
     m->slopes = p->slopes ? p->slopes + head * group : NULL;
     if (u->split >= 0) {
-        attend_split(p, s, m, u, head, next, out);
+        attend_split(p, s, m, u, head, next);
         return;
     }
+    float *others = m->parts + rows * group * part_size(s);
     long end = u->first + u->count;
     for (long start = u->first, stop; start < end; start = stop) {
         stop = least(end, (start / CHUNK + 1) * CHUNK);
-        attend_chunk(p, s, m, u, head, start, stop, next, start == u->first ? m->parts : m->parts + size);
-        if (start != u->first) merge_parts(m->parts, m->parts + size, s, group);
+        attend_chunk(p, s, m, u, head, start, stop, next, start == u->first ? m->parts : others);
+        if (start != u->first) merge_chunk(p, s, u, start, m->parts, others);
     }
-    finish_parts(out, m->parts, s, group, sinks_of(p, head));
+    finish_rows(p, s, u, head, m->parts);
 }
 
 INLINE void do_units(const paged *p, long first, long last, kind k) {
@@ -169,7 +198,7 @@ INLINE void do_units(const paged *p, long first, long last, kind k) {
     s.biased = 0;
     for (long i = first; i < last; i++) {
         const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
-        if (is_single(p, u->row)) attend_row(p, s, u, i % p->kv_heads, next);
+        if (is_single(p, u->row)) attend_rows(p, s, u, i % p->kv_heads, next);
         else attend_tile(p, s, u, i % p->kv_heads);
     }
 }
@@ -192,15 +221,38 @@ static long row_units(const paged *p, long row, unit *units, int split) {
     long length = p->kv_lens[row], n = 0;
     for (long first = first_seen(p, length - 1), stop; first < length; first = stop) {
         stop = split ? least(length, (first / CHUNK + 1) * CHUNK) : length;
-        units[n++] = (unit){(int)row, (int)first, (int)(stop - first), split ? (int)row : -1, stop - first};
+        long keys = stop - first;
+        units[n++] = (unit){(int)row, (int)first, (int)keys, split ? (int)row : -1, keys * p->together[row]};
+    }
+    return n;
+}
+
+// Whether a row goes on where the one before it ends, in the same cache blocks. Slopes and windows differ by position.
+INLINE int follows(const paged *p, long row) {
+    const int *table = p->block_table + row * p->table_width;
+    long before = p->kv_lens[row - 1];
+    return p->slopes == NULL && is_single(p, row) && is_single(p, row - 1) && p->kv_lens[row] == before + 1 &&
+           first_seen(p, before) == 0 &&
+           memcmp(table, table - p->table_width, ceil_div(before, p->block_size) * sizeof(int)) == 0;
+}
+
+// Finds rows that are computed together; others have 0. -> how many units there are of rows of one new token.
+static long find_together(const paged *p) {
+    long most = TILE / group_of(p), n = 0;
+    for (long row = 0; row < p->rows; row++) {
+        p->together[row] = is_single(p, row);
+        n += p->together[row];
+        if (row == 0 || p->together[row - 1] >= most || !follows(p, row)) continue;
+        p->together[row] += p->together[row - 1];
+        p->together[row - 1] = 0;
+        n--;
     }
     return n;
 }
 
 // Whether chunks are units of their own: if there are few rows, all with one new token.
-static int is_split(const paged *p) {
-    return p->query_starts[p->rows] == p->rows && p->rows * p->kv_heads < 4 * threads && p->chunks > 1 &&
-           is_single(p, 0);
+static int is_split(const paged *p, long singles) {
+    return p->query_starts[p->rows] == p->rows && singles > 0 && singles * p->kv_heads < 4 * threads && p->chunks > 1;
 }
 
 enum {
@@ -210,8 +262,10 @@ enum {
 
 static void run(paged *p, int split, unit *units, unit *sorted) {
     long n = 0, cost = 0;
-    for (long row = 0; row < p->rows; row++)
-        n += is_single(p, row) ? row_units(p, row, units + n, split) : tile_units(p, row, units + n);
+    for (long row = 0; row < p->rows; row++) {
+        if (!is_single(p, row)) n += tile_units(p, row, units + n);
+        else if (p->together[row]) n += row_units(p, row, units + n, split);
+    }
     for (long i = 0; i < n; i++) cost += units[i].cost;
     longest_first(sorted, units, n);
     p->units = sorted;
@@ -252,13 +306,16 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
         long chunks = ceil_div(kv_lens[row], CHUNK);
         if (chunks > p.chunks) p.chunks = chunks;
     }
-    int split = is_split(&p);
+    p.together = malloc(rows * sizeof(int));
+    if (p.together == NULL) abort();  // out of memory, where torch would throw
+    int split = is_split(&p, find_together(&p));
     if (split) most = rows * p.chunks;
     unit *units = malloc(2 * most * sizeof(unit));
-    if (units == NULL) abort();  // out of memory, where torch would throw
+    if (units == NULL) abort();
     if (split) run_split(&p, units, units + most);
     else run(&p, 0, units, units + most);
     free(units);
+    free(p.together);
 }
 
 EXPORT void attention_words(const word *a) {

@@ -1,8 +1,10 @@
-// Attention of a single new token: the query heads that share a key head, over a chunk of keys.
+// Attention of rows with a single new token: the query heads that share a key head, over a chunk of keys. Rows of one
+// sequence, as guesses are, take a chunk together, as if the later ones were more heads of the first.
 //
 // It adds in the order that `attention_tile.h` specifies. The lanes of a vector are keys for scores, so that a lane
-// adds the words of a key one after the other, and dimensions for values. Memory bounds it, so every row of the cache
-// is prefetched some time before it is used: towards the end of a chunk those of the next one, or of the next unit.
+// adds the words of a key one after the other, and dimensions for values. Memory bounds a row alone, so every row of
+// the cache is prefetched some time before it is used: towards the end of a chunk those of the next one, or of the
+// next unit.
 #pragma once
 
 #include "attention_tile.h"
@@ -11,20 +13,30 @@ enum {
     AHEAD = 8192,            // bytes between a prefetch and its use,
     MOST_AHEAD = 56,         // which are so many rows at most
     PAST = MOST_AHEAD + 16,  // 16: the most lanes
-    HEADS = 4,               // heads whose values are added at a time
-    HEAD_VECS = 8,           // vectors of dimensions at a time, of up to 2 heads; half as many of more
+    HEADS = 4,               // heads that are computed at a time
+    SQUARES = 2,             // vectors of keys that they are multiplied with at a time,
+    STRIPE = 64,             // over so many columns: those stay in the first-level cache
+    HEAD_VECS = 8,           // vectors of dimensions at a time, at most
 };
 
-// The memory of one thread. The caller fills in the rows: keys, then values, then PAST rows that are read next.
+// Vectors of dimensions whose sums fill the registers best, beside those of so many heads.
+INLINE int vecs_beside(int heads) {
+    if (LANES == 16) return heads <= 2 ? HEAD_VECS : HEAD_VECS / 2;
+    return heads == 1 ? 8 : heads == 4 ? 2 : 4;
+}
+
+// The memory of one thread. The caller fills in the rows: keys, then values, then PAST rows that are read next. A head
+// is one of those of any of the queries that are computed together.
 typedef struct {
     const void *rows[2 * CHUNK + PAST];
-    long ahead;      // rows between a prefetch and its use
-    float *queries;  // [head][word], each head padded to whole vectors
-    float *scores;   // [head][CHUNK], by position in the chunk; then weights, or words of them
-    float *decays;   // [head][CHUNK / KEYS]
-    float *parts;    // [2][head][part_size]
-    const float *slopes;  // [head], or NULL; the caller fills them in, too, and
-    float distance;       // from the query to the first position of the chunk, at most 0
+    const void *const *values;  // those of `rows`
+    long ahead;                 // rows between a prefetch and its use
+    float *queries;             // [head][word], each head padded to whole vectors
+    float *scores;              // [head][CHUNK], by position in the chunk; then weights, or words of them
+    float *decays;              // [head][CHUNK / KEYS]
+    float *parts;               // [2][head][part_size]
+    const float *slopes;        // [head], or NULL; the caller fills them in, too, and
+    float distance;             // from the query to the first position of the chunk, at most 0
 } row_memory;
 
 // Keys of a chunk: `count` from the position `first` in it, a multiple of LANES. The first `hidden` are not seen.
@@ -37,20 +49,23 @@ INLINE long padded(long words) { return ceil_div(words, LANES) * LANES; }
 // The state of a head after some keys: the largest score, the sum of weights, and the sum of weighted values.
 INLINE long part_size(scoring s) { return 2 + s.dim; }
 
-// `query` [group, dim]
-INLINE row_memory *row_begin(scoring s, long group, const void *query) {
-    long words = words_of(s), stride = padded(words);
-    long floats = group * (stride + CHUNK + CHUNK / KEYS + 2 * part_size(s));
+INLINE row_memory *row_begin(scoring s, long heads) {
+    long stride = padded(words_of(s)), floats = heads * (stride + CHUNK + CHUNK / KEYS + 2 * part_size(s));
     row_memory *m = scratch(sizeof(row_memory) + floats * sizeof(float));
     m->queries = (float *)(m + 1);
     m->ahead = least(MOST_AHEAD, 1 + AHEAD / (s.dim * width_of(s.kind)));
-    m->scores = m->queries + group * stride;
-    m->decays = m->scores + group * CHUNK;
-    m->parts = m->decays + group * (CHUNK / KEYS);
-    for (long head = 0; head < group; head++, query = at(query, s.dim, s.kind))
+    m->scores = m->queries + heads * stride;
+    m->decays = m->scores + heads * CHUNK;
+    m->parts = m->decays + heads * (CHUNK / KEYS);
+    return m;
+}
+
+// The queries of a row [group, dim], whose first head is `head`.
+INLINE void row_queries(const row_memory *m, scoring s, long group, long head, const void *query) {
+    long words = words_of(s), stride = padded(words);
+    for (long last = head + group; head < last; head++, query = at(query, s.dim, s.kind))
         for (long i = 0; i < words; i += LANES)
             vec_store(m->queries + head * stride + i, load_words(query, i, words - i, s), FLOAT32);
-    return m;
 }
 
 INLINE void fetch_row(const void *row, scoring s) {
@@ -58,39 +73,84 @@ INLINE void fetch_row(const void *row, scoring s) {
     for (long i = 0; i < s.dim * width_of(s.kind); i += 64) _mm_prefetch(bytes + i, _MM_HINT_T0);
 }
 
-// Adds the products of one float32 of LANES keys, or of two neighbours in bfloat16, in words of `query`.
-INLINE vec column_fma(const float *query, vec column, vec sum, scoring s) {
-    if (s.kind == FLOAT32 || in_pairs(s.kind)) return words_fma(vec_all(*query), column, sum, s);
-    sum = vec_fma(vec_all(query[0]), widen_even(column), sum);
-    return vec_fma(vec_all(query[1]), widen_odd(column), sum);
+// Columns of keys, 4 bytes each, transposed: a vector is a column of as many keys as it has lanes.
+typedef struct {
+    vec columns[SQUARES][STRIPE];
+    long first, count;  // the first column of the keys, and how many there are
+} stripe;
+
+// Adds the products of a stripe to the scores of some heads. A column is a float32, a word of two neighbours in
+// bfloat16, or two words, which are widened once for all heads.
+INLINE void score_heads(const row_memory *m, scoring s, const stripe *q, long head, const int heads, const int keys,
+                        float *scores) {
+    const int each = s.kind == FLOAT32 || in_pairs(s.kind) ? 1 : 2;  // words in a column
+    const long stride = padded(words_of(s));
+    const float *query = m->queries + head * stride + q->first * each;
+    vec sums[HEADS][SQUARES];
+    for (int h = 0; h < heads; h++)
+        for (int k = 0; k < keys; k++)
+            sums[h][k] = q->first == 0 ? vec_zero() : vec_load(scores + h * CHUNK + k * LANES, FLOAT32);
+    for (long i = 0; i < q->count; i++, query += each)
+        for (int half = 0; half < each; half++) {
+            vec words[SQUARES];
+            for (int k = 0; k < keys; k++) {
+                words[k] = q->columns[k][i];
+                if (each == 2) words[k] = half ? widen_odd(words[k]) : widen_even(words[k]);
+            }
+            for (int h = 0; h < heads; h++) {
+                vec same = vec_all(query[h * stride + half]);
+                for (int k = 0; k < keys; k++) sums[h][k] = words_fma(same, words[k], sums[h][k], s);
+            }
+        }
+    for (int h = 0; h < heads; h++)
+        for (int k = 0; k < keys; k++) vec_store(scores + h * CHUNK + k * LANES, sums[h][k], FLOAT32);
 }
 
-// Adds the products of columns [i, i + LANES), 4 bytes each, of as many keys to the scores of all heads.
-INLINE void score_square(const row_memory *m, scoring s, long group, const void *const *keys, long i, float *scores) {
-    const long columns = s.dim * width_of(s.kind) / 4, left = least(LANES, columns - i);
-    const long each = s.kind == FLOAT32 || in_pairs(s.kind) ? 1 : 2;  // words in a column
-    vec square[LANES];
-    for (int r = 0; r < LANES; r++) {
-        square[r] = vec_load_upto(at(keys[r], i, FLOAT32), left, FLOAT32);
-        if (i % 16 == 0) _mm_prefetch(at(keys[r + m->ahead], i, FLOAT32), _MM_HINT_T0);
+// There is a function for each number of heads: one for all of them would not have enough registers.
+#define SCORES(k, h, keys)                                                                                        \
+    static __attribute__((noinline)) void score_##k##_##h##_##keys(const row_memory *m, scoring s, const stripe *q, \
+                                                                   long head, float *scores) {                    \
+        s.kind = k;                                                                                               \
+        score_heads(m, s, q, head, h, keys, scores);                                                              \
     }
-    vec_transpose(square);
-    const float *query = m->queries + i * each;
-    for (long head = 0; head < group; head++, query += padded(words_of(s)), scores += CHUNK) {
-        vec sum = i == 0 ? vec_zero() : vec_load(scores, FLOAT32);
-        if (left == LANES)
-            for (int r = 0; r < LANES; r++) sum = column_fma(query + r * each, square[r], sum, s);
-        else
-            for (int r = 0; r < left; r++) sum = column_fma(query + r * each, square[r], sum, s);
-        vec_store(scores, sum, FLOAT32);
+#define SCORES_OF(k, keys) SCORES(k, 1, keys) SCORES(k, 2, keys) SCORES(k, 3, keys) SCORES(k, 4, keys)
+SCORES_OF(FLOAT32, 1) SCORES_OF(FLOAT32, 2) SCORES_OF(BFLOAT16, 1) SCORES_OF(BFLOAT16, 2)
+
+#define SCORE_LOOPS(k, keys) {score_##k##_1_##keys, score_##k##_2_##keys, score_##k##_3_##keys, score_##k##_4_##keys}
+static void (*const score_loops[][SQUARES][HEADS])(const row_memory *, scoring, const stripe *, long, float *) = {
+    [FLOAT32] = {SCORE_LOOPS(FLOAT32, 1), SCORE_LOOPS(FLOAT32, 2)},
+    [BFLOAT16] = {SCORE_LOOPS(BFLOAT16, 1), SCORE_LOOPS(BFLOAT16, 2)},
+};
+
+// Computes the scores of some vectors of keys for heads [head, last).
+INLINE void score_vectors(const row_memory *m, scoring s, const void *const *keys, const int count, long head,
+                          long last, float *scores) {
+    const long columns = s.dim * width_of(s.kind) / 4;
+    stripe q;
+    for (q.first = 0; q.first < columns; q.first += STRIPE) {
+        q.count = least(STRIPE, columns - q.first);
+        for (int k = 0; k < count; k++)
+            for (long i = 0; i < q.count; i += LANES) {
+                vec square[LANES];
+                for (int r = 0; r < LANES; r++) {
+                    const void *const *row = keys + k * LANES + r;
+                    square[r] = vec_load_upto(at(*row, q.first + i, FLOAT32), q.count - i, FLOAT32);
+                    if (i % 16 == 0) _mm_prefetch(at(row[m->ahead], q.first + i, FLOAT32), _MM_HINT_T0);
+                }
+                vec_transpose(square);
+                for (int r = 0; r < LANES; r++) q.columns[k][i + r] = square[r];
+            }
+        for (long h = head; h < last; h += HEADS)
+            score_loops[s.kind][count - 1][least(HEADS, last - h) - 1](m, s, &q, h, scores + (h - head) * CHUNK);
     }
 }
 
-INLINE void score_keys(const row_memory *m, scoring s, long group, span k) {
-    long columns = s.dim * width_of(s.kind) / 4;
-    for (long key = 0; key < k.count; key += LANES)
-        for (long i = 0; i < columns; i += LANES)
-            score_square(m, s, group, m->rows + key, i, m->scores + k.first + key);
+INLINE void score_keys(const row_memory *m, scoring s, long head, long last, span k) {
+    float *scores = m->scores + head * CHUNK + k.first;
+    long key = 0;
+    for (; key + LANES < k.count; key += SQUARES * LANES)
+        score_vectors(m, s, m->rows + key, SQUARES, head, last, scores + key);
+    if (key < k.count) score_vectors(m, s, m->rows + key, 1, head, last, scores + key);
 }
 
 // Turns a block's scores into weights, in place.
@@ -140,23 +200,22 @@ INLINE void add_values(vec sums[HEADS][HEAD_VECS], scoring s, const void *const 
                         const float *weights, const int heads, long dim, const int vecs, long ahead) {
     const int pairs = in_pairs(s.kind), step = 1 + pairs;
     for (long key = 0; key < keys; key += step, weights++) {
-        vec value[HEAD_VECS];
+        vec value[HEAD_VECS], weight[HEADS];
+        const void *other = rows[key + pairs < keys ? key + pairs : key];  // a last row alone has itself beside it
         for (int r = 0; ahead && r < step; r++) fetch_row(rows[key + r + ahead], s);
+        for (int h = 0; h < heads; h++) weight[h] = vec_all(weights[h * CHUNK]);
         for (int c = 0; c < vecs; c++) {
             const void *row = at(rows[key], dim + c * LANES, s.kind);
             if (!pairs) value[c] = vec_load(row, s.kind);
-            else if (vecs == 1) value[c] = pairs_load(row, at(rows[key + 1], dim, s.kind));
-            else if (c % 2 == 0) pairs_load2(value + c, row, at(rows[key + 1], dim + c * LANES, s.kind));
-        }
-        for (int h = 0; h < heads; h++) {
-            vec weight = vec_all(weights[h * CHUNK]);
-            for (int c = 0; c < vecs; c++) sums[h][c] = words_fma(weight, value[c], sums[h][c], s);
+            else if (vecs == 1) value[c] = pairs_load(row, at(other, dim, s.kind));
+            else if (c % 2 == 0) pairs_load2(value + c, row, at(other, dim + c * LANES, s.kind));
+            for (int h = 0; h < heads; h++) sums[h][c] = words_fma(weight[h], value[c], sums[h][c], s);
         }
     }
 }
 
 INLINE void value_heads(const row_memory *m, scoring s, span k, long head, const int heads, long dim, const int vecs,
-                        float *parts) {
+                        long ahead, float *parts) {
     vec sums[HEADS][HEAD_VECS];
     for (int h = 0; h < heads; h++)
         for (int c = 0; c < vecs; c++) sums[h][c] = vec_zero();
@@ -167,8 +226,8 @@ INLINE void value_heads(const row_memory *m, scoring s, span k, long head, const
             vec decay = vec_all(m->decays[(head + h) * (CHUNK / KEYS) + key / KEYS]);
             for (int c = 0; c < vecs; c++) sums[h][c] = vec_mul(sums[h][c], decay);
         }
-        add_values(sums, s, m->rows + k.count + key - k.first, next - key, m->scores + head * CHUNK + key, heads, dim,
-                    vecs, head == 0 && dim == 0 ? m->ahead : 0);
+        add_values(sums, s, m->values + key - k.first, next - key, m->scores + head * CHUNK + key, heads, dim, vecs,
+                   ahead);
     }
     for (int h = 0; h < heads; h++) {
         float *part = parts + (head + h) * part_size(s) + 2 + dim;
@@ -177,35 +236,53 @@ INLINE void value_heads(const row_memory *m, scoring s, span k, long head, const
     }
 }
 
-INLINE void value_dims(const row_memory *m, scoring s, span k, long head, const int heads, float *parts) {
-    const int most = heads <= 2 ? HEAD_VECS : HEAD_VECS / 2;
-    long dim = 0;
-    for (; dim + most * LANES <= s.dim; dim += most * LANES) value_heads(m, s, k, head, heads, dim, most, parts);
-    for (; dim + 2 * LANES <= s.dim; dim += 2 * LANES) value_heads(m, s, k, head, heads, dim, 2, parts);
-    for (; dim < s.dim; dim += LANES) value_heads(m, s, k, head, heads, dim, 1, parts);
+INLINE void value_dims(const row_memory *m, scoring s, span k, long head, const int heads, long ahead, float *parts) {
+    const int most = vecs_beside(heads);
+    long dim = 0, all = s.dim;
+    for (; dim + most * LANES <= all; dim += most * LANES, ahead = 0)
+        value_heads(m, s, k, head, heads, dim, most, ahead, parts);
+    for (; dim + 2 * LANES <= all; dim += 2 * LANES, ahead = 0)
+        value_heads(m, s, k, head, heads, dim, 2, ahead, parts);
+    for (; dim < all; dim += LANES, ahead = 0) value_heads(m, s, k, head, heads, dim, 1, ahead, parts);
 }
 
-// There is a function for each number of heads: one for all of them would not have enough registers.
 #define VALUES(k, h)                                                                                                \
     static __attribute__((noinline)) void value_##k##_##h(const row_memory *m, scoring s, span keys, long head, \
-                                                          float *parts) {                                       \
+                                                          long ahead, float *parts) {                           \
         s.kind = k;                                                                                             \
-        value_dims(m, s, keys, head, h, parts);                                                                 \
+        value_dims(m, s, keys, head, h, ahead, parts);                                                          \
     }
 VALUES(FLOAT32, 1) VALUES(FLOAT32, 2) VALUES(FLOAT32, 3) VALUES(FLOAT32, 4)
 VALUES(BFLOAT16, 1) VALUES(BFLOAT16, 2) VALUES(BFLOAT16, 3) VALUES(BFLOAT16, 4)
 
-static void (*const value_loops[][HEADS])(const row_memory *, scoring, span, long, float *) = {
+static void (*const value_loops[][HEADS])(const row_memory *, scoring, span, long, long, float *) = {
     [FLOAT32] = {value_FLOAT32_1, value_FLOAT32_2, value_FLOAT32_3, value_FLOAT32_4},
     [BFLOAT16] = {value_BFLOAT16_1, value_BFLOAT16_2, value_BFLOAT16_3, value_BFLOAT16_4},
 };
 
-// Computes the parts [group][part_size] of keys whose rows the caller has filled in.
-INLINE void row_chunk(row_memory *m, scoring s, long group, span k, float *parts) {
-    score_keys(m, s, group, k);
-    for (long head = 0; head < group; head++) weigh_head(m, s, k, head, parts + head * part_size(s));
-    for (long head = 0; head < group; head += HEADS)
-        value_loops[s.kind][least(HEADS, group - head) - 1](m, s, k, head, parts);
+INLINE void value_keys(const row_memory *m, scoring s, span k, long head, long last, long ahead, float *parts) {
+    for (; head < last; head += HEADS, ahead = 0)
+        value_loops[s.kind][least(HEADS, last - head) - 1](m, s, k, head, ahead, parts);
+}
+
+// The keys of a span that a row sees. The first row lacks `over` of them, and each row one less than the one before it.
+INLINE span seen_by(span k, long row, long over) {
+    if (over > row) k.count -= over - row;
+    return k;
+}
+
+// Computes the parts [head][part_size] of keys whose rows the caller has filled in, for rows [row, rows) with `group`
+// heads each, of which the last sees all keys. Scores of keys that a row does not see are computed for nothing. Values
+// are left out: they may not be finite.
+INLINE void row_chunk(row_memory *m, scoring s, long group, long row, long rows, span k, long over, float *parts) {
+    score_keys(m, s, row * group, rows * group, k);
+    m->values = m->rows + k.count;
+    for (long head = row * group; head < rows * group; head++)
+        weigh_head(m, s, seen_by(k, head / group, over), head, parts + head * part_size(s));
+    for (long ahead = m->ahead, next; row < rows; row = next, ahead = 0) {
+        next = row < over ? row + 1 : rows;
+        value_keys(m, s, seen_by(k, row, over), row * group, next * group, ahead, parts);
+    }
 }
 
 // Merges the state after the next keys into that of the keys before.
