@@ -284,9 +284,12 @@ _COMPARED: Mapping[str, Mapping[str, object]] = {
 
 
 def unnested(whole: Mapping[str, object]) -> dict[str, object]:
-    """The fields of config.json with those of the model of text and pictures, which models for retrieval have
-    in a field of their own."""
-    nested = whole.get("vlm_config")
+    """The fields of config.json, with those that lie in an object of their own.
+
+    Models for retrieval have those of the model of text and pictures there, and drafters in the format of
+    `speculators` those of their layer.
+    """
+    nested = whole.get("vlm_config", whole.get("transformer_layer_config"))
     if not isinstance(nested, Mapping):
         return dict(whole)
     inner = cast("Mapping[str, object]", nested)

@@ -59,6 +59,9 @@ class ForwardContext:
     whole: Tensor | None = (
         None  # [T] bool: whether a token sees all up to there, past windows; None: none does
     )
+    first: int = 0  # the first position that is seen; a token before it sees itself alone
+    streams: list[Tensor] | None = None
+    """[T, H] each: the residual streams that the decoder has given out, if it was told to."""
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

@@ -23,6 +23,10 @@ from models.config import ConfigError, ModelConfig
 from models.conversion.conversion_choice import Conversion, looks_ahead
 from models.conversion.pooling_models import convert_class
 from models.families.decoders.decoder import TrunkForCausalLM
+from models.families.drafters.eagle import Eagle
+from models.families.drafters.eagle3 import Eagle3
+from models.families.drafters.head import DraftHead
+from models.families.drafters.next_token import NextToken
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
@@ -37,6 +41,8 @@ from models.weight_coding import Quantization
 from models.weight_pieces import WeightsError
 
 logger = logging.getLogger(__name__)
+
+_HEADS: Mapping[str, type[DraftHead]] = {each.method: each for each in (Eagle, Eagle3, NextToken)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class LoadOptions:
     conversion: Conversion | None = None
     """The decision what the model is served as; None means the class that config.json names, unconverted."""
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    target: ServedModel | None = None
+    """The model for which a drafter guesses that reads its hidden states; None: it is none."""
+    method: str = ""
+    """The way in which it guesses."""
     report: Callable[[float], None] = no_report
     """This is called with fractions up to 1 while weights are read."""
 
@@ -80,6 +90,7 @@ class LoadOptions:
             trust_remote_code=self.trust_remote_code,
             load_format=self.load_format,
             pooling=self.pooling,
+            target=self.target,
         )
 
 
@@ -135,7 +146,7 @@ def _ignore_unused(
     lines: list[str] = []
     if find_tower(model) is None and (beside := ignore_beside_text(weights, config)):
         lines.append(f"text alone is served: {beside / (1 << 30):.2f} GiB of weights for images are not read")
-    if scopes := ignore_mtp(weights, config):
+    if not isinstance(model, DraftHead) and (scopes := ignore_mtp(weights, config)):
         lines.append(f"the checkpoint's layers for multi-token prediction are not used: {', '.join(scopes)}")
     if quantization is not None and (scales := ignore_scales_of_tensors(weights)):
         lines.append(f"{len(scales)} scales of inputs are used only where inputs of fp8 are rounded, on CUDA")
@@ -212,6 +223,9 @@ def _trusts_config(model_class: type) -> bool:
 
 
 def _model_class(options: LoadOptions, config: ModelConfig) -> type:
+    if options.target is not None:
+        config.require()
+        return _HEADS[options.method]
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
     if _trusts_config(model_class):
         config.require()

@@ -33,6 +33,8 @@ class ModelSetup:
     load_format: str = "auto"
     """The format of weights in folders of their own, such as the projections of an embedding model."""
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    target: ServedModel | None = None
+    """The model for which a drafter guesses that reads its hidden states; None: it is none."""
     head_tokens: tuple[int, ...] | None = None
     """The tokens whose logits are needed; None means all, and () that the model has no LM head at all."""
 

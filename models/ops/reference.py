@@ -266,14 +266,16 @@ def attention(
     for row, (new, total) in enumerate(zip(context.query_lens_host, context.kv_lens_host, strict=True)):
         # The first position that the first of the new tokens still sees: nothing before it is gathered.
         first = 0 if window is None else max(0, total - new - window + 1)
+        first = max(first, min(context.first, total - new))
         gathered = _gather(kv, context.block_table[row], first, total)
         keys, values = map(widened, gathered, 2 * [q.dtype], (scales.keys, scales.values))  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
         ends = None if last is None else last[start : start + new] - first
-        if sinks is None and softcap is None and slopes is None:
+        skipped = max(0, context.first - first)  # of the gathered positions, which only they see themselves
+        if sinks is None and softcap is None and slopes is None and not skipped:
             heads = _attend(queries, keys, values, ends, scale=scale, window=window)  # [H, new, D]
         else:
-            mask = _mask(new, keys.shape[1], window, ends, q.device)
+            mask = _mask(new, keys.shape[1], window, ends, q.device, skipped)
             heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks, slopes)
         out[start : start + new] = heads.transpose(0, 1)
         start += new
@@ -329,9 +331,15 @@ def _attend_plainly(
     return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(q.dtype)  # [H, new, D]
 
 
-def _mask(new: int, total: int, window: int | None, last: Tensor | None, device: torch.device) -> Tensor:
-    """The keys [new, total] that query i, at total - new + i, sees: up to its own, or `last` [new]."""
+def _mask(
+    new: int, total: int, window: int | None, last: Tensor | None, device: torch.device, skipped: int = 0
+) -> Tensor:
+    """The keys [new, total] that query i, at total - new + i, sees: up to its own, or `last` [new].
+
+    The first `skipped` are seen by themselves alone.
+    """
     keys = torch.arange(total, device=device)
     own = keys[total - new :, None]
     seen = keys <= (own if last is None else last.unsqueeze(1))
+    seen = seen & ((keys >= skipped) | (keys == own)) if skipped else seen
     return seen if window is None else seen & (keys > own - window)

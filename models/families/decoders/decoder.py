@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -19,84 +18,20 @@ from models.composites import HEADS, TRUNKS
 from models.config import ModelConfig, family_fields
 from models.context import context
 from models.conversion.conversion_choice import looks_ahead
+from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec
-from models.layers.attention import Attention, CachedAttention, EncoderAttention
+from models.layers.attention import CachedAttention
 from models.layers.embedding import Embedding, LMHead, TokenEmbedding
 from models.layers.latent_attention import LatentSelfAttention
-from models.layers.linear import Interleaved, Linear, Pairs, RowLinear
+from models.layers.linear import Linear
 from models.layers.mlp import GATE_AND_UP, MLP, GatedMLP
 from models.layers.moe import MoeMLP
-from models.layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm, SpreadRMSNorm, enter
+from models.layers.norm import LayerNorm, Norm, RMSNorm, enter
 from models.layers.rotary import Rope, Rotary
 from models.layers.stages import Layers, if_held
 from models.layers.state import StateLayer
 from models.model import ModelSetup
-from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
-from models.parallel.rank_shares import Span
-
-
-class DecoderAttention(nn.Module):
-    ignored = ("rotary_emb.inv_freq", "bias", "masked_bias")
-    """The rope frequencies, which checkpoints of 2023 carry, and the causal mask, which older ones do."""
-
-    def __init__(self, config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> None:
-        super().__init__()
-        heads = parallel.share_heads(config.num_heads)
-        kv_heads = parallel.share_kv_heads(config.num_kv_heads)
-        q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
-        self.widths = [q.length * (2 if spec.output_gate else 1), kv.length, kv.length]
-        self.qkv_proj = _projections(config, spec, layer, heads, kv_heads)
-        self.limit = spec.qkv_limit
-        self.head_dim = config.head_dim
-        self.gate_width = q.length if spec.output_gate else 0
-        self.o_proj = RowLinear(q, config.hidden_size, parallel, bias=spec.o_bias, transposed=spec.transposed)
-        if looks_ahead(config):
-            self.attention = _look_around(config, spec, layer)
-        else:
-            self.attention = Attention(
-                heads=heads.length,
-                kv_heads=kv_heads.length,
-                head_dim=config.head_dim,
-                scale=_scale(spec, layer),
-                window=layer.window,
-                softcap=spec.attention_softcap,
-                sinks=heads if spec.sinks else None,
-                slopes=spec.slopes and spec.slopes[heads.start : heads.stop],
-            )
-        self.query_growth = spec.query_growth
-        self.qk_norm = spec.qk_norm
-        if spec.qk_norm in ("head", "rotated head"):
-            self.q_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
-            self.k_norm = RMSNorm(config.head_dim, spec.eps, offset=spec.norm_offset)
-        elif spec.qk_norm == "projection":
-            self.q_norm = SpreadRMSNorm(q, spec.eps, parallel)
-            self.k_norm = SpreadRMSNorm(kv, spec.eps, parallel)
-        elif spec.qk_norm == "layer norm":
-            pairs = _pairs(config, spec, layer)
-            self.q_norm = HeadLayerNorm(heads, config.head_dim, spec.eps, pairs)
-            self.k_norm = HeadLayerNorm(kv_heads, config.head_dim, spec.eps, pairs)
-
-    def forward(self, x: Tensor, cos_sin: Tensor | None) -> Tensor:
-        projected = self.qkv_proj(x)
-        if self.limit is not None:
-            projected = projected.clamp(-self.limit, self.limit)
-        q, k, v = projected.split(self.widths, dim=-1)
-        gate = None
-        if self.gate_width:
-            q, gate = q.split(self.gate_width, dim=-1)
-        prep = HeadPrep(cos_sin)
-        if self.qk_norm in ("head", "rotated head"):
-            prep = HeadPrep(cos_sin, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        elif self.qk_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.qk_norm == "rotated head" and cos_sin is not None:
-            q, k = (ops.rotate(x.view(len(x), -1, self.head_dim), cos_sin) for x in (q, k))
-            prep = msgspec.structs.replace(prep, cos_sin=None)
-        if (growth := self.query_growth) is not None:
-            q = growth.of(q)
-        out = self.attention(q, k, v, prep)
-        return self.o_proj(out if gate is None else ops.gate(out, gate, "sigmoid"))
 
 
 class DecoderLayer(nn.Module):
@@ -158,6 +93,9 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """The trunk: token ids -> hidden states. A stage does its part of that."""
 
+    given_out: tuple[int, ...] = ()
+    """The layers for which a step's context gets the residual streams that enter them."""
+
     def __init__(
         self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel, layer_class: type[nn.Module]
     ) -> None:
@@ -187,10 +125,15 @@ class Decoder(nn.Module):
         rotations = {rotary.rope: rotary(turning) for rotary in self.rotaries}
         rows, delta = self._embed(ids, positions) if stream is None else stream, None
         media = context().media if stream is None else None
+        streams: list[Tensor] = []
         for number, layer in enumerate(self.layers):
+            if number in self.given_out:
+                streams.append(rows if delta is None else ops.add(rows, delta))
             delta, rows = layer(delta, rows, rotations)
             if media is not None and number < len(media.deeper):
                 rows = rows.index_add(0, media.places, media.deeper[number])
+        if self.given_out:
+            context().streams = streams
         hidden, _ = enter(self.norm, delta, rows)
         return self.project_out(hidden) if self.is_projected else hidden
 
@@ -314,44 +257,6 @@ def make_norm(size: int, spec: DecoderSpec, source: str = "") -> Norm:
     )
 
 
-def _projections(
-    config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, heads: Span, kv_heads: Span
-) -> Linear:
-    """The projections of a layer's input to queries, with their gates, to keys and to values."""
-    size, dim = config.hidden_size, config.head_dim
-    if spec.qkv == "by head":
-        shared = heads.size // kv_heads.size
-        if heads.length != shared * kv_heads.length:
-            raise ValueError(
-                f"--tensor-parallel-size: each key head of {config.architecture} is stored together with its "
-                f"queries, so there can be no more ranks than the {kv_heads.size} key heads"
-            )
-        rows, each = kv_heads.times((shared + 2) * dim), Interleaved((shared * dim, dim, dim))
-        return Linear(size, [rows], bias=spec.qkv_bias, sources=("qkv_proj",), orders=(each,))
-    pairs = _pairs(config, spec, layer)
-    q, kv = heads.times(2 * dim if spec.output_gate else dim), kv_heads.times(dim)
-    order_of_q = Interleaved((dim, dim)) if spec.output_gate else pairs
-    return Linear(
-        size,
-        [q, kv, kv],
-        bias=spec.qkv_bias,
-        sources=("q_proj", "k_proj", "v_proj") if spec.qkv == "apart" else (),
-        orders=(order_of_q, pairs, None),
-        transposed=spec.transposed,
-    )
-
-
-def _pairs(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> Pairs | None:
-    """The order of a head's dimensions, if its rotation pairs neighbours."""
-    if not spec.turns_neighbours or layer.rope is None:
-        return None
-    return Pairs(config.head_dim, 2 * len(layer.rope.frequencies), leading=True)
-
-
-def _scale(spec: DecoderSpec, layer: LayerSpec) -> float:
-    return spec.attention_scale if layer.attention_scale is None else layer.attention_scale
-
-
 def _attention(
     config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel
 ) -> DecoderAttention | LatentSelfAttention:
@@ -389,12 +294,3 @@ def _mlp(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Par
         sources=GATE_AND_UP,
         names=("gate_up_proj", "down_proj") if spec.gate_up_in_one else None,
     )
-
-
-def _look_around(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> EncoderAttention:
-    """Attention for a decoder that sees its whole text. Half of a window lies on each side of a token."""
-    if spec.attention_softcap is not None or spec.sinks or spec.slopes:
-        what = "have sinks" if spec.sinks else "have alibi" if spec.slopes else "cap its attention"
-        raise ValueError(f"{config.architecture} that attends in both directions cannot {what}")
-    window = None if layer.window is None else layer.window // 2
-    return EncoderAttention(head_dim=config.head_dim, scale=_scale(spec, layer), window=window)

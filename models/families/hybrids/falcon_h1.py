@@ -10,7 +10,8 @@ from torch import Tensor
 
 from models import ops
 from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
-from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM, DecoderLayer
+from models.families.decoders.decoder import DecoderForCausalLM, DecoderLayer
+from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.decoders.llama import LlamaFields
 from models.families.hybrids.bamba import NAMES, NORMS

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, ModelConfig, Size
-from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
 from models.families.hybrids.layer_kinds import FULL, LINEAR, check_kinds
 from models.families.mixtures.glm4_moe import DeepSeekExperts

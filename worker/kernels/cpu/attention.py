@@ -131,7 +131,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
-            *(address(sinks), address(slopes), address(last)),
+            *(address(sinks), address(slopes), address(last), context.first),
         )
         return out
 

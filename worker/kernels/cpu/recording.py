@@ -174,6 +174,7 @@ class _Replayed:
         self._token_words, self._row_words = np.flatnonzero(is_tokens), np.flatnonzero(is_rows)
         self._tokens, self._rows = most.tokens, most.rows
         self._all_hidden = self._hidden = most.hidden  # [MOST_TOKENS, H], and those of the step
+        self._streams = most.streams
 
     def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         step = context()
@@ -189,6 +190,8 @@ class _Replayed:
             self._rows = step.kv_lens.shape[0]
             self._words[self._row_words] = self._rows
         self._replay(self._address, self._count)
+        if self._streams:
+            step.streams = [stream[: self._tokens].clone() for stream in self._streams]
         return self._hidden.clone()  # the next step writes to the same memory
 
 
@@ -201,7 +204,8 @@ def _write_down(
     script = _Script(tokens, rows, Memory(buffer))
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
         script.hidden = forward(ids, step.positions, None)
-    script.words.append(script.hidden.data_ptr())  # which must not differ either
+    script.streams = step.streams or []
+    script.words += (each.data_ptr() for each in (script.hidden, *script.streams))  # must not differ either
     return script
 
 
@@ -209,6 +213,7 @@ class _Script:
     """The calls of a step, written down instead of made, and its results, placed where they stay."""
 
     hidden: Tensor  # [tokens, H]
+    streams: list[Tensor]  # [tokens, H] each
 
     def __init__(self, tokens: int, rows: int, memory: Memory) -> None:
         self.tokens, self.rows = tokens, rows

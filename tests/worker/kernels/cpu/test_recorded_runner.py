@@ -13,7 +13,8 @@ from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models.context import context
-from models.families.decoders.decoder import Decoder, DecoderAttention
+from models.families.decoders.decoder import Decoder
+from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.encoders.encoder import Encoder
 from worker.kernels.cpu import recording as recorder
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput

@@ -27,6 +27,7 @@ typedef struct {
     const int *last;            // [tokens]: the last positions that tokens see; NULL: their own
     long table_width, rows, heads, kv_heads, block_size;
     long window;  // 0: none
+    long lowest;  // the first position that is seen; a token before it sees itself alone
     scoring scoring;
     const unit *units;
     int *together;  // [rows]: how many rows are computed with a row of one new token that is the last of them
@@ -43,7 +44,8 @@ INLINE int is_single(const paged *p, long row) { return new_tokens(p, row) == 1 
 
 // The first position that a query sees.
 INLINE long first_seen(const paged *p, long position) {
-    return p->window && position >= p->window ? position - p->window + 1 : 0;
+    long first = p->window && position >= p->window ? position - p->window + 1 : 0;
+    return first < p->lowest ? least(p->lowest, position) : first;
 }
 
 // The last position that a query sees; it does not fall within a row. That of a row with one new token is its own.
@@ -291,15 +293,16 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
 // to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] and
-// slopes [heads] NULL. So is last [tokens], which may not be given beside slopes.
+// slopes [heads] NULL. So is last [tokens], which may not be given beside slopes. lowest: as in `paged`.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
                       long table_width, long rows, float scale, float softcap, long window, int kind,
-                      const float *sinks, const float *slopes, const int *last) {
+                      const float *sinks, const float *slopes, const int *last, long lowest) {
     paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
                .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes, .last = last,
+               .lowest = lowest,
                .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
@@ -321,5 +324,6 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
 EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
-              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer, a[19].pointer);
+              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer, a[19].pointer,
+              a[20].whole);
 }

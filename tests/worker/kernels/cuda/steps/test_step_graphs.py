@@ -18,7 +18,8 @@ from tiny import tiny_checkpoint
 from engine_core.protocol import Add
 from models.config import read_config
 from models.context import context
-from models.families.decoders.decoder import DecoderAttention, DecoderForCausalLM
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_attention import DecoderAttention
 from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS, graph_bytes, sizes_up_to
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
