@@ -18,9 +18,10 @@ from models.config import ConfigError
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"]
 """The ways to guess the next tokens: from earlier text, or by a smaller model."""
 
-_FROM_TEXT = ("ngram", "suffix")
-_BY_MODELS = ("draft_model",)
-_LATER = frozenset(get_args(Method)) - {*_FROM_TEXT, *_BY_MODELS}
+FROM_TEXT = ("ngram", "suffix")
+"""Methods that need no model."""
+_BY_MODELS = ("draft_model", "eagle", "eagle3")
+_LATER = frozenset(get_args(Method)) - {*FROM_TEXT, *_BY_MODELS}
 """Methods that are refused for now."""
 
 _MOST = 64
@@ -143,17 +144,14 @@ def _method(given: Mapping[str, object]) -> Method:
     model = given.get("model")
     named = given.get("method", str(model).strip("[]") if model in ("ngram", "[ngram]") else None)
     if named is None and model is None:
-        _refuse(f"name a method: {', '.join((*_FROM_TEXT, *_BY_MODELS))}")
+        _refuse(f"name a method: {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named is None:
         named = _named_by(str(model))
     if named in _LATER or str(named).endswith("_mtp"):
-        _refuse(
-            f"{named} needs a drafter that reads hidden states, and those are not supported yet; there are "
-            f"{', '.join((*_FROM_TEXT, *_BY_MODELS))}"
-        )
+        _refuse(f"{named} is not supported yet; there are {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named == "ngram_gpu":
         return "ngram"  # the same guesses, looked up elsewhere
-    if named not in (*_FROM_TEXT, *_BY_MODELS):
+    if named not in (*FROM_TEXT, *_BY_MODELS):
         _refuse(f"method {named!r} is not supported; there are {', '.join(get_args(Method))}")
     return cast("Method", named)
 
@@ -167,22 +165,22 @@ def _named_by(model: str) -> str:
 def _check_drafter(given: Mapping[str, object], method: Method) -> None:
     """Refuse fields of drafters that do not go with the method, and a method without its drafter."""
     for key in _OF_DRAFTERS:
-        if method in _FROM_TEXT and key in given and given[key] not in (method, f"[{method}]"):
+        if method in FROM_TEXT and key in given and given[key] not in (method, f"[{method}]"):
             _refuse(
                 f"{key} goes with a method that has a model of its own, and {method} has none; leave it out"
             )
-        if method not in _FROM_TEXT and key in given and key not in _CHOSEN:
+        if method not in FROM_TEXT and key in given and key not in _CHOSEN:
             _refuse(f"{key} of a drafter is that of the model that it guesses for; leave it out")
-    if method not in _FROM_TEXT and not isinstance(given.get("model"), str):
+    if method not in FROM_TEXT and not isinstance(given.get("model"), str):
         _refuse(f"{method} needs a drafter: name it by model, a folder or an id of the hub")
 
 
 def _drafter(given: Mapping[str, object], method: Method) -> dict[str, Any]:
-    if method in _FROM_TEXT:
+    if method in FROM_TEXT:
         return {}
     ranks = "draft_tensor_parallel_size"
     return {
-        "model": given["model"],
+        "model": given.get("model"),
         "revision": given.get("revision"),
         "drafter_ranks": _whole(given, ranks, 1, 1, 1 << 16) if ranks in given else None,
     }

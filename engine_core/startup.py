@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engine_core.config import TASKS, EngineConfig
 from engine_core.expert_options import balancing_of
-from engine_core.guess_options import read_guess_options
+from engine_core.guess_options import FROM_TEXT, read_guess_options
 from engine_core.protocol import Ready
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
@@ -77,7 +77,7 @@ def find_drafter(
 ) -> DrafterConfig | None:
     """Find the model that guesses for the served one, if one is asked for, and check that it fits."""
     options = read_guess_options(config)
-    if options is None or options.model is None:
+    if options is None or options.method in FROM_TEXT:
         return None
     if config.pipeline_parallel_size > 1 or config.nnodes > 1 or expert_replicas > 1:
         _refuse(
@@ -86,22 +86,25 @@ def find_drafter(
         )
     if served.conversion.runner != "generate":
         _refuse("a model that only pools writes no answers to guess: leave it out")
-    ranks, name = config.tensor_parallel_size, options.model
+    ranks, name = config.tensor_parallel_size, options.model or config.model
     if options.drafter_ranks not in (None, 1, ranks):
         _refuse(
             f"draft_tensor_parallel_size is 1 or {ranks}, as --tensor-parallel-size, and not "
             f"{options.drafter_ranks}"
         )
-    of_drafter = replace(config, model=name, revision=options.revision, hf_config_path=None, quant=None)
-    folder = find_checkpoint(of_drafter, report)
-    model, target = read_config(folder), served.model
+    folder, model, target = Path(served.folder), served.model, served.model
+    if options.model is not None:  # else it lies in the checkpoint of the served model
+        of_drafter = replace(config, model=name, revision=options.revision, hf_config_path=None, quant=None)
+        folder = find_checkpoint(of_drafter, report)
+        model = read_config(folder)
+    method = _method_of(model, options.method)
     if model.vocab_size != target.vocab_size:
         _refuse(
             f"{name} knows {model.vocab_size} tokens, and {config.model} {target.vocab_size}: a drafter has "
             "the vocabulary of the model that it guesses for"
         )
     longest = served.options.max_model_len or target.max_len
-    if model.max_len < longest and not model.any_length:
+    if method == "draft_model" and model.max_len < longest and not model.any_length:
         _refuse(
             f"{name} was made for {model.max_len} positions, and texts may have {longest} tokens: choose "
             f"another, or lower --max-model-len to {model.max_len}"
@@ -112,11 +115,19 @@ def find_drafter(
         model=model,
         conversion=resolve_conversion(
             model, folder, runner="generate", trust_remote_code=config.worker.trust_remote_code
-        ),
-        method=options.method,
+        )
+        if method == "draft_model"
+        else None,
+        method=method,
         drawn=options.drawn,
         whole=options.drafter_ranks == 1,
     )
+
+
+def _method_of(model: ModelConfig, named: str) -> str:
+    """The method of a drafter: what its config.json says, or else the one that is named."""
+    said = f"{model.architecture} {model.raw.get('speculators_model_type')}".lower()
+    return next((each for each in ("eagle3", "eagle") if each in said), named)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -99,7 +99,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """The folder of its checkpoint on this machine."""
     model: ModelConfig
-    conversion: Conversion
+    conversion: Conversion | None
+    """None: it is no whole model, but reads the hidden states of the served one."""
     method: str
     """The way in which it guesses, as `--speculative-config` names it."""
     drawn: bool = False

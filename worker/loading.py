@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from models.families.drafters.head import DraftHead
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
@@ -16,6 +18,7 @@ from models.pooling.config import PoolingConfig
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.drafter.draft_model import DraftModel
+from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
 from worker.state_memory import state_layers
 from worker.steps.drafting import Drafter
@@ -82,9 +85,14 @@ def load_drafter(
         parallel=Parallel() if drafter.whole else options.parallel,
         conversion=drafter.conversion,
         pooling=PoolingConfig(),
+        method=drafter.method,
+        target=None if drafter.conversion else model,
     )
-    loaded = load_weights(of_drafter, device, report)
+    loaded: Any = load_weights(of_drafter, device, report)
     release_after_loading(of_drafter.folder)
+    if isinstance(loaded, DraftHead):
+        loaded.begin_reading()
+        return HiddenDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
     if not loaded.causal or state_layers(loaded.modules()):
         raise ValueError(
             f"--speculative-config: {drafter.model.architecture} cannot be a drafter, because it is an "

@@ -309,10 +309,12 @@ class Runner:
         stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
         width = config.model.output_size if stores_hidden else 0
         budget = self._budget(limits, tasks).less(self._states.nbytes if self._states else 0)
+        beside = HiddenStore.block_bytes(limits.block_size, width, dtype)
+        beside += self._drafter.block_bytes if self._drafter else 0
         size = size_cache(
             config,
             limits,
-            self._layout.block_bytes + HiddenStore.block_bytes(limits.block_size, width, dtype),
+            self._layout.block_bytes + beside,
             budget,
             self._groups.minimum,
             times_killed(config.run_folder, place.name),

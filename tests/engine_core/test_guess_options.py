@@ -63,6 +63,7 @@ def test_fields_of_suffix() -> None:
 def test_fields_of_draft_models() -> None:
     found = read(model="a/beagle", num_speculative_tokens=3, max_model_len=99, revision="r")
     assert found == GuessOptions(method="draft_model", most=3, model="a/beagle", revision="r")
+    assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE")] == ["eagle3", "eagle"]
     found = read(
         method="draft_model",
         model="b",
@@ -86,17 +87,16 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "name a method: ngram, suffix, draft_model"),
+        ({}, "name a method: ngram, suffix, draft_model, eagle, eagle3"),
         ({"method": "draft_model"}, "draft_model needs a drafter: name it by model"),
         ({"model": "a/b", "quantization": "fp8"}, "quantization of a drafter is that of the model that it"),
         (
             {"model": "a/b", "draft_tensor_parallel_size": 0},
             "draft_tensor_parallel_size is a whole number from 1",
         ),
-        ({"model": "a/EAGLE3-b"}, "eagle3 needs a drafter that reads hidden states"),
-        ({"model": "a/EAGLE-b"}, "eagle needs a drafter that reads hidden states"),
-        ({"method": "eagle3"}, "those are not supported yet; there are ngram, suffix, draft_model"),
-        ({"method": "deepseek_mtp"}, "deepseek_mtp needs a drafter"),
+        ({"method": "eagle3"}, "eagle3 needs a drafter: name it by model"),
+        ({"model": "a/medusa-b"}, "medusa is not supported yet; there are ngram, suffix, draft_model"),
+        ({"method": "deepseek_mtp"}, "deepseek_mtp is not supported yet"),
         (
             {"method": "dflash"},
             "method 'dflash' is not supported; there are ngram, suffix, draft_model, eagle",

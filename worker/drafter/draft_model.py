@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
+from models.families.drafters.head import DraftHead
 from models.layers.attention import CachedAttention
 from models.model import Forward, ServedModel
 from worker.protocol import SeqStep
@@ -30,10 +32,12 @@ class DraftModel:
     _scan: Scan
     _draw: Draw
 
-    def __init__(self, model: ServedModel, vocab_size: int, *, drawn: bool) -> None:
+    block_bytes = 0
+
+    def __init__(self, model: ServedModel | DraftHead, vocab_size: int, *, drawn: bool) -> None:
         """`drawn`: guesses are drawn by each request's own options and numbers; else they are likeliest."""
         self._model, self._vocab_size, self._drawn = model, vocab_size, drawn
-        self._forward: Forward = model.forward
+        self._forward = cast("Forward", model.forward)
         self._lay_out: LayOut = lay_out
 
     def attention_layers(self) -> Sequence[CachedAttention]:
@@ -51,8 +55,7 @@ class DraftModel:
             self._forward = record(self._forward)
 
     def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
-        with use_context(_as_text(context)):
-            self._forward(ids, context.positions, None)
+        self._compute(ids, as_text(context))
 
     def propose(self, newest: Sequence[Newest]) -> dict[int, list[int]]:
         drafts: dict[int, list[int]] = {each.slot: [] for each in newest}
@@ -76,12 +79,14 @@ class DraftModel:
         )
         packet.send()
         ids, context = finish()
-        with use_context(context):
-            hidden = self._forward(ids, context.positions, None)
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(self._compute(ids, context))
         tokens = sample(logits, plan, slots.tokens, self._scan, draw=self._draw).tokens
         slots.tokens.view(-1)[flat] = tokens
         return tokens.tolist()
+
+    def _compute(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        with use_context(context):
+            return self._forward(ids, context.positions, None)
 
     def _plan(self, columns: Columns, rows: list[SeqStep]) -> SamplingPlan:
         if not self._drawn or self._slots.demanding.isdisjoint(columns.slots):
@@ -91,9 +96,9 @@ class DraftModel:
         return replace(plan_sampling(self._packet, self._slots, chosen, self._vocab_size), logprobs=[])
 
 
-def _as_text(step: ForwardContext) -> ForwardContext:
+def as_text(step: ForwardContext) -> ForwardContext:
     """The same step for a model of text alone, where a token has one position and sees those before it."""
     if step.media is None and step.axes is None and step.last is None:
         return step
-    others = [_as_text(each) for each in step.others]
+    others = [as_text(each) for each in step.others]
     return replace(step, media=None, axes=None, last=None, whole=None, others=others)

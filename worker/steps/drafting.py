@@ -45,6 +45,11 @@ class Newest:
 class Drafter(Protocol):
     """The type of what makes guesses."""
 
+    @property
+    def block_bytes(self) -> int:
+        """The bytes that it keeps for each cache block beside the entries of its attention layers."""
+        ...
+
     def attention_layers(self) -> Sequence[CachedAttention]:
         """Its attention layers, whose entries lie in the cache beside those of the served model."""
         ...

@@ -30,10 +30,15 @@ class DraftHead(nn.Module, ABC):
 
     def __init__(self, setup: ModelSetup, rope: Rope | None) -> None:
         super().__init__()
-        self.width = setup.config.hidden_size
+        self.width, self.dtype = setup.config.hidden_size, setup.dtype
         self._target = (find_decoder(setup, self.method),)  # the tuple hides what is no part of this
         self.rope = rope
         self.rotary = None if rope is None else Rotary(rope)
+
+    def begin_reading(self) -> None:
+        """Let the other model give out the streams that are read."""
+        trunk: Any = self.target.model
+        trunk.given_out = self.given_out
 
     @property
     def target(self) -> DecoderForCausalLM:

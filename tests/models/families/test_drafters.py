@@ -81,7 +81,7 @@ def load_heads(folder: Path, method: str, targets: Sequence[CausalLM]) -> list[A
             method=method,
         )
         heads.append(load_model(options))
-        served.model.given_out = heads[-1].given_out
+        heads[-1].begin_reading()
     return heads
 
 
@@ -93,7 +93,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_near(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(found.isinf(), expected.isinf())
     found, expected = (each.masked_fill(each.isinf(), 0) for each in (found, expected))
-    torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
+    torch.testing.assert_close(found, expected, atol=3e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", HEADS)

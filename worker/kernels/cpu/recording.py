@@ -205,7 +205,7 @@ def _write_down(
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():
         script.hidden = forward(ids, step.positions, None)
     script.streams = step.streams or []
-    script.words += (each.data_ptr() for each in (script.hidden, *script.streams))  # must not differ either
+    script.words.extend(each.data_ptr() for each in (script.hidden, *script.streams))  # nor may these differ
     return script
 
 

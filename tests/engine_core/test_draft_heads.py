@@ -1,0 +1,98 @@
+"""Drafters that read hidden states guess what is published, and change no bit of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from draft_heads import GUESSABLE, Oracle, write_eagle, write_eagle3
+from drafted import Drafted, answer, asked_at_random, opened
+from ranks import Layout, Ranks, make
+from tiny import VOCAB_SIZE, tiny_checkpoint
+
+from engine_core.protocol import Add
+from worker.protocol import Sampling
+
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 4,
+    "num_gpu_blocks_override": 26,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "cpu_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("target"), num_hidden_layers=7)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Drafters by their methods."""
+    folder = tmp_path_factory.mktemp("heads")
+    return {
+        "eagle3": write_eagle3(folder / "eagle3", draft_vocab_size=GUESSABLE, max_position_embeddings=32),
+        "eagle": write_eagle(folder / "eagle"),
+    }
+
+
+def requests(random: Random, **options: Any) -> list[Add]:
+    """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
+    shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
+    prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
+    return [
+        Add(
+            id=id,
+            tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
+            params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
+        )
+        for id, prompt in enumerate(prompts)
+    ]
+
+
+@contextmanager
+def drafting(target: Path, head: Path, method: str, make: Any = None, **options: Any) -> Iterator[Any]:
+    with opened(target, head, make, **{**SIZES, **options}, drafting={"method": method}) as engine:
+        yield engine
+
+
+def compare(target: Path, head: Path, method: str, make: Any = None, **options: Any) -> tuple[Drafted, Any]:
+    """Answers with the drafter and without are equal; returns what it guessed, and the statistics."""
+    asked = requests(Random(1))
+    with opened(target, **{**SIZES, "dtype": options.get("dtype", "float32")}) as engine:
+        truth = answer(engine, asked)
+    with asked_at_random(Random(2)) as drafted, drafting(target, head, method, make, **options) as engine:
+        assert answer(engine, asked) == truth
+        return drafted, engine.stats()
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+@pytest.mark.parametrize("ranks_count", [1, 2])
+def test_it_guesses_what_is_published(
+    method: str, ranks_count: int, target: Path, heads: dict[str, Path], ranks: Ranks
+) -> None:
+    """Behind chunks, shared prefixes, preemptions, and guesses that held or did not; on all ranks alike."""
+    layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
+    drafted, stats = compare(target, heads[method], method, layout, tensor_parallel_size=ranks_count)
+    assert stats.preemptions and stats.prefix_hits, "the schedule is one of all kinds"
+    oracle = Oracle.open(target, heads[method])
+    assert len(drafted.drafts) > 40
+    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
+    assert not wrong
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
+def test_other_number_types(options: dict[str, Any], target: Path, heads: dict[str, Path]) -> None:
+    asked = requests(Random(3), temperature=1.1, seed=4)
+    with opened(target, **{**SIZES, **options}) as engine:
+        truth = answer(engine, asked)
+    with asked_at_random(Random(3)), drafting(target, heads["eagle3"], "eagle3", **options) as engine:
+        assert answer(engine, asked) == truth
+        assert engine.stats().guesses.guessed > 30

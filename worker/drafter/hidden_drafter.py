@@ -1,0 +1,106 @@
+"""A drafter that reads the hidden states of the served model: EAGLE, EAGLE-3, and layers for MTP.
+
+Its entry at a place of the cache is made of that token and of what is read of the one before it. So a step
+needs what an earlier one has read of the last token: it is kept once for each slot, and for each cache block
+once more, for sequences whose beginning lies in blocks that others have filled. As the entry of a token does
+not depend on later ones, such blocks hold all that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext, use_context
+from models.families.drafters.head import DraftHead
+from models.model import Forward
+from worker.drafter.draft_model import DraftModel, as_text
+from worker.sampling.grouped_logits import Scan
+from worker.sampling.top_k_top_p import Draw
+from worker.steps.batch import Batch
+from worker.steps.drafting import Newest
+from worker.tables.positions import LayOut
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
+
+
+class HiddenDrafter(DraftModel):
+    _of_slots: Tensor  # [slots, width] what was read of the last token that is true
+    _of_blocks: Tensor  # [blocks, width] what was read of the last token of each
+    _read: Tensor  # [T, width] what is read of the tokens before those of the next forward pass
+
+    def __init__(self, head: DraftHead, vocab_size: int, *, drawn: bool) -> None:
+        super().__init__(head, vocab_size, drawn=drawn)
+        self._head = head
+        self._layer = head.attention_layers()[0]
+        self._kept: list[int] = []
+        """The position whose row is kept for each slot; -1 means that none is."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self._head.width * self._head.dtype.itemsize
+
+    def begin(self, slots: Slots, packet: Packet, scan: Scan, draw: Draw) -> None:
+        super().begin(slots, packet, scan, draw)
+        made = {"dtype": self._head.dtype, "device": slots.tokens.device}
+        self._kept = [-1] * (slots.count + 1)
+        self._of_slots = torch.zeros(len(self._kept), self._head.width, **made)
+        self._of_blocks = torch.zeros(len(self._layer.cache_parts()[0]), self._head.width, **made)
+
+    def quicken(self, lay_out: LayOut, record: Callable[[Forward], Forward] | None) -> None:
+        """Use the layout. Passes are not replayed: they read more than tokens."""
+        super().quicken(lay_out, None)
+
+    def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
+        read = self._head.read(hidden, context.streams or [])
+        self._read = read.roll(1, 0)
+        self._take_kept(batch)
+        self._compute(ids, as_text(context))
+        self._keep(batch, context, read)
+        self._read = read
+
+    def propose(self, newest: Sequence[Newest]) -> dict[int, list[int]]:
+        longest_first = sorted(newest, key=lambda each: -each.count)  # later passes have the first rows alone
+        self._read = self._read[[each.row for each in longest_first]]
+        return super().propose(longest_first)
+
+    def _compute(self, ids: Tensor, context: ForwardContext) -> Tensor:
+        others = [replace(each, first=1) for each in context.others]
+        with use_context(replace(context, first=1, others=others)):
+            self._read = self._forward(ids, context.positions - 1, self._read[: len(ids)])
+        return self._read
+
+    def _take_kept(self, batch: Batch) -> None:
+        """Put what earlier steps have read of the token before each sequence's first one in its place."""
+        slots, firsts, first = self._slots, [], 0
+        for new in batch.asked.new:
+            self._kept[new.slot] = -1
+        for seq in batch.asked.seqs:
+            firsts.append(first)
+            first += seq.tokens
+        self._read[firsts] = self._of_slots[[seq.slot for seq in batch.asked.seqs]]
+        for seq, first in zip(batch.asked.seqs, firsts, strict=True):
+            if seq.start == 0:
+                self._read[first] = 0  # nobody reads this entry, but what it holds must be finite
+            elif self._kept[seq.slot] != seq.start - 1:
+                table = slots.block_tables[self._layer.group, seq.slot]
+                self._read[first] = self._of_blocks[table[(seq.start - 1) // slots.block_size]]
+
+    def _keep(self, batch: Batch, context: ForwardContext, read: Tensor) -> None:
+        """Keep the rows of the last tokens of sequences, as far as guesses hold, and of blocks."""
+        slots, lasts, first = self._slots, [], 0
+        for seq in batch.asked.seqs:
+            end, held = seq.start + seq.count, 0
+            written = slots.tokens[seq.slot, end : end + len(seq.guesses)].tolist() if seq.guesses else []
+            while held < len(written) and written[held] == seq.guesses[held]:
+                held += 1
+            lasts.append(first + seq.count - 1 + held)
+            self._kept[seq.slot] = end - 1 + held
+            first += seq.tokens
+        self._of_slots[[seq.slot for seq in batch.asked.seqs]] = read[lasts]
+        own, size = (context, *context.others)[self._layer.group], slots.block_size
+        ends = ((context.positions + 1) % size == 0).nonzero().flatten()
+        self._of_blocks[own.slot_mapping[ends] // size] = read[ends]
