@@ -14,6 +14,8 @@ from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.protocol import Add
+from engine_core.scheduling.guesses.model_guesser import ModelGuesser
+from worker.drafter.draft_model import DraftModel
 from worker.protocol import Sampling
 
 TARGET = "LlamaForCausalLM"
@@ -153,3 +155,25 @@ def test_drafters_that_do_not_fit_are_refused(target: Path, same: Path, tmp_path
     assert "a model that only pools" in refused(target, same, tasks=["embed"])
     three = {"drafting": {"draft_tensor_parallel_size": 3}}
     assert "draft_tensor_parallel_size is 1 or 1" in refused(target, same, **three)
+
+
+def test_a_pass_is_saved_where_its_guesses_are_verified(
+    target: Path, same: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries of guesses are computed once: of 5 passes for 4 guesses, one is left out."""
+    monkeypatch.setattr(ModelGuesser, "lengths", lambda self, seqs: dict.fromkeys(seqs, 4))
+    passes = list[int]()
+    step = DraftModel._step
+    monkeypatch.setattr(
+        DraftModel, "_step", lambda self, first, rows: passes.append(len(first)) or step(self, first, rows)
+    )
+    with opened(target, same, **SIZES) as engine:
+        extended = list[int]()
+        drafter = engine._executor._runner._drafter  # pyright: ignore
+        forward = drafter._forward
+        drafter._forward = lambda *given: extended.append(len(given[0])) or forward(*given)
+        answer(engine, [Add(id=1, tokens=[5, 9, 8], params=Sampling(max_tokens=40, temperature=0))])
+        held = engine.stats().guesses
+    assert held is not None and sum(held.held) == held.guessed
+    assert len(extended) - len(passes) <= 4, "the prompt, the first token, and the end of the answer"
+    assert sum(passes) >= 6, "all guesses hold, so the last one's entry is computed with the next token"
