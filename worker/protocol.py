@@ -186,13 +186,15 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
     """One bit for each token of the vocabulary, in little-endian words of 32 bits; or token ids, as int32."""
 
 
-class StepBounds(msgspec.Struct, frozen=True, tag=True, gc=False):
+class StepBounds(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The bounds of a step's bound slots, which depend on tokens that were not known when it was planned."""
 
     number: int
     """The number of the step."""
     rows: dict[int, Bound | None]
     """slot -> what may be sampled there; None is everything. A bound slot that is missing breaks the step."""
+    guesses: dict[int, list[Bound | None]] = {}
+    """slot -> what may be sampled behind each of its guesses, if it has some."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):

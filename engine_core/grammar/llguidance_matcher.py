@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
+from itertools import takewhile
 from typing import Literal
 
 from llguidance import LLMatcher, LLParserLimits
@@ -72,6 +74,18 @@ class GrammarMatcher:
         if self._position.is_error():
             raise self._error(self._position, self._count + 1)
         return bound_of(bits, self._vocab_size)
+
+    def fork(self) -> GrammarMatcher:
+        fork = copy(self)
+        fork._last = self._last.copy()
+        fork._position = None if self._position is None else self._position.deep_copy()
+        return fork
+
+    def forced(self) -> list[int]:
+        if self._position is None or self._complete:
+            return []
+        tokens = self._position.compute_ff_tokens()
+        return list(takewhile(lambda token: token < self._vocab_size, tokens))
 
     def _listen(self, token: int, wakes: bool) -> None:
         """Wake up if this token completes a sequence that wakes, and may."""

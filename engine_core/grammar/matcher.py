@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 from engine_core.protocol import Add, Thinking
@@ -48,6 +49,14 @@ class TokenMatcher(Protocol):
         """
         ...
 
+    def fork(self) -> TokenMatcher:
+        """Another matcher at the same place, which goes its own way from there."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The next tokens of which no other may come instead, as far as they are found without much work."""
+        ...
+
 
 class ThinkingMatcher:
     """Follows the thinking of an answer, keeps it to its budget, and passes tokens on to its grammar.
@@ -83,15 +92,20 @@ class ThinkingMatcher:
         turns = (thinking.marker, *thinking.ends) if self._open else thinking.opens
         if any(map(self._ends_with, turns)):
             self._open = not self._open
-            self._tail.clear()
+            self._tail = []
 
     def bound(self) -> Bound | None:
-        budget = self._thinking.budget
-        if budget is not None and self._open and self._spent >= budget:
-            marker = self._thinking.marker
-            begun = next(count for count in range(len(marker) - 1, -1, -1) if self._ends_with(marker[:count]))
-            return Bound("allowed", array("i", [marker[begun]]).tobytes())
+        if rest := self._due():
+            return Bound("allowed", array("i", rest[:1]).tobytes())
         return None if self._grammar is None else self._grammar.bound()
+
+    def _due(self) -> list[int]:
+        """What is left of the marker that closes the thinking, if its budget is spent."""
+        budget, marker = self._thinking.budget, self._thinking.marker
+        if budget is None or not self._open or self._spent < budget:
+            return []
+        begun = next(count for count in range(len(marker) - 1, -1, -1) if self._ends_with(marker[:count]))
+        return list(marker[begun:])
 
     @property
     def complete(self) -> bool:
@@ -104,6 +118,14 @@ class ThinkingMatcher:
         if nearly_spent and (self._open or self._thinking.opens):
             return True
         return self._grammar is not None and self._grammar.binds
+
+    def fork(self) -> ThinkingMatcher:
+        fork = copy(self)  # its list of tokens is never changed, but replaced
+        fork._grammar = None if self._grammar is None else self._grammar.fork()
+        return fork
+
+    def forced(self) -> list[int]:
+        return self._due() or ([] if self._grammar is None else self._grammar.forced())
 
     def _ends_with(self, tokens: Sequence[int]) -> bool:
         count = len(tokens)

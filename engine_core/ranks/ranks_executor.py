@@ -264,7 +264,10 @@ def shrunk(bounds: StepBounds, vocab_size: int) -> StepBounds:
     come, or nearly none, and then a few ids say the same.
     """
     rows = {slot: each and _smallest(each, vocab_size) for slot, each in bounds.rows.items()}
-    return replace(bounds, rows=rows)
+    guesses = {
+        slot: [each and _smallest(each, vocab_size) for each in own] for slot, own in bounds.guesses.items()
+    }
+    return replace(bounds, rows=rows, guesses=guesses)
 
 
 def _smallest(bound: Bound, vocab_size: int) -> Bound:

@@ -6,7 +6,7 @@ The scheduler asks for sequences in the order in which it wants them to run; the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from msgspec.structs import replace
@@ -51,6 +51,8 @@ class PlannedStep:
     """The tokens that are guesses."""
     proposes: bool = False
     """Whether a drafter makes guesses for the next step."""
+    counted: dict[int, int] = field(default_factory=dict[int, int])
+    """slot -> how many of the sampled tokens may count, where guesses have bounds: those that follow them."""
 
     @property
     def tokens(self) -> int:
@@ -180,7 +182,9 @@ class StepBuilder:
         if gained:
             told = gained + len(blocks) // len(seq.tables)
             blocks = [block for table in seq.tables for block in table[-told:]]
-        self._rows[at] = replace(row, blocks=blocks, guesses=guesses, proposes=proposes)
+        bound = row.bound or (count > 0 and seq.matcher is not None)  # thinking may end within the guesses
+        self._binds |= bound
+        self._rows[at] = replace(row, blocks=blocks, guesses=guesses, bound=bound, proposes=proposes)
         self._proposes |= proposes > 0
         reads = count * (row.start + 1) + count * (count + 1) // 2
         cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)
@@ -205,6 +209,7 @@ class StepBuilder:
             texts=self._texts,
             guessed=self._guessed,
             proposes=self._proposes,
+            counted={},
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:

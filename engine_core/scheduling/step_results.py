@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import repeat
 
-from engine_core.grammar.matcher import GrammarError
+from engine_core.grammar.guess_bounds import find_bounds
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.drafts import Drafts
@@ -70,9 +71,13 @@ class StepResults:
             if row.samples:
                 tokens, entries = [token], [] if entry is None else [entry]
                 if row.guesses:
-                    tokens = self._take_held(seq, row, output.held.get(row.slot, []), token)
-                    entries = (output.held_logprobs.get(row.slot, []) + entries)[: len(tokens)]
-                put(outputs, seq, self._append(seq, tokens, entries, now))
+                    held = output.held.get(row.slot, [])
+                    if self._drafts is not None:
+                        self._drafts.settle(seq, len(row.guesses), len(held))
+                    tokens = [*held, token][: planned.counted.get(row.slot)]
+                    entries = output.held_logprobs.get(row.slot, []) + entries
+                for answer in self._append(seq, tokens, entries, now):
+                    put(outputs, seq, answer)
                 if self._drafts is not None and (draft := output.drafts.get(row.slot)):
                     self._drafts.offer(seq, draft)
             if row.pools:
@@ -109,71 +114,71 @@ class StepResults:
         """What the matcher of each bound row's sequence allows; None if a row waits for an earlier sample.
 
         A matcher must have taken every token before the one that it bounds, and the step's forward may run
-        meanwhile. Rows whose outcome nobody wants may sample anything. A request whose text cannot go on
-        ends, and `outputs` gets its answer.
+        meanwhile. What comes behind guesses is told at once, as if they held. Rows whose outcome nobody
+        wants may sample anything. A request whose text cannot go on ends, and `outputs` gets its answer.
         """
         number = planned.step.number
         rows: dict[int, Bound | None] = {}
-        wanted: list[tuple[int, Sequence]] = []
+        guesses: dict[int, list[Bound | None]] = {}
+        wanted: list[tuple[SeqStep, Sequence, TokenMatcher]] = []
         for seq, row in zip(planned.seqs, planned.step.seqs, strict=True):
             if row.bound:
                 rows[row.slot] = None
-                if seq.wants(number):
+                if row.guesses:
+                    guesses[row.slot] = [None] * len(row.guesses)
+                if seq.wants(number) and seq.matcher is not None:
                     if len(seq.tokens) - seq.prompt_len < row.output_index:
                         return None
-                    wanted.append((row.slot, seq))
-        for slot, seq in wanted:
+                    wanted.append((row, seq, seq.matcher))
+        for row, seq, matcher in wanted:
             try:
-                rows[slot] = seq.matcher.bound() if seq.matcher is not None else None
+                rows[row.slot], *behind = find_bounds(matcher, row.guesses)
             except GrammarError as error:
                 put(outputs, seq, self._fail(seq, 400, str(error)))
-        return StepBounds(number, rows)
-
-    def _take_held(self, seq: Sequence, row: SeqStep, held: list[int], token: int) -> list[int]:
-        """Append the guesses that hold; returns all new tokens, the last of which is still to be appended.
-
-        What follows a token that ends the text is dropped. Only blocks before the last token are published.
-        """
-        if self._drafts is not None:
-            self._drafts.settle(seq, len(row.guesses), len(held))
-        tokens: list[int] = []
-        for guess in held:
-            tokens.append(guess)
-            seq.tokens.append(guess)
-            if finish_reason(seq, guess):
-                seq.tokens.pop()
-                break
-        else:
-            tokens.append(token)
-        seq.computed += len(tokens) - 1
-        self._cache.publish(seq, seq.computed)
-        return tokens
+                continue
+            if row.guesses:
+                guesses[row.slot][: len(behind)] = behind
+                planned.counted[row.slot] = 1 + len(behind)
+        return StepBounds(number, rows, guesses)
 
     def _append(
         self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs], now: float
-    ) -> Tokens | Failed:
-        """Append the last of a sequence's new tokens, and end it if that ends the text -> the answer."""
-        first, token = seq.first_token is None, tokens[-1]
+    ) -> list[Tokens | Failed]:
+        """Append the new tokens of a sequence, and end it if one of them ends the text -> the answers.
+
+        All but the last of them were guesses. What follows a token that ends the text is dropped.
+        """
+        first = seq.first_token is None
         if first:
             seq.first_token = now
             self._pace.begin_decoding(seq)
-        seq.tokens.append(token)
+        count, finish, refused = 0, None, ""
+        for token in tokens:
+            if seq.matcher is not None:
+                try:
+                    seq.matcher.take(token)
+                except GrammarError as error:
+                    refused = str(error)
+                    break
+            seq.tokens.append(token)
+            count += 1
+            if finish := finish_reason(seq, token):
+                break
         if seq.apart:
             self._suspects.acquit(seq)
-        if seq.matcher is not None:
-            try:
-                seq.matcher.take(token)
-            except GrammarError as error:
-                return self._fail(seq, 400, str(error))
+        if not count:
+            return [self._fail(seq, 400, refused)]
+        if count > 1:
+            seq.computed += count - 1
+            self._cache.publish(seq, seq.computed)
         if self._drafts is not None:
-            self._drafts.follow(seq, len(tokens))
-        finish = finish_reason(seq, token)
+            self._drafts.follow(seq, count)
         if finish and seq.in_flight:
             self._pace.charge_in_flight(seq)
         answer = Tokens(
             id=seq.id,
-            tokens=tokens,
-            logprobs=logprobs,
+            tokens=tokens[:count],
+            logprobs=logprobs[:count],
             prompt_logprobs=seq.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
             cached=seq.cached if first else 0,
             miss=seq.miss if first else None,
@@ -184,7 +189,7 @@ class StepResults:
         )
         if finish:
             self._end(seq)
-        return answer
+        return [answer, self._fail(seq, 400, refused)] if refused else [answer]
 
     def _fail(self, seq: Sequence, code: int, reason: str) -> Failed:
         self._end(seq)

@@ -3,15 +3,19 @@ ranks and stages, with C kernels and by torch."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from scripted_guesser import ScriptedGuesser, use
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Tokens
+from engine_core.scheduling.sequence import Sequence
 from worker.kernels.cpu import operations, torch_operations
 from worker.protocol import Sampling
 
@@ -81,6 +85,39 @@ def test_planning_ahead_changes_no_bit(folder: Path, expected: Answers, steps_ah
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_ranks_and_stages_are_told_the_same(folder: Path, expected: Answers, sizes: dict[str, int]) -> None:
     assert answers(folder, **sizes) == expected
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_seqs": 2}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}],
+    ids=["all", "two at a time", "two ranks", "two stages"],
+)
+def test_guesses_change_no_bit(
+    folder: Path, expected: Answers, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most guesses are right; others fit a language and are wrong, or do not fit it."""
+    guesser = Knowing(random.Random(3), 5, 0.8, answers={id: each[0] for id, each in expected.items()})
+    use(monkeypatch, guesser)
+    assert answers(folder, **options) == expected
+    assert sum(guesser.held) > 20 and guesser.guessed > sum(guesser.held) + 10
+
+
+@dataclass
+class Knowing(ScriptedGuesser):
+    """Knows the answers that real models give."""
+
+    answers: dict[int, list[int]] = field(default_factory=dict)
+
+    def pays(self, seqs: object) -> bool:
+        return True
+
+    def guess(self, seq: Sequence, count: int) -> list[int]:
+        right = self.answers[seq.id][len(seq.tokens) - seq.prompt_len :][:count]
+        return [
+            token if self.random.random() < self.chance else self.random.randrange(VOCAB_SIZE)
+            for token in right
+        ]
 
 
 def test_without_kernels_texts_are_in_the_language_too(

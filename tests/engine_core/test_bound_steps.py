@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
+import pytest
 from bound_life import POISON, BoundExecutor, Life
 from fake_worker import VOCAB, facts, reference
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_guesser import ScriptedGuesser, use
 from toy_language import Language, ToyMatcher
 from untimed import untimed
 
@@ -30,7 +33,16 @@ prompts = st.lists(st.sampled_from([*range(1, 40), POISON]), min_size=1, max_siz
 @untimed(150)
 @given(data=st.data())
 def test_every_bound_step_is_told_its_bounds_and_every_text_is_in_its_language(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if guesses := data.draw(st.booleans()):
+            chance = data.draw(st.sampled_from([0.5, 0.9, 1.0]))
+            use(patched, ScriptedGuesser(random.Random(data.draw(st.integers(0, 99))), chance=chance))
+        run(data, most_rows=4 if guesses else 0)
+
+
+def run(data: st.DataObject, most_rows: int) -> None:
     found = facts(
+        most_rows=most_rows,
         num_blocks=data.draw(st.sampled_from([12, 16, 64])),
         max_num_seqs=data.draw(st.sampled_from([1, 2, 4])),
         max_num_batched_tokens=data.draw(st.sampled_from([4, 9, 64])),

@@ -146,7 +146,10 @@ class Life:
         ]
         steps = {step.number: step for step in self.executor.submitted}
         for each in self.executor.told:
-            assert each.rows.keys() == {row.slot for row in steps[each.number].seqs if row.bound}
+            bound = [row for row in steps[each.number].seqs if row.bound]
+            assert each.rows.keys() == {row.slot for row in bound}
+            guesses = {row.slot: len(row.guesses) for row in bound if row.guesses}
+            assert {slot: len(behind) for slot, behind in each.guesses.items()} == guesses
         assert sorted(self.answers) == sorted(self.requests)
         for id, request in self.requests.items():
             self.check_answer(request, self.languages[id], aborted=id in aborted)
@@ -167,6 +170,8 @@ class Life:
         if isinstance(last, Failed):
             gave_up = language is not None and language.breaks and last.code == 400
             assert gave_up or last.code == 500
+            if gave_up and language is not None:
+                assert len(language.written(text) or []) == abs(language.breaks) - 1
             assert text == expected[: len(text)]
         elif aborted and last.finish == "abort":
             assert text == expected[: len(text)]

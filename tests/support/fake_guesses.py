@@ -6,7 +6,34 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from worker.protocol import SeqStep, StepInput, WorkerFacts
+from worker.protocol import Bound, SeqStep, StepBounds, StepInput, WorkerFacts
+
+
+def nearest(token: int, allowed: list[int]) -> int:
+    """The token that is sampled in place of one that may not be allowed."""
+    return token if token in allowed or not allowed else allowed[token % len(allowed)]
+
+
+def bounds_of(
+    step: StepInput, following: Callable[[], StepBounds] | None
+) -> dict[tuple[int, int], Bound | None]:
+    """What may be sampled in bound rows, by slot and index of the output."""
+    bound = [seq for seq in step.seqs if seq.bound]
+    if not bound:
+        return {}
+    if following is None:
+        raise ValueError("nobody tells bounds")
+    while (told := following()).number < step.number:
+        pass
+    guesses = {seq.slot: len(seq.guesses) for seq in bound if seq.guesses}
+    found = {slot: len(each) for slot, each in told.guesses.items()}
+    if (told.number, told.rows.keys(), found) != (step.number, {seq.slot for seq in bound}, guesses):
+        raise ValueError("these are not the bounds of this step")
+    return {
+        (seq.slot, seq.output_index + at): each
+        for seq in bound
+        for at, each in enumerate([told.rows[seq.slot], *told.guesses.get(seq.slot, [])])
+    }
 
 
 def run_rows(
@@ -55,11 +82,11 @@ def _expand(step: StepInput, seq: SeqStep, facts: WorkerFacts, tokens: list[int]
     """The rows of a row with guesses, which are written behind the tokens of its sequence."""
     if sum(each.samples + len(each.guesses) for each in step.seqs) > facts.most_rows:
         raise ValueError("more rows sample than may")
-    if any(each.count > 1 or not each.samples for each in step.seqs) or seq.bound or step.new:
+    if any(each.count > 1 or not each.samples for each in step.seqs) or step.new:
         raise ValueError("guesses are for steps that only decode")
-    if len(tokens) != seq.start + 1:
+    if len(tokens) <= seq.start:
         raise ValueError("a token before the guesses is not known")
-    tokens += seq.guesses
+    tokens[seq.start + 1 :] = seq.guesses
     first = replace(seq, guesses=[])
     others = [
         replace(first, start=seq.start + at, blocks=[], output_index=seq.output_index + at)

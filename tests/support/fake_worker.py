@@ -21,7 +21,7 @@ from pathlib import Path
 
 import zmq
 from fake_cache import FakeCache, entries_of
-from fake_guesses import run_drafter, run_rows
+from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_states import FakeStates
 
@@ -240,10 +240,13 @@ class FakeWorker:
         self.media.follow(step, tokens_of)
         if self._states is not None:
             self._states.follow(step.seqs, tokens_of)
-        write, run = self._cache.write, self._run
-        tokens, held = run_rows(step, self.facts, tokens_of, write=write, sample=run)
-        if any(seq.bound for seq in step.seqs):
-            self._bind(step, tokens, following)
+        bounds = bounds_of(step, following)
+
+        def sample(seq: SeqStep) -> int:
+            token, bound = self._run(seq), bounds.get((seq.slot, seq.output_index))
+            return token if bound is None else nearest(token, allowed_ids(bound))
+
+        tokens, held = run_rows(step, self.facts, tokens_of, write=self._cache.write, sample=sample)
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].told
         }
@@ -281,19 +284,6 @@ class FakeWorker:
             last = self._cache.entry(seq.slot, end - 1) or 0
             token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
         return token
-
-    def _bind(self, step: StepInput, tokens: list[int], following: Callable[[], StepBounds] | None) -> None:
-        """Let bound rows have tokens that are allowed there, where what came out is not."""
-        if following is None:
-            raise ValueError("nobody tells bounds")
-        while (told := following()).number < step.number:
-            pass
-        bound = {seq.slot: at for at, seq in enumerate(step.seqs) if seq.bound}
-        if told.number != step.number or told.rows.keys() != bound.keys():
-            raise ValueError("these are not the bounds of this step")
-        for slot, at in bound.items():
-            if (allowed := allowed_ids(told.rows[slot])) and tokens[at] not in allowed:
-                tokens[at] = self._rows[slot].tokens[-1] = allowed[tokens[at] % len(allowed)]
 
     def _run_whole(self, seq: SeqStep) -> int:
         row = self._rows[seq.slot]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
+from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, CacheMiss, Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
@@ -23,7 +24,7 @@ def config(**changes: object) -> EngineConfig:
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
     *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
-    *("most_guesses", "reports_guesses"),
+    *("most_guesses", "reports_guesses", "thinking"),
 )
 
 
@@ -54,9 +55,9 @@ class Bench:
         self.worker = FakeWorker(self.facts)
         self.worker.media.whole |= self.config.disable_chunked_mm_input
 
-    def add(self, request: Add, client: int = 0) -> None:
+    def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:
         self.now += 1
-        answer = self.scheduler.add(client, request, self.now)
+        answer = self.scheduler.add(client, request, self.now, matcher)
         self.collect({client: [answer]} if isinstance(answer, Failed) else {})
 
     def add_all(self, requests: Iterable[Add]) -> None:
@@ -90,7 +91,7 @@ class Bench:
         if plan is not None:
             self.check_stages(plan)
             self.rows = [row.tokens for row in plan.step.seqs]
-            self.in_flight.append((plan, self.worker.launch(plan.step)))
+            self.in_flight.append((plan, self.launch(plan)))
         if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
             plan, landed = self.in_flight.popleft()
             self.collect(self.scheduler.results.land(plan, landed.result(), self.now))
@@ -100,6 +101,13 @@ class Bench:
         if not self.scheduler.live:
             assert not self.scheduler.media.bytes
         return True
+
+    def launch(self, plan: PlannedStep) -> Landed:
+        """Compute a step, whose bounds are made if it has some: all that they depend on has landed."""
+        outputs: OutputsByClient = {}
+        bounds = self.scheduler.results.make_bounds(plan, outputs) if plan.binds else None
+        self.collect(outputs)
+        return self.worker.launch(plan.step, None if bounds is None else lambda: bounds)
 
     def run(self) -> None:
         while self.step():

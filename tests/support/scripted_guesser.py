@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from fake_worker import VOCAB, text_after
+from toy_language import next_token
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
+from engine_core.grammar.matcher import GrammarError
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.guesses import drafts
 from engine_core.scheduling.sequence import Sequence
@@ -56,13 +58,23 @@ class ScriptedGuesser:
             if seq in self.known and (count := min(left, self.random.randint(0, self.most))):
                 chosen[seq] = self.guess(seq, count)
                 left -= count
-        return chosen
+        return {seq: guesses for seq, guesses in chosen.items() if guesses}
 
     def guess(self, seq: Sequence, count: int) -> list[int]:
         text = list(seq.tokens)
+        ahead = None if seq.matcher is None else seq.matcher.fork()
         for _ in range(count):
+            token = self.random.randrange(VOCAB)
             right = self.random.random() < self.chance
-            text.append(text_after(text) if right else self.random.randrange(VOCAB))
+            try:
+                if right:
+                    token = text_after(text) if ahead is None else next_token(text, ahead)
+                if ahead is not None:
+                    ahead.take(token)
+                    ahead = None if ahead.complete else ahead
+            except GrammarError:
+                ahead = None  # what follows cannot hold
+            text.append(token)
         return text[len(seq.tokens) :]
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:

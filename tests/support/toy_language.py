@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from fake_worker import VOCAB, text_after
+from fake_guesses import nearest
+from fake_worker import VOCAB, allowed_ids, text_after
 
-from engine_core.grammar.matcher import GrammarError
+from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from worker.protocol import Bound
 
 FORMS: tuple[Literal["bits", "allowed", "forbidden"], ...] = ("bits", "allowed", "forbidden")
@@ -86,7 +87,7 @@ class ToyMatcher:
     def take(self, token: int, *, wakes: bool = True) -> None:
         assert not self.complete, "a token comes behind the end"
         text = self.language.written(self.taken)
-        self.taken.append(token)
+        self.taken.append(token if text is not None or wakes else -1)
         if text is not None and token not in self.language.allowed(text):
             raise GrammarError("the token does not fit")
         if text is not None and len(text) + 1 == self.language.breaks:
@@ -110,3 +111,30 @@ class ToyMatcher:
     @property
     def binds(self) -> bool:
         return True
+
+    def fork(self) -> ToyMatcher:
+        return ToyMatcher(self.language, list(self.taken))
+
+    def forced(self) -> list[int]:
+        found: list[int] = []
+        text = self.language.written(self.taken)
+        while text is not None and len(found) < 5 and not self.language.complete([*text, *found]):
+            allowed = self.language.allowed([*text, *found])
+            if len(allowed) > 1:
+                break
+            found += allowed
+        return found
+
+
+def written_alone(prompt: Sequence[int], most: int, matcher: TokenMatcher) -> list[int]:
+    """The answer that a FakeWorker gives within the bounds of a matcher, token by token."""
+    answer: list[int] = []
+    while len(answer) < most and not matcher.complete:
+        answer.append(next_token([*prompt, *answer], matcher))
+        matcher.take(answer[-1])
+    return answer
+
+
+def next_token(tokens: Sequence[int], matcher: TokenMatcher) -> int:
+    """The token that a FakeWorker samples within the bounds of a matcher."""
+    return nearest(text_after(tokens), allowed_ids(matcher.bound()))

@@ -35,8 +35,8 @@ class SampleTargets:
     flat: Tensor  # [R] flat indices of the new tokens in the table of tokens; none where a recording has them
     rows: list[int]  # index of each row in StepInput.seqs
     plan: SamplingPlan
-    bound: dict[int, int]
-    """slot -> row of the logits, for those whose bounds follow the step."""
+    bound: dict[int, list[int]]
+    """slot -> its rows of the logits, for those whose bounds follow the step: of its token, of each guess."""
 
 
 GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])

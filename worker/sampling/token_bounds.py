@@ -6,7 +6,7 @@ closed: without them, or if they are not exactly those of its bound rows, the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,12 +58,19 @@ Forbid = Callable[[Tensor, RowBits], None]
 """The type of a function that makes the logits [R, V] float32 of what may not be sampled -inf, in place."""
 
 
-def row_bits(told: StepBounds, bound: Mapping[int, int], vocab_size: int) -> RowBits | None:
-    """The bounds of rows, by `bound`: slot -> row, but for those that may sample anything; None: all may."""
-    if told.rows.keys() != bound.keys():
-        came, missing = sorted(told.rows), sorted(bound)
-        raise ValueError(f"step {told.number}: bounds came for slots {came}, and {missing} are bound")
-    bounds = [(bound[slot], each) for slot, each in told.rows.items() if each is not None]
+def row_bits(told: StepBounds, bound: Mapping[int, Sequence[int]], vocab_size: int) -> RowBits | None:
+    """The bounds of rows, by `bound`: slot -> rows, but for those that may sample anything; None: all may."""
+    came = sorted([*told.rows, *(slot for slot, each in told.guesses.items() for _ in each)])
+    due = sorted([slot for slot, rows in bound.items() for _ in rows])
+    if came != due:
+        raise ValueError(f"step {told.number}: bounds came for slots {came}, and {due} are bound")
+    told_rows = {slot: [each, *told.guesses.get(slot, ())] for slot, each in told.rows.items()}
+    bounds = [
+        (row, each)
+        for slot, rows in bound.items()
+        for row, each in zip(rows, told_rows[slot], strict=True)
+        if each is not None
+    ]
     if not bounds:
         return None
     count = -(-vocab_size // WORD)

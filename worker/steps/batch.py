@@ -182,12 +182,16 @@ class StepPlanner:
         if not chosen:
             return None
         slots = self.slots
-        bound = {seqs[row].slot: at for at, row in enumerate(chosen) if seqs[row].bound}
+        bound: dict[int, list[int]] = {}
+        for at, row in enumerate(chosen):
+            if seqs[row].bound:
+                bound.setdefault(seqs[row].slot, []).append(at)
         held, ends = [columns.slots[row] for row in chosen], [columns.ends[row] for row in chosen]
         plan = GREEDY
         if not slots.demanding.isdisjoint(held):
             output_index = np.array([seqs[row].output_index for row in chosen], np.int64)
-            rows = SampleRows(np.array(held), np.array(ends), output_index, bound.values())
+            bound_rows = set[int]().union(*bound.values())
+            rows = SampleRows(np.array(held), np.array(ends), output_index, bound_rows)
             plan = plan_sampling(packet, slots, rows, self.vocab_size)
         last = [columns.query_starts[row + 1] - 1 for row in chosen]
         return SampleTargets(

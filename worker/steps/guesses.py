@@ -22,15 +22,18 @@ def give_rows(step: StepInput) -> StepInput:
     for seq in step.seqs:
         rows.append(replace(seq, guesses=[]) if seq.guesses else seq)
         rows += [
-            SeqStep(seq.slot, seq.start + seq.count + at, 1, [], True, seq.output_index + 1 + at)
+            SeqStep(
+                *(seq.slot, seq.start + seq.count + at, 1, [], True, seq.output_index + 1 + at),
+                bound=seq.bound,
+            )
             for at in range(len(seq.guesses))
         ]
     return replace(step, seqs=rows)
 
 
 def may_guess(seq: SeqStep) -> bool:
-    """Whether a row may have guesses: it must sample, and what it may sample must be known beforehand."""
-    return seq.samples and not (seq.pools or seq.bound or seq.kept)
+    """Whether a row may have guesses: it must sample, and remember no state."""
+    return seq.samples and not (seq.pools or seq.kept)
 
 
 @dataclass(frozen=True, slots=True)

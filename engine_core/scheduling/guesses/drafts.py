@@ -15,6 +15,7 @@ from collections.abc import Collection
 
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
+from engine_core.grammar.guess_bounds import count_fitting
 from engine_core.guess_options import read_guess_options
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.guesser import Guesser
@@ -54,7 +55,7 @@ class Drafts:
         self._cache = cache
         self._staged = staged
         self._followed: set[Sequence] = set()
-        """The sequences whose tokens the guesser is told. None of them has a matcher."""
+        """The sequences whose tokens the guesser is told."""
 
     @property
     def totals(self) -> GuessTotals:
@@ -91,6 +92,8 @@ class Drafts:
             if seq not in chosen and seq not in lengths:
                 continue
             guesses, held = chosen.get(seq, [])[: seq.left - 1], len(seq.tables[0])
+            if guesses and seq.matcher is not None:
+                guesses = guesses[: count_fitting(seq.matcher, guesses)]
             if guesses:
                 guesses = guesses[: grow(seq, len(guesses), spared)]
             proposes = max(0, min(lengths.get(seq, 0), seq.left - 2 - len(guesses)))
@@ -123,7 +126,7 @@ class Drafts:
         """Note that the last `count` tokens of a sequence are new."""
         if seq in self._followed:
             self._guesser.follow(seq, count)
-        elif seq.matcher is None:
+        else:
             self._followed.add(seq)
             self._guesser.enter(seq)
 

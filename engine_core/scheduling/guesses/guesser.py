@@ -36,6 +36,13 @@ class _Guessed:
     lookup: Lookup
     most: int
     record: Record = field(default_factory=Record)
+    forced: list[int] = field(default_factory=list[int])
+    """The next tokens of which its matcher allows no others."""
+
+    def foresee(self, seq: Sequence, new: list[int]) -> None:
+        """Find what is forced behind its new tokens, unless enough of it is known from before."""
+        rest = self.forced[len(new) :] if self.forced[: len(new)] == new else []
+        self.forced = rest if seq.matcher is None or len(rest) >= self.most else seq.matcher.forced()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ class Guesser:
         salt = number_of(seq.request.salt)
         lookup = Lookup(seq.tokens, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
-        self._guessed[seq] = _Guessed(lookup, most)
+        self._guessed[seq] = guessed = _Guessed(lookup, most)
+        guessed.foresee(seq, [])
         self._moved = True
 
     def follow(self, seq: Sequence, count: int) -> None:
@@ -102,12 +110,16 @@ class Guesser:
         if (guessed := self._guessed.get(seq)) is None:
             return
         self._moved = True
-        lookup = guessed.lookup
+        lookup, sure = guessed.lookup, len(guessed.forced) if guessed.forced else 0
+        if seq.matcher is not None:
+            guessed.foresee(seq, seq.tokens[-count:])
         if len(seq.tokens) - lookup.read > count:
             lookup.enter()  # its prompt is long
             return
         for token in seq.tokens[lookup.read :]:
-            if strength := lookup.strength:
+            if sure > 0:
+                sure -= 1  # it says nothing of others
+            elif strength := lookup.strength:
                 held = lookup.expected == token
                 guessed.record.learn(self._acceptance.rate(strength), held=held)
                 self._acceptance.learn(strength, held=held)
@@ -134,8 +146,15 @@ class Guesser:
         choice = self._chosen
         if self._chosen_for != list(seqs) or sum(choice.counts.values()) > most_rows - len(seqs):
             choice = self._choose(seqs, most_rows)
-        drafts = {seq: self._guessed[seq].lookup.draft(count) for seq, count in choice.counts.items()}
+        drafts = {seq: self._draft(self._guessed[seq], count) for seq, count in choice.counts.items()}
         return {seq: draft for seq, draft in drafts.items() if draft}
+
+    def _draft(self, guessed: _Guessed, count: int) -> list[int]:
+        """The tokens that must come, and what is guessed to follow them."""
+        sure = guessed.forced[:count]
+        if not sure:
+            return guessed.lookup.draft(count)
+        return sure + (guessed.lookup.behind(sure, count - len(sure))[0] if len(sure) < count else [])
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:
         """Count a draft of which so many guesses held."""
@@ -182,12 +201,18 @@ class Guesser:
 
         There are `most` at most, and those with less than the `least` chance are left out.
         """
-        guessed = self._guessed.get(seq)
-        if guessed is None or not (strength := guessed.lookup.strength):
+        if (guessed := self._guessed.get(seq)) is None:
             return []
-        most = min(most, guessed.most, seq.left - 1, int(self._factor * strength))
-        odds = guessed.record.odds
-        return [(chance, seq) for chance in self._acceptance.chances(strength, odds, most, least)]
+        forced, strength = guessed.forced, guessed.lookup.strength
+        if not forced and not strength:
+            return []
+        most, sure = min(most, guessed.most, seq.left - 1), 0
+        if forced:
+            sure = min(len(forced), most)
+            strength = guessed.lookup.behind(forced, 0)[1] if sure < most else 0
+        more, odds = min(most - sure, int(self._factor * strength)), guessed.record.odds
+        chances = self._acceptance.chances(strength, odds, more, least)
+        return [(chance, seq) for chance in [1.0] * sure + chances]
 
 
 def _chance(offer: tuple[float, Sequence]) -> float:

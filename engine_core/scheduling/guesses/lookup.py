@@ -78,12 +78,27 @@ class Lookup:
 
     def draft(self, count: int) -> list[int]:
         """The next tokens as they followed the place; what reaches the end of the text goes on repeating."""
-        if self.expected < 0:
-            return []
-        if self._in_answer and self._answers is not None:
-            return self._answers.following(self._at, count)
-        found = self._tokens[self._at : self._at + count]
-        period = len(self._tokens) - self._at
+        return self._following(self._at, count, self._in_answer, []) if self.expected >= 0 else []
+
+    def behind(self, sure: list[int], count: int) -> tuple[list[int], int]:
+        """What may follow when these tokens have come, and the strength of the match by then."""
+        tail = (self._tokens[-self._most :] + sure)[-self._most :]
+        if self.draft(len(sure)) == sure:
+            at, in_answer = self._at + len(sure), self._in_answer
+            strength = min(self.strength + len(sure), STRONGEST)
+        elif len(tail) < self._least:
+            return [], 0
+        else:
+            place = self._heads[hash(tuple(tail[-self._least :])) & (len(self._heads) - 1)]
+            at, strength, in_answer = self._search(tail, place, with_answers=True)
+        return (self._following(at, count, in_answer, sure) if strength else []), strength
+
+    def _following(self, at: int, count: int, in_answer: bool, sure: list[int]) -> list[int]:
+        """The tokens behind a place, as if `sure` ended the text."""
+        if in_answer and self._answers is not None:
+            return self._answers.following(at, count)
+        found = (self._tokens[at : at + count] + sure[max(0, at - len(self._tokens)) :])[:count]
+        period = len(self._tokens) + len(sure) - at
         while len(found) < count:
             found.append(found[len(found) - period])
         return found
@@ -108,26 +123,39 @@ class Lookup:
 
     def _find(self) -> None:
         """Find the latest of the earlier places at which the most tokens agree with the end."""
-        tokens, end, most = self._tokens, self.read, self._most
+        tokens, end = self._tokens, self.read
+        tail = tokens[end - self._most : end] if end > self._most else tokens[:end]
+        newest = self._answers is not None and end == len(tokens) >= self._least
+        found = self._search(tail, self._earlier[end], with_answers=newest)
+        self._at, self.strength, self._in_answer = found
+        if self.strength:
+            self._expect()
+
+    def _search(self, tail: list[int], place: int, *, with_answers: bool) -> tuple[int, int, bool]:
+        """The place at which the most tokens agree with these, its strength, and whether it is in an answer.
+
+        It is sought among the places chained from `place`. 0, 0: there is none.
+        """
+        tokens, most = self._tokens, self._most
         found = strength = 0
-        place = self._earlier[end]
         for _ in range(_TRIED):
             if not place:
                 break
-            if tokens[place - 1 - strength] == tokens[end - 1 - strength] and place > strength:
+            if place > strength and tokens[place - 1 - strength] == tail[~strength]:
                 agree = 0
-                while agree < most and agree < place and tokens[place - 1 - agree] == tokens[end - 1 - agree]:
+                while agree < most and agree < place and tokens[place - 1 - agree] == tail[~agree]:
                     agree += 1
                 if agree > strength:
                     found, strength = place, agree
                     if agree == most:
                         break
             place = self._earlier[place]
-        self._at, self.strength = (found, strength) if strength >= self._least else (0, 0)
-        self._in_answer = False
-        if self._answers is not None and self.strength < most and end == len(tokens) >= self._least:
-            found, strength = self._answers.find(tokens, self._salt)
-            if strength > self.strength:
-                self._at, self.strength, self._in_answer = found, strength, True
-        if self.strength:
-            self._expect()
+        if strength < self._least:
+            found = strength = 0
+        elif strength > STRONGEST:
+            strength = STRONGEST
+        if with_answers and self._answers is not None and strength < most:
+            in_answer, longer = self._answers.find(tail, self._salt)
+            if longer > strength:
+                return in_answer, min(longer, STRONGEST), True
+        return found, strength, False

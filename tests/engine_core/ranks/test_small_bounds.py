@@ -28,7 +28,7 @@ from worker.sampling.token_bounds import row_bits
 
 def allowed(bound: Bound, vocab: int) -> list[int]:
     """The tokens that a worker would sample."""
-    bits = row_bits(StepBounds(1, {0: bound}), {0: 0}, vocab)
+    bits = row_bits(StepBounds(1, {0: bound}), {0: [0]}, vocab)
     assert bits is not None
     return np.flatnonzero(np.unpackbits(bits.words.view(np.uint8), bitorder="little")[:vocab]).tolist()
 
@@ -45,6 +45,13 @@ def test_the_same_tokens_may_come(ids: set[int], vocab: int) -> None:
     within = sorted(id for id in ids if id < vocab)
     bound = bound_of(within, vocab, "bits")
     assert allowed(smallest(bound, vocab), vocab) == within
+
+
+def test_bounds_behind_guesses_are_small_too() -> None:
+    few, most = bound_of([3], 1000, "bits"), bound_of(range(990), 1000, "bits")
+    found = shrunk(StepBounds(1, {0: most, 4: None}, {0: [few, None, most]}), 1000)
+    assert found.rows == {0: smallest(most, 1000), 4: None}
+    assert found.guesses == {0: [smallest(few, 1000), None, smallest(most, 1000)]}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from fake_worker import EOS, facts, reference, text_after
 from scheduler_bench import Bench, add, config, pool
 from scripted_guesser import ScriptedGuesser, use
-from toy_language import Language, ToyMatcher
 
 from engine_core.engine_stats import GuessReport
 from engine_core.protocol import Add, Tokens
@@ -140,18 +139,6 @@ def test_guesses_take_memory_from_nobody(guessing: MakeBench) -> None:
     bench.run()
     assert bench.scheduler.counters.preemptions == 0
     assert [bench.text(id) for id in range(2)] == [reference([id + 1, 2], 10) for id in range(2)]
-
-
-def test_answers_in_a_language_are_not_guessed(guessing: MakeBench) -> None:
-    bench = guessing(steps_ahead=0)
-    matcher = ToyMatcher(Language(shortest=20))
-    assert bench.scheduler.add(0, add(1, [5, 7], max_tokens=9), 0.0, matcher) is None
-    bench.now += 1
-    while (plan := bench.scheduler.schedule(bench.now)) is not None:
-        told = bench.scheduler.results.make_bounds(plan, {})
-        assert told is not None and not plan.guessed
-        output = bench.worker.launch(plan.step, lambda told=told: told).result()
-        bench.collect(bench.scheduler.results.land(plan, output, bench.now))
 
 
 def test_suspects_are_computed_without_guesses(guessing: MakeBench) -> None:

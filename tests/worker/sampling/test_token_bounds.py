@@ -30,7 +30,7 @@ def told(number: int, **rows: Bound | None) -> StepBounds:
     return StepBounds(number, {int(slot[1:]): bound for slot, bound in rows.items()})
 
 
-def bits_of(bounds: StepBounds, bound: dict[int, int], vocab: int) -> RowBits:
+def bits_of(bounds: StepBounds, bound: dict[int, list[int]], vocab: int) -> RowBits:
     bits = row_bits(bounds, bound, vocab)
     assert bits is not None
     return bits
@@ -40,7 +40,7 @@ def bits_of(bounds: StepBounds, bound: dict[int, int], vocab: int) -> RowBits:
 @given(allowed=st.sets(st.integers(0, 69)), vocab=st.sampled_from([70, 64, 96]))
 def test_all_forms_mean_the_same(allowed: set[int], vocab: int) -> None:
     within = sorted(token for token in allowed if token < vocab)
-    found = [bits_of(told(1, s3=bound_of(within, vocab, form)), {3: 7}, vocab) for form in FORMS]
+    found = [bits_of(told(1, s3=bound_of(within, vocab, form)), {3: [7]}, vocab) for form in FORMS]
     for each in found:
         bits = np.unpackbits(each.words.view(np.uint8), bitorder="little")[:vocab]
         assert each.rows.tolist() == [7] and np.flatnonzero(bits).tolist() == within
@@ -48,22 +48,33 @@ def test_all_forms_mean_the_same(allowed: set[int], vocab: int) -> None:
 
 def test_bits_of_another_length_forbid_what_they_do_not_name() -> None:
     short, long = Bound("bits", b"\xff" * 4), Bound("bits", b"\xff" * 12)
-    found = bits_of(told(1, s0=short, s1=long), {0: 0, 1: 1}, 70)
+    found = bits_of(told(1, s0=short, s1=long), {0: [0], 1: [1]}, 70)
     assert found.words.tolist() == [[-1, 0, 0], [-1, -1, -1]]
-    outside = bits_of(told(1, s0=Bound("allowed", np.array([-1, 3, 70], "<i4").tobytes())), {0: 0}, 70)
+    outside = bits_of(told(1, s0=Bound("allowed", np.array([-1, 3, 70], "<i4").tobytes())), {0: [0]}, 70)
     assert outside.words.tolist() == [[8, 0, 0]]
 
 
 def test_rows_that_may_sample_anything_are_left_out() -> None:
-    assert row_bits(told(1, s4=None, s2=None), {2: 0, 4: 1}, 40) is None
-    found = bits_of(told(1, s4=None, s2=bound_of([1], 40, "bits")), {2: 0, 4: 1}, 40)
+    assert row_bits(told(1, s4=None, s2=None), {2: [0], 4: [1]}, 40) is None
+    found = bits_of(told(1, s4=None, s2=bound_of([1], 40, "bits")), {2: [0], 4: [1]}, 40)
     assert found.rows.tolist() == [0]
 
 
 @pytest.mark.parametrize("rows", [{}, {"s1": None}, {"s1": None, "s2": None, "s3": None}, {"s3": None}])
 def test_bounds_of_other_rows_break_the_step(rows: dict[str, Bound | None]) -> None:
     with pytest.raises(ValueError, match=r"step 5: bounds came for slots \[.*\], and \[1, 2\] are bound"):
-        row_bits(told(5, **rows), {1: 0, 2: 1}, 40)
+        row_bits(told(5, **rows), {1: [0], 2: [1]}, 40)
+
+
+def test_each_guess_has_bounds_of_its_own() -> None:
+    behind = [None, bound_of([5, 33], 40, "allowed"), bound_of([6], 40, "bits")]
+    bounds = StepBounds(5, {2: bound_of([4], 40, "bits"), 7: None}, {2: behind})
+    found = bits_of(bounds, {7: [0], 2: [1, 2, 3, 4]}, 40)
+    assert found.rows.tolist() == [1, 3, 4]
+    assert found.words.tolist() == [[1 << 4, 0], [1 << 5, 1 << 1], [1 << 6, 0]]
+    for wrong in ({}, {2: behind[:2]}, {2: [*behind, None]}, {2: behind, 7: [None]}, {7: behind}):
+        with pytest.raises(ValueError, match=r"step 5: bounds came for .*, and \[2, 2, 2, 2, 7\] are bound"):
+            row_bits(StepBounds(5, bounds.rows, wrong), {7: [0], 2: [1, 2, 3, 4]}, 40)
 
 
 def test_a_step_reads_its_own_bounds_and_no_others() -> None:
@@ -94,7 +105,7 @@ def sample(
     bound = {slot: slot for slot, each in enumerate(allowed) if each is not None}
     slots, plan = plan_rows([(each, tokens, 5) for each in params], VOCAB, bound=bound.values())
     forms = {slot: bound_of(allowed[slot] or [], VOCAB, FORMS[slot % 3]) for slot in bound}
-    bits = row_bits(StepBounds(1, dict(forms)), bound, VOCAB)
+    bits = row_bits(StepBounds(1, dict(forms)), {slot: [slot] for slot in bound}, VOCAB)
     scan, write = (BY_TORCH, bounds.forbid) if by_torch else (device.scan, device.forbid)
     with torch.inference_mode():
         return sampler.sample(

@@ -294,12 +294,11 @@ GUESSES = [9, 8]
     [
         (SeqStep(0, 2, 1, [2, 3], False, guesses=GUESSES), "nothing can be guessed behind"),
         (SeqStep(0, 2, 1, [2, 3], False, pools=True, guesses=GUESSES), "nothing can be guessed behind"),
-        (SeqStep(0, 2, 1, [2, 3], True, bound=True, guesses=GUESSES), "nothing can be guessed behind"),
         (SeqStep(0, 2, 1, [], True, guesses=GUESSES), "does not fit"),
         (SeqStep(0, 2, 0, [2, 3], True, guesses=GUESSES), "does not fit"),
         (SeqStep(0, 2, 1, list(range(2, 17)), True, guesses=[9] * 62), "does not fit"),
     ],
-    ids=["does not sample", "pools", "bound", "no block", "no token", "too long"],
+    ids=["does not sample", "pools", "no block", "no token", "too long"],
 )
 def test_contradictions_are_refused_before_anything_is_written(
     llama: Path, wrong: SeqStep, message: str
@@ -316,14 +315,17 @@ def test_contradictions_are_refused_before_anything_is_written(
 
 
 def test_rows_have_positions_and_numbers_of_their_own() -> None:
-    asked = StepInput(3, [], [SeqStep(1, 4, 1, [7], True, 2, guesses=[8, 9]), SeqStep(0, 9, 3, [], False)])
-    assert give_rows(asked).seqs == [
+    seqs = [SeqStep(1, 4, 1, [7], True, 2, guesses=[8, 9]), SeqStep(0, 9, 3, [], False)]
+    seqs.append(SeqStep(2, 4, 1, [], True, 7, bound=True, guesses=[3]))
+    assert give_rows(StepInput(3, [], seqs)).seqs == [
         SeqStep(1, 4, 1, [7], True, 2),
         SeqStep(1, 5, 1, [], True, 3),
         SeqStep(1, 6, 1, [], True, 4),
         SeqStep(0, 9, 3, [], False),
+        SeqStep(2, 4, 1, [], True, 7, bound=True),
+        SeqStep(2, 5, 1, [], True, 8, bound=True),
     ]
-    plain = StepInput(3, [], asked.seqs[1:])
+    plain = StepInput(3, [], seqs[1:2])
     assert give_rows(plain) is plain
 
 

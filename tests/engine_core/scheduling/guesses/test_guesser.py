@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+from fake_worker import VOCAB
 from replayed_texts import Replay, Text, guesser, sequence
+from toy_language import Language, ToyMatcher
 
 RNG = random.Random(5)
 LINE = [RNG.randrange(2000) for _ in range(400)]
@@ -90,3 +93,73 @@ def test_a_sequence_that_was_not_entered_is_passed_over() -> None:
     one, seq = guesser(), sequence(0, LINE + LINE)
     one.follow(seq, 1)
     assert one.choose([seq], 64) == {}
+
+
+FORCED = Language(width=1, shortest=200)
+"""A language of a single text."""
+
+
+def forced(count: int) -> list[int]:
+    text: list[int] = []
+    while len(text) < count:
+        text += FORCED.allowed(text)
+    return text
+
+
+def test_tokens_that_must_come_are_guessed_without_a_match() -> None:
+    one, seq = guesser(), sequence(0, [60, 61, 62])
+    seq.matcher = ToyMatcher(FORCED)
+    one.enter(seq)
+    assert one.choose([seq], 64) == {seq: forced(5)}
+    assert one.pays([seq])
+    for count in (2, 4):
+        for token in forced(6)[count - 2 : count]:
+            seq.tokens.append(token)
+            seq.matcher.take(token)
+        one.follow(seq, 2)
+        assert one.choose([seq], 64) == {seq: forced(count + 5)[count:]}
+    assert one.choose([seq], 3) == {seq: forced(6)[4:]}
+
+
+def test_behind_tokens_that_must_come_earlier_text_goes_on() -> None:
+    line = forced(5)
+    prompt = [70, *line, 71, 72, 73, 74, 75, 76]
+    one, seq = guesser(most=8), sequence(0, prompt)
+    seq.matcher = ToyMatcher(FORCED)
+    one.enter(seq)
+    found = one.choose([seq], 64)[seq]
+    assert found[:5] == line and found[5:] == [71, 72, 73, 74, 75, 76][: len(found) - 5] and len(found) > 6
+
+
+def test_what_is_forced_is_asked_once_for_each_landed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is longer than the most guesses is not found anew behind each of its tokens."""
+    asked: list[int] = []
+    text = [VOCAB + at for at in range(40)]
+
+    class Long(ToyMatcher):
+        def forced(self) -> list[int]:
+            asked.append(len(self.taken))
+            return text[len(self.taken) :]
+
+    one, seq = guesser(most=8), sequence(0, [60, 61, 62])
+    seq.matcher = Long(Language())
+    one.enter(seq)
+    for count in range(40):
+        draft = one.choose([seq], 64).get(seq, [])
+        assert draft == text[count : count + 8]
+        seq.tokens.append(text[count])
+        seq.matcher.taken.append(text[count])
+        one.follow(seq, 1)
+    assert asked == [0, *range(33, 41)]
+
+
+def test_tokens_that_must_come_say_nothing_of_other_guesses() -> None:
+    one, seq = guesser(), sequence(0, [1, 2, 3, 9, 1, 2])
+    seq.matcher = ToyMatcher(FORCED)
+    one.enter(seq)
+    rates = [one._acceptance.rate(strength) for strength in range(1, 25)]
+    for token in forced(4):
+        seq.tokens.append(token)
+        seq.matcher.take(token)
+        one.follow(seq, 1)
+    assert rates == [one._acceptance.rate(strength) for strength in range(1, 25)]

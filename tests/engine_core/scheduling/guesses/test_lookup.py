@@ -84,3 +84,28 @@ def test_it_finds_what_a_plain_search_finds(least: int) -> None:
         found = (longest, [tokens[latest]]) if longest >= least else (0, [])
         same = sum(tokens[at : at + least] == tokens[-least:] for at in range(len(tokens)))
         assert (lookup.strength, lookup.draft(1)) == found or same > 32
+
+
+def test_what_follows_tokens_that_must_come() -> None:
+    text = [7, 8, 9, 1, 2, 3, 4, 5, 6, 30, 31]
+    lookup = looked_up(text)
+    assert lookup.strength == 0
+    assert lookup.behind([1, 2, 3], 4) == ([4, 5, 6, 30], 3)
+    assert lookup.behind([8, 9], 20)[0][:10] == [1, 2, 3, 4, 5, 6, 30, 31, 8, 9]
+    assert lookup.behind([50, 51], 3) == ([], 0)
+    assert looked_up([1]).behind([2], 3) == ([], 0)
+
+
+def test_a_match_goes_on_behind_tokens_that_must_come() -> None:
+    lookup = looked_up([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
+    assert lookup.strength == 3
+    assert lookup.behind([4, 5], 3) == ([6, 7, 8], 5)
+    assert lookup.behind([4, 5, 6, 7, 8, 1, 2], 2) == ([3, 4], 10)
+    assert lookup.behind([4, 5, 6, 7, 8, 1, 2, 3, 4], 3) == ([5, 6, 7], 12), "the text repeats itself"
+
+
+def test_a_match_longer_than_any_that_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = list(range(100, 160))
+    lookup = looked_up([*text, *text[:50]], most=60)
+    assert lookup.strength == STRONGEST
+    assert lookup.draft(3) == [150, 151, 152]
