@@ -20,7 +20,7 @@ Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", 
 
 FROM_TEXT = ("ngram", "suffix")
 """Methods that need no model."""
-_BY_MODELS = ("draft_model", "eagle", "eagle3")
+_BY_MODELS = ("draft_model", "eagle", "eagle3", "mtp")
 _LATER = frozenset(get_args(Method)) - {*FROM_TEXT, *_BY_MODELS}
 """Methods that are refused for now."""
 
@@ -147,10 +147,12 @@ def _method(given: Mapping[str, object]) -> Method:
         _refuse(f"name a method: {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named is None:
         named = _named_by(str(model))
-    if named in _LATER or str(named).endswith("_mtp"):
+    if named in _LATER:
         _refuse(f"{named} is not supported yet; there are {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named == "ngram_gpu":
         return "ngram"  # the same guesses, looked up elsewhere
+    if str(named).endswith("_mtp"):
+        return "mtp"  # as vLLM calls it for each family
     if named not in (*FROM_TEXT, *_BY_MODELS):
         _refuse(f"method {named!r} is not supported; there are {', '.join(get_args(Method))}")
     return cast("Method", named)
@@ -171,7 +173,7 @@ def _check_drafter(given: Mapping[str, object], method: Method) -> None:
             )
         if method not in FROM_TEXT and key in given and key not in _CHOSEN:
             _refuse(f"{key} of a drafter is that of the model that it guesses for; leave it out")
-    if method not in FROM_TEXT and not isinstance(given.get("model"), str):
+    if method not in (*FROM_TEXT, "mtp") and not isinstance(given.get("model"), str):
         _refuse(f"{method} needs a drafter: name it by model, a folder or an id of the hub")
 
 

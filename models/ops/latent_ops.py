@@ -79,6 +79,7 @@ def latent_attention(
         blocks = context.block_table[row, : -(-total // size)]
         held = cache.index_select(0, blocks).flatten(0, 1)[:total].to(wide)
         own = None if chosen is None else _marked(chosen[start : start + new], total)
+        own = _seen(new, total, context.first, q.device) if context.first else own
         pieces.append(_attend(q[start : start + new].to(wide), held, up, scale, own))
         start += new
     return torch.cat(pieces).to(q.dtype)
@@ -138,6 +139,13 @@ def _marked(chosen: Tensor, total: int) -> Tensor:
     """Positions [new, most], and -1 for none -> [new, total], True where a position is among them."""
     marks = torch.zeros(len(chosen), total + 1, dtype=torch.bool, device=chosen.device)
     return marks.scatter(1, chosen.long() % (total + 1), value=True)[:, :total]
+
+
+def _seen(new: int, total: int, first: int, device: torch.device) -> Tensor:
+    """The positions [new, total] that the last tokens see: their own, and those before from `first` on."""
+    keys = torch.arange(total, device=device)
+    own = keys[total - new :, None]
+    return (keys == own) | ((keys <= own) & (keys >= first))
 
 
 def _attend(q: Tensor, held: Tensor, up: Tensor, scale: float, chosen: Tensor | None) -> Tensor:

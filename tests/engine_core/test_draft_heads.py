@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from draft_heads import GUESSABLE, Oracle, write_eagle, write_eagle3
+from draft_heads import GUESSABLE, NextTokenOracle, Oracle, write_eagle, write_eagle3, write_next_token
 from drafted import Drafted, answer, asked_at_random, opened
 from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
@@ -59,7 +59,8 @@ def requests(random: Random, **options: Any) -> list[Add]:
 
 @contextmanager
 def drafting(target: Path, head: Path, method: str, make: Any = None, **options: Any) -> Iterator[Any]:
-    with opened(target, head, make, **{**SIZES, **options}, drafting={"method": method}) as engine:
+    asked = {"method": method} | ({} if method == "mtp" else {"model": str(head)})
+    with opened(target, None, make, **{**SIZES, **options}, speculative_config=asked) as engine:
         yield engine
 
 
@@ -83,6 +84,20 @@ def test_it_guesses_what_is_published(
     drafted, stats = compare(target, heads[method], method, layout, tensor_parallel_size=ranks_count)
     assert stats.preemptions and stats.prefix_hits, "the schedule is one of all kinds"
     oracle = Oracle.open(target, heads[method])
+    assert len(drafted.drafts) > 40
+    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("ranks_count", [1, 2])
+def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ranks: Ranks) -> None:
+    """They lie in the checkpoint of the served model, behind its last layer."""
+    target, longer = write_next_token(architecture, tmp_path)
+    layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
+    drafted, stats = compare(target, target, "mtp", layout, tensor_parallel_size=ranks_count)
+    assert stats.preemptions and stats.prefix_hits
+    oracle = NextTokenOracle.open(longer)
     assert len(drafted.drafts) > 40
     wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
     assert not wrong

@@ -63,6 +63,7 @@ def test_fields_of_suffix() -> None:
 def test_fields_of_draft_models() -> None:
     found = read(model="a/beagle", num_speculative_tokens=3, max_model_len=99, revision="r")
     assert found == GuessOptions(method="draft_model", most=3, model="a/beagle", revision="r")
+    assert read(method="deepseek_mtp") == GuessOptions(method="mtp", most=8)
     assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE")] == ["eagle3", "eagle"]
     found = read(
         method="draft_model",
@@ -87,7 +88,7 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "name a method: ngram, suffix, draft_model, eagle, eagle3"),
+        ({}, "name a method: ngram, suffix, draft_model, eagle, eagle3, mtp"),
         ({"method": "draft_model"}, "draft_model needs a drafter: name it by model"),
         ({"model": "a/b", "quantization": "fp8"}, "quantization of a drafter is that of the model that it"),
         (
@@ -96,7 +97,6 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
         ),
         ({"method": "eagle3"}, "eagle3 needs a drafter: name it by model"),
         ({"model": "a/medusa-b"}, "medusa is not supported yet; there are ngram, suffix, draft_model"),
-        ({"method": "deepseek_mtp"}, "deepseek_mtp is not supported yet"),
         (
             {"method": "dflash"},
             "method 'dflash' is not supported; there are ngram, suffix, draft_model, eagle",

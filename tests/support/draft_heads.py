@@ -6,13 +6,14 @@ Nothing of the code under test is used. The model that they guess for is transfo
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import VOCAB_SIZE, hf_model
+from tiny import VOCAB_SIZE, hf_model, tiny_checkpoint
 from torch import Tensor
 
 SIZE, INNER, HEADS, KV_HEADS = 32, 40, 4, 2
@@ -100,6 +101,67 @@ def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) 
     return folder
 
 
+def write_next_token(architecture: str, folder: Path) -> tuple[Path, Path]:
+    """A checkpoint with a layer for MTP, and the model of transformers that has that layer as its last."""
+    count = 3
+    fields: dict[str, Any] = {"num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    longer = tiny_checkpoint(architecture, folder / "longer", num_hidden_layers=count + 1, **fields)
+    plain = tiny_checkpoint(architecture, folder / "plain", num_hidden_layers=count, **fields)
+    both = shutil.copytree(plain, folder / "both")
+    scope = f"model.layers.{count}"
+    last = {name: x for name, x in load_file(longer / "model.safetensors").items() if name.startswith(scope)}
+    shapes: dict[str, tuple[int, ...]] = {f"{scope}.{name}": (SIZE,) for name in ("enorm", "hnorm")}
+    own = _draw({**shapes, f"{scope}.shared_head.norm": (SIZE,), f"{scope}.eh_proj": (SIZE, 2 * SIZE)}, 7)
+    save_file(load_file(plain / "model.safetensors") | last | own, both / "model.safetensors")
+    save_file(own, longer / "own.safetensors")
+    return both, longer
+
+
+@dataclass
+class NextTokenOracle:
+    """A layer for MTP, as DeepSeek's paper has it, around transformers' own layer."""
+
+    target: Any
+    longer: Any
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def open(cls, longer: Path) -> NextTokenOracle:
+        tensors = load_file(longer / "own.safetensors")
+        weights = {name.split(".", 3)[3].removesuffix(".weight"): x for name, x in tensors.items()}
+        return cls(hf_model(longer.parent / "plain"), hf_model(longer), weights)
+
+    @torch.no_grad()
+    def guesses(self, tokens: list[int], count: int) -> list[int]:
+        """The likeliest tokens behind these, one after the other."""
+        written = list(tokens)
+        read = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0, :-1]
+        for _ in range(count):
+            hidden = self._hidden(written, read)[-1:]
+            x = _norm(hidden, self.weights["shared_head.norm"], self._eps)
+            written.append(int(self.target.lm_head(x).argmax()))
+            read = torch.cat([read, hidden])
+        return written[len(tokens) :]
+
+    def _hidden(self, tokens: list[int], read: Tensor) -> Tensor:
+        embedded = self.target.get_input_embeddings()(torch.tensor(tokens[1:]))
+        embedded = torch.cat([torch.zeros(1, SIZE), embedded[1:]])  # that of the first position is none
+        w, length = self.weights, len(read)
+        both = [_norm(embedded, w["enorm"], self._eps), _norm(read, w["hnorm"], self._eps)]
+        x = (torch.cat(both, dim=-1) @ w["eh_proj"].T)[None]
+        positions = torch.arange(length)[None]
+        mask = torch.full((1, 1, length, length), -torch.inf).triu(1)
+        turning = self.longer.model.rotary_emb(x, positions)
+        out = self.longer.model.layers[-1](
+            x, attention_mask=mask, position_ids=positions, position_embeddings=turning
+        )
+        return (out if isinstance(out, Tensor) else out[0])[0]
+
+    @property
+    def _eps(self) -> float:
+        return self.target.config.rms_norm_eps
+
+
 @dataclass
 class Oracle:
     """A drafter in plain torch, and transformers' model for which it guesses."""
@@ -172,8 +234,8 @@ class Oracle:
         return "norm.weight" in self.weights
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
 def _attend(x: Tensor, w: dict[str, Tensor]) -> Tensor:

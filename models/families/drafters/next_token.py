@@ -37,10 +37,10 @@ class NextToken(DraftHead):
         longer = msgspec.structs.replace(config, num_layers=self.number + 1)
         spec = dataclasses.replace(target.spec(dataclasses.replace(setup, config=longer)), **target.fixed)
         layer = spec.layers[self.number]
-        if spec.latent is not None:
+        if spec.latent is not None and spec.latent.indexer is not None:
             raise ConfigError(
-                f"--speculative-config: mtp does not work with the latent attention of {config.architecture} "
-                "yet: use another method"
+                f"--speculative-config: mtp does not work with the indexer of {config.architecture} yet: use "
+                "another method"
             )
         super().__init__(setup, layer.rope)
         self.enorm, self.hnorm = RMSNorm(size, spec.eps), RMSNorm(size, spec.eps)

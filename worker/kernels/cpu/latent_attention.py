@@ -108,6 +108,7 @@ def _latent_attention(library: Library) -> Callable[..., Tensor]:
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], tokens),
             *(address(chosen), 0 if chosen is None else chosen.shape[1], scale, out.data_ptr()),
+            context.first,
         )
         return out
 

@@ -65,6 +65,21 @@ def test_windows_and_capped_scores(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), [*STEPS, ([3, 1, 40], [3, 1, 41])])
+def test_place_0_may_be_seen_by_none_but_itself(
+    table: Table, dtype: torch.dtype, new: list[int], total: list[int]
+) -> None:
+    step = make_step(new, total, block_size=4)
+    step.first = 1
+    kv, q = make_cache(step, 2, 64, dtype), queries(step, 6, 64, dtype)
+    out = table["attention"](q, kv, step, scale=0.3)
+    assert_near(out, reference.attention(q.double(), kv.double(), step, scale=0.3))
+    kv[0, step.block_table[:, 0].long(), :, 0] = 1000.0
+    behind = step.positions > 0
+    assert torch.equal(table["attention"](q, kv, step, scale=0.3)[behind], out[behind])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("new", "total"), STEPS)
 def test_sinks_take_their_share(table: Table, dtype: torch.dtype, new: list[int], total: list[int]) -> None:
     """Some sinks outweigh all keys, and some weigh nothing; the heads of a key head have different ones."""

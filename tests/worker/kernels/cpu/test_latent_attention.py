@@ -75,6 +75,20 @@ def assert_near(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), [*STEPS, ([3, 1, 40], [3, 1, 41])])
+def test_place_0_may_be_seen_by_none_but_itself(
+    table: Table, dtype: torch.dtype, new: list[int], total: list[int]
+) -> None:
+    step = make_step(new, total, block_size=4)
+    step.first = 1
+    layer, behind = Layer(SHAPES[1], step, dtype), step.positions > 0
+    exact, _ = layer.exact()
+    out = layer.attended(table)
+    assert out.isfinite().all()
+    assert_near(out[behind], exact[behind])
+
+
 @pytest.mark.turns
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2])

@@ -33,6 +33,7 @@ typedef struct {
     const int *query_starts;  // [rows + 1]
     const int *kv_lens;       // [rows]
     const int *chosen;        // [tokens, most]: the keys of tokens that see more than `most`; NULL: all are read
+    long lowest;         // the first position that is read, where nothing is chosen
     long most, rows, heads, nope, rank;
     rotation rotation;  // of the last columns of queries and cached rows
     scoring scoring;    // of cached rows
@@ -51,9 +52,13 @@ typedef struct {
 
 INLINE long row_bytes(const latent_job *j) { return j->paged.row_bytes; }
 
-// The keys of its sequence that a token sees.
+// The first positions of a sequence that are not read, if it has others.
+INLINE long skipped(const latent_job *j, long row) { return least(j->lowest, j->kv_lens[row] - 1); }
+
+// The keys of its sequence that a token sees. One before all that are read has some result of no meaning.
 INLINE long seen_by(const latent_job *j, long row, long token) {
-    return j->kv_lens[row] - (j->query_starts[row + 1] - token) + 1;
+    long seen = j->kv_lens[row] - (j->query_starts[row + 1] - token) + 1 - skipped(j, row);
+    return seen < 1 ? 1 : seen;
 }
 
 // Writes a token's row to the cache, and the turned parts of its queries behind those to be multiplied.
@@ -98,7 +103,7 @@ INLINE long keys_of(const latent_job *j, const unit *u, long row) {
 INLINE void tile_keys(const latent_job *j, const unit *u, long start, long stop, const char **to) {
     long token = token_of(j, u, 0);
     if (seen_by(j, u->row, token) <= j->most) {
-        cached_rows(&j->paged, u->row, start, stop, to);
+        cached_rows(&j->paged, u->row, start + skipped(j, u->row), stop + skipped(j, u->row), to);
         return;
     }
     const int *chosen = j->chosen + token * j->most;
@@ -288,10 +293,11 @@ EXPORT void attention_latent(const void *q, const void *latent, long latent_stri
                              const weights *values, long heads, long rope, long rank, long value, void *cache,
                              long block_size, const int64_t *slots, const float *cos_sin, long rotated,
                              const int *query_starts, const int *kv_lens, const int *block_table, long table_width,
-                             long rows, long tokens, const int *chosen, long most, float scale, void *out) {
+                             long rows, long tokens, const int *chosen, long most, float scale, void *out,
+                             long lowest) {
     kind k = keys->kind;
     latent_job j = {.q = q, .latent = latent, .latent_stride = latent_stride * width_of(k), .slots = slots,
-                    .query_starts = query_starts, .kv_lens = kv_lens, .chosen = chosen,
+                    .query_starts = query_starts, .kv_lens = kv_lens, .chosen = chosen, .lowest = lowest,
                     .most = chosen ? most : INT_MAX, .rows = rows, .heads = heads, .nope = keys->inputs, .rank = rank};
     j.paged = (paged_rows){cache, block_size, (rank + rope) * width_of(k), block_table, table_width};
     j.rotation = (rotation){.norm_kind = k, .cos_sin = cos_sin, .rotated = rotated, .dim = rope};
@@ -305,5 +311,5 @@ EXPORT void attention_latent_words(const word *a) {
     attention_latent(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
                      a[7].whole, a[8].whole, a[9].pointer, a[10].whole, a[11].pointer, a[12].pointer, a[13].whole,
                      a[14].pointer, a[15].pointer, a[16].pointer, a[17].whole, a[18].whole, a[19].whole, a[20].pointer,
-                     a[21].whole, a[22].real, a[23].pointer);
+                     a[21].whole, a[22].real, a[23].pointer, a[24].whole);
 }
