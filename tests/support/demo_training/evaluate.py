@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -150,14 +151,15 @@ def _others(rng: random.Random) -> list[Case]:
 
 
 @torch.inference_mode()
-def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[str]:
-    """Answer greedily; an answer is cut after 80 tokens, and keeps its end token if it has come."""
+def answer_ids(
+    model: LlamaForCausalLM, codec: Codec, asked: list[Case]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Answer greedily: give each prompt and its answer, up to an end token if one comes within 80 tokens."""
     prompts = [
         codec.encode_chat(case.messages, case.tools, answer_next=True, thinks=case.thinks) for case in asked
     ]
     padding, end = codec.id_of(END_OF_TEXT), codec.id_of(TURN_END)
     greedy = GenerationConfig(max_new_tokens=80, do_sample=False, eos_token_id=end, pad_token_id=padding)
-    found: list[str] = []
     rows = iter(prompts)
     while batch := list(islice(rows, _BATCH)):
         width = max(len(ids) for ids in batch)
@@ -166,8 +168,14 @@ def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[st
         # The type checker wants a `self` for generate() that no model class is.
         generate = model.generate  # pyright: ignore[reportAttributeAccessIssue]
         output = generate(ids, attention_mask=mask, generation_config=greedy)
-        found += [codec.decode(row).replace(END_OF_TEXT, "") for row in output[:, width:].tolist()]
-    return found
+        for prompt, answer in zip(batch, output[:, width:].tolist(), strict=True):
+            yield prompt, answer[: answer.index(end) + 1] if end in answer else answer
+
+
+def answers(model: LlamaForCausalLM, codec: Codec, asked: list[Case]) -> list[str]:
+    """Answer greedily in text."""
+    found = [codec.decode(answer) for _, answer in answer_ids(model, codec, asked)]
+    return [text.replace(END_OF_TEXT, "") for text in found]
 
 
 def measure(model: LlamaForCausalLM, codec: Codec) -> str:
