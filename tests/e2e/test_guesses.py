@@ -18,6 +18,17 @@ CONFIG = json.dumps(
 )
 FLAGS = ("demo", "--dtype", "float32", "--no-enable-prefix-caching", "--kv-cache-memory-bytes", "64m")
 REPEATED = "one two three four one two three four one two three four one two"
+ORDER = {
+    "type": "object",
+    "properties": {
+        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 99},
+        "preferred_contact_method": {"enum": ["electronic_mail", "telephone", "letter"]},
+        "shipping_address_street": {"type": "string", "maxLength": 8},
+        "is_returning_customer": {"type": "boolean"},
+    },
+    "required": ["customer_identification_number", "preferred_contact_method", "shipping_address_street"],
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER}}
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0, "ignore_eos": True},
@@ -38,8 +49,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+BOUND: list[dict[str, Any]] = [
+    {"structured_outputs": {"json": ORDER}},
+    {"structured_outputs": {"regex": "(one two three (four|five) ){1,9}"}},
+    {"thinking_token_budget": 5, "structured_outputs": {"choice": ["yes it is", "no it is not"]}},
+]
+"""Requests whose answers are held to a form."""
+
+
 def requests() -> list[tuple[str, dict[str, Any]]]:
-    """60 requests: each of the options on a text that repeats itself and on one that does not, and chats."""
+    """72 requests: each of the options on a text that repeats itself and one that does not, chats, forms."""
     found: list[tuple[str, dict[str, Any]]] = []
     for options in OPTIONS:
         for prompt in (REPEATED, "The capital of France is"):
@@ -47,6 +66,11 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
     for options in OPTIONS[:6]:
         body = {"messages": [{"role": "user", "content": REPEATED}], "max_tokens": 40, **options}
         found += [("/v1/chat/completions", body), ("/v1/chat/completions", {**body, "stream": True})]
+    for options in (OPTIONS[0], OPTIONS[2], OPTIONS[6]):
+        body = {"prompt": REPEATED, "max_tokens": 120, **options}
+        found += [("/v1/completions", {**body, **bound}) for bound in BOUND]
+        chat = {"messages": [{"role": "user", "content": "An order, please."}], "max_tokens": 120}
+        found.append(("/v1/chat/completions", {**chat, "response_format": FORM, "temperature": 0, "seed": 4}))
     for options in OPTIONS:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         found.append(("/v1/completions", {"prompt": REPEATED, "max_tokens": 32, **options, **streamed}))
@@ -107,7 +131,7 @@ def counters(server: LiveServer) -> dict[str, float]:
 
 def test_answers_are_the_same_with_guesses_and_without(servers: tuple[LiveServer, LiveServer]) -> None:
     plain, guesses = servers
-    assert len(requests()) == 60
+    assert len(requests()) == 72
     for asked, one, other in zip(requests(), answers(plain), answers(guesses), strict=True):
         assert one == other, asked
     assert counters(plain) == {}
@@ -132,6 +156,17 @@ def test_what_becomes_of_guesses_adds_up(servers: tuple[LiveServer, LiveServer])
         assert after[name] - before[name] == told[key], name
     assert told["num_accepted_draft_tokens"] <= told["num_draft_tokens"] <= 4 * told["num_spec_steps"]
     assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
+
+
+def test_keys_of_a_schema_take_few_steps(servers: tuple[LiveServer, LiveServer]) -> None:
+    body = {"prompt": "An order:", "max_tokens": 150, "structured_outputs": {"json": ORDER}, "seed": 5}
+    answers = [server.post("/v1/completions", body).json() for server in servers]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["choices"][0]["finish_reason"] == "stop"
+    told = answers[1]["metrics"]["speculative_decoding"]
+    tokens = answers[1]["usage"]["completion_tokens"]
+    assert told["num_accepted_draft_tokens"] > 0.4 * tokens, f"of {tokens} tokens"
+    assert told["num_accepted_draft_tokens"] > 0.8 * told["num_draft_tokens"]
 
 
 def test_a_request_can_turn_guesses_off(servers: tuple[LiveServer, LiveServer]) -> None:
