@@ -65,7 +65,8 @@ def compare(
     target: Path, drafter: Path, asked: list[Add], seed: int = 0, make: Any = None, **options: Any
 ) -> Any:
     """Answers with the drafter and without are equal; returns what it guessed, and the statistics."""
-    with opened(target, **SIZES) as engine:
+    sizes = {name: options.get(name, size) for name, size in SIZES.items()}
+    with opened(target, **sizes) as engine:
         truth: list[Answer] = answer(engine, asked)
     with (
         asked_at_random(Random(seed)) as drafted,
@@ -126,6 +127,12 @@ def test_bfloat16_int8_and_a_model_with_windows(tmp_path: Path, same: Path) -> N
         with asked_at_random(Random(5)), opened(target, same, **sizes, **options) as engine:
             assert len(engine.ready.worker.windows) > 1
             assert answer(engine, requests(Random(5))) == truth
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "GptOssForCausalLM"])
+def test_other_kinds_of_caches(name: str, same: Path, tmp_path: Path) -> None:
+    """The drafter's keys and values lie beside latent entries, or beside windows with sinks."""
+    compare(tiny_checkpoint(name, tmp_path), same, requests(Random(7)), num_gpu_blocks_override=90)
 
 
 def test_by_itself_it_guesses_if_that_pays(target: Path, same: Path) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gemma_pictured
 import paligemma_pictured
 import pytest
+from drafted import asked_at_random
 from media_files import noise
 from msgspec.structs import replace
 from pictured import TEXT, VISION, Answer, Prompt, Prompts, assert_answers, expected, write_pictured
 from PIL.Image import Image
 from sizes import engine_config
+from tiny import tiny_checkpoint
 from torch import nn
 from transformers import CLIPImageProcessorPil
 
 from engine_core.engine import Engine
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Stats, Tokens
+from models.config import read_config
 from worker.buffers import Buffer
 from worker.limits import WorkerLimits
 from worker.media import StepMedia
@@ -298,3 +302,16 @@ def test_an_answer_that_another_engine_began_goes_on(paligemma: PaliGemma) -> No
 def test_a_step_that_holds_no_whole_prompt_is_refused(paligemma: PaliGemma) -> None:
     with pytest.raises(ValueError, match="is less than --max-model-len"):
         paligemma.run(paligemma.asked[:1], max_num_batched_tokens=32)
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3", "paligemma"])
+def test_a_drafter_beside_pictures_reads_text_alone(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    served: Llava = request.getfixturevalue(kind)
+    drafter = tiny_checkpoint("Qwen3ForCausalLM", tmp_path, vocab_size=read_config(served.folder).vocab_size)
+    config = {"method": "draft_model", "model": str(drafter)}
+    with asked_at_random(Random(3)) as drafted:
+        answers, _, _ = served.run(served.asked, max_num_seqs=8, speculative_config=config)
+    assert_answers(answers, served.answers)
+    assert len(drafted.drafts) > 5
