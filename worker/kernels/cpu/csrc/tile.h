@@ -68,28 +68,34 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, cons
         sums[r][1] = _mm512_dpbf16_ps(sums[r][1], row, w1);
     }
 }
-#else
-#if LANES == 16
-INLINE vec first_of_pairs(vec w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(w), 16)); }
-INLINE vec second_of_pairs(vec w) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(w), _mm512_set1_epi32((int)0xffff0000u)));
-}
-#else
-INLINE vec first_of_pairs(vec w) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(w), 16)); }
-INLINE vec second_of_pairs(vec w) {
-    return _mm256_and_ps(w, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000u)));
-}
-#endif
-
+#elif LANES == 16
 INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
     vec first[COLUMNS], second[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) {
         vec pairs = vec_load(panel + c * LANES, FLOAT32);
-        first[c] = first_of_pairs(pairs);
-        second[c] = second_of_pairs(pairs);
+        first[c] = widen_even(pairs);
+        second[c] = widen_odd(pairs);
     }
     add_products(sums, x, rows, first);
     add_products(sums, x + rows, rows, second);
+}
+#else
+// Few columns are widened at a time, and rows loaded again for the next ones, because sums take nearly all registers.
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+    enum { TOGETHER = 2 };
+    for (int first = 0; first < COLUMNS; first += TOGETHER)
+        for (int odd = 0; odd < 2; odd++) {
+            vec w[TOGETHER];
+            for (int c = 0; c < TOGETHER; c++) {
+                vec pairs = vec_load(panel + (first + c) * LANES, FLOAT32);
+                w[c] = odd ? widen_odd(pairs) : widen_even(pairs);
+            }
+            for (int r = 0; r < rows; r++) {
+                vec row = broadcast(x + odd * rows + r);
+                for (int c = 0; c < TOGETHER; c++) sums[r][first + c] = vec_fma(row, w[c], sums[r][first + c]);
+            }
+            __asm__ volatile("" : : : "memory");  // a compiler must not keep what is loaded until it is needed again
+        }
 }
 #endif
 
