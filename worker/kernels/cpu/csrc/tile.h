@@ -11,6 +11,10 @@
 #define TILE_ROWS 3
 #endif
 
+// The most rows of a tile of a matrix that is not quantized. If they are more than TILE_ROWS, one half of the columns
+// comes after the other; the sums of six rows would leave too few registers for what they are multiplied with.
+#define VEC_ROWS (LANES == 16 ? TILE_ROWS : 5)
+
 // The memory to prefetch while a tile is computed: `step` bytes for each dword of the panel.
 typedef struct {
     const char *from;
@@ -46,21 +50,22 @@ INLINE vec broadcast(const uint32_t *x) {
     return vec_all(value);
 }
 
-INLINE void add_products(vec sums[][COLUMNS], const uint32_t *x, int rows, const vec *w) {
+INLINE void add_products(vec sums[][COLUMNS], const uint32_t *x, int rows, int columns, const vec *w) {
     for (int r = 0; r < rows; r++) {
         vec row = broadcast(x + r);
-        for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_fma(row, w[c], sums[r][c]);
+        for (int c = 0; c < columns; c++) sums[r][c] = vec_fma(row, w[c], sums[r][c]);
     }
 }
 
-INLINE void step_float32(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+INLINE void step_float32(vec sums[][COLUMNS], const uint32_t *x, int rows, int columns, const uint32_t *panel) {
     vec w[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) w[c] = vec_load(panel + c * LANES, FLOAT32);
-    add_products(sums, x, rows, w);
+    for (int c = 0; c < columns; c++) w[c] = vec_load(panel + c * LANES, FLOAT32);
+    add_products(sums, x, rows, columns, w);
 }
 
 #if DOTS
-INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, int columns, const uint32_t *panel) {
+    (void)columns;  // both
     __m512bh w0 = (__m512bh)_mm512_loadu_si512(panel), w1 = (__m512bh)_mm512_loadu_si512(panel + LANES);
     for (int r = 0; r < rows; r++) {
         __m512bh row = (__m512bh)_mm512_set1_epi32((int)x[r]);
@@ -69,21 +74,21 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, cons
     }
 }
 #elif LANES == 16
-INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, int columns, const uint32_t *panel) {
     vec first[COLUMNS], second[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) {
+    for (int c = 0; c < columns; c++) {
         vec pairs = vec_load(panel + c * LANES, FLOAT32);
         first[c] = widen_even(pairs);
         second[c] = widen_odd(pairs);
     }
-    add_products(sums, x, rows, first);
-    add_products(sums, x + rows, rows, second);
+    add_products(sums, x, rows, columns, first);
+    add_products(sums, x + rows, rows, columns, second);
 }
 #else
 // Few columns are widened at a time, and rows loaded again for the next ones, because sums take nearly all registers.
-INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, const uint32_t *panel) {
+INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, int columns, const uint32_t *panel) {
     enum { TOGETHER = 2 };
-    for (int first = 0; first < COLUMNS; first += TOGETHER)
+    for (int first = 0; first < columns; first += TOGETHER)
         for (int odd = 0; odd < 2; odd++) {
             vec w[TOGETHER];
             for (int c = 0; c < TOGETHER; c++) {
@@ -100,43 +105,38 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, cons
 #endif
 
 // `join_section` for sums that are in registers.
-INLINE void store_section(vec sums[][COLUMNS], int rows, const weights *w, long section, int apart, float *out) {
+INLINE void store_section(vec sums[][COLUMNS], int rows, int columns, const weights *w, long section, int apart,
+                          float *out) {
     int levels = apart ? 0 : __builtin_ctzl(~section);
     for (int level = 0; level < levels; level++) {
         const float *others = waiting(out, rows, w, level);
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < COLUMNS; c++)
+            for (int c = 0; c < columns; c++)
                 sums[r][c] = vec_add(vec_load(others + r * PANEL + c * LANES, FLOAT32), sums[r][c]);
     }
     out = apart ? place_of_section(out, rows, w, section, 1) : waiting(out, rows, w, levels);
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < COLUMNS; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
+        for (int c = 0; c < columns; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
 }
 
-INLINE void tile_of(int rows, kind k, const uint32_t *x, const uint32_t *panel, const weights *w, fetch ahead,
-                    int apart, float *out) {
+INLINE void tile_of(int rows, int columns, kind k, const uint32_t *x, const uint32_t *panel, const weights *w,
+                    fetch ahead, int apart, float *out) {
     long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows, dwords = section_dwords(w);
     for (long section = 0; section < w->sections; section++) {
-        vec sums[TILE_ROWS][COLUMNS];
+        vec sums[VEC_ROWS][COLUMNS];
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
+            for (int c = 0; c < columns; c++) sums[r][c] = vec_zero();
         pass_end(&ahead);
         for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
             _mm_prefetch(ahead.from, _MM_HINT_T0);
             _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
             ahead.from += ahead.step;
-            if (k == BFLOAT16) step_bfloat16(sums, x, rows, panel);
-            else step_float32(sums, x, rows, panel);
+            if (k == BFLOAT16) step_bfloat16(sums, x, rows, columns, panel);
+            else step_float32(sums, x, rows, columns, panel);
         }
-        store_section(sums, rows, w, section, apart, out);
+        store_section(sums, rows, columns, w, section, apart, out);
     }
 }
-
-#define TILE(n)                                                                  \
-    case n:                                                                      \
-        if (w->kind == BFLOAT16) tile_of(n, BFLOAT16, x, panel, w, ahead, t->apart, sums); \
-        else tile_of(n, FLOAT32, x, panel, w, ahead, t->apart, sums);                      \
-        break;
 
 enum { AHEAD_BYTES = 8192 };
 
@@ -146,18 +146,35 @@ INLINE fetch fetch_for(const weights *w, long panel, const tiles *t) {
     const char *from = (const char *)panel_of(w, panel), *end = from + panel_bytes(w);
     if (t->all <= 1) return (fetch){from + AHEAD_BYTES, t->all * PANEL * 4, end, t->next};
     long lines = panel_bytes(w) / (PANEL * 4), step = PANEL * 4 / t->all;
-    return (fetch){end + t->first * step * lines, step, NULL, NULL};
+    const char *next = t->next ? t->next : end;
+    return (fetch){next + t->first * step * lines, step, NULL, NULL};
 }
+
+// Half of the columns of a panel are a tile of its own, as far as prefetches go.
+INLINE void multiply_rows(int rows, kind k, const tiles *t, const weights *w, long number) {
+    const char *panel = (const char *)panel_of(w, number);
+    const int passes = rows > TILE_ROWS ? 2 : 1, columns = COLUMNS / passes;
+    tiles each = *t;
+    each.all *= passes;
+    for (int pass = 0; pass < passes; pass++, panel += columns * LANES * 4) {
+        each.first = t->first * passes + pass;
+        tile_of(rows, columns, k, t->x[0], (const uint32_t *)panel, w, fetch_for(w, number, &each), t->apart,
+                t->sums[0] + pass * columns * LANES);
+    }
+}
+
+#define TILE(n)                                                            \
+    case n:                                                                \
+        if (w->kind == BFLOAT16) multiply_rows(n, BFLOAT16, t, w, number); \
+        else multiply_rows(n, FLOAT32, t, w, number);                      \
+        break;
 
 // Multiplies one tile, whose rows are as `lay_dwords` wrote them.
 static void multiply_vec(const tiles *t, const weights *w, long number) {
-    const uint32_t *panel = panel_of(w, number), *x = t->x[0];
-    fetch ahead = fetch_for(w, number, t);
-    float *sums = t->sums[0];
     switch (t->rows[0]) {
-        TILE(1) TILE(2) TILE(3)
-#if TILE_ROWS > 3
-        TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5)
+#if LANES == 16
+        TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 #endif
     }
 }

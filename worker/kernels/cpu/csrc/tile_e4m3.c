@@ -103,8 +103,8 @@ INLINE tile_place add_floats(int rows, int pairs, tile_place at, const floats *f
             const uint32_t *row = (const uint32_t *)(codes + d * COLUMNS);
             _mm_prefetch(at.ahead.from, _MM_HINT_T0);
             at.ahead.from += at.ahead.step;
-            if (pairs) step_bfloat16(sums, at.x, rows, row);
-            else step_float32(sums, at.x, rows, row);
+            if (pairs) step_bfloat16(sums, at.x, rows, COLUMNS, row);
+            else step_float32(sums, at.x, rows, COLUMNS, row);
         }
         codes += quads_in(w, group) * (pairs ? 2 : 4) * COLUMNS;
         for (int r = 0; r < rows; r++) {
@@ -145,8 +145,8 @@ INLINE void add_quad(vec sums[][COLUMNS], const uint32_t *x, int rows, int pairs
     for (int c = 0; pairs && c < COLUMNS; c++) widen_quads(&wide[0][c], &wide[1][c], whole_load(codes + c));
     for (int i = 0; i < (pairs ? 2 : 4); i++, x += rows) {
         for (int c = 0; !pairs && c < COLUMNS; c++) wide[0][c] = widened_byte(whole_load(codes + c), i);
-        if (pairs) step_bfloat16(sums, x, rows, (const uint32_t *)wide[i]);
-        else add_products(sums, x, rows, wide[0]);
+        if (pairs) step_bfloat16(sums, x, rows, COLUMNS, (const uint32_t *)wide[i]);
+        else add_products(sums, x, rows, COLUMNS, wide[0]);
     }
 }
 
