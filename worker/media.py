@@ -61,10 +61,8 @@ class MediaRead:
     def stage(self, packet: Packet) -> Callable[[ForwardContext], None]:
         """Send the numbers; the returned function shows all of it to a model, once they are there."""
         tokens = packet.ints(np.concatenate(self.tokens)) if self.pieces else None
-        last = None if self.last is None else packet.ints(self.last)
-        whole = None if self.whole is None else packet.ints(self.whole)
-        axes = None if self.axes is None else packet.ints(self.axes.ravel())
-        only_shifts = self.only_shifts
+        arrays, only_shifts = (self.last, self.whole, self.axes), self.only_shifts
+        last, whole, axes = [None if each is None else packet.ints(each.ravel()) for each in arrays]
 
         def show(context: ForwardContext) -> None:
             for each in (context, *context.others):

@@ -78,7 +78,7 @@ class MediaItems:
         for media in add.media:
             item = self._items.get(media.hash)
             first = known.setdefault(media.hash, media if item is None else item.media or media)
-            if not _equal(first, media) or (item is not None and item.embeddings != media.embeddings):
+            if _facts(first) != _facts(media) or (item is not None and item.embeddings != media.embeddings):
                 return "two media items that differ have the same hash"
         return None
 
@@ -90,9 +90,8 @@ class MediaItems:
 
     def enter(self, add: Add) -> Add:
         """Take in the items of a request, which is returned with the bytes of those that are here already.
-
-        Where tokens of a prompt see later ones, what is cached of it is wrong for those that go on otherwise.
-        """
+        Where tokens of a prompt see later ones, what is cached of it is wrong for those that go on
+        otherwise."""
         if self._whole_prompts:
             prompt = add.tokens[: add.prompt_len or len(add.tokens)]
             add = replace(add, salt=own_salt(add.salt, prompt, [(each.hash, each.at) for each in add.media]))
@@ -139,11 +138,9 @@ class MediaItems:
         return 1
 
     def reach(self, seq: Sequence, start: int, count: int, fitting: float = inf) -> int:
-        """As many of the next `count` positions as can be computed in this step; changes nothing.
-
-        The items there must be encoded, or fit into the step: within its budget, within the room, and within
-        the embeddings that are `fitting` into its time. The first one that a step encodes needs room only.
-        """
+        """As many of the next `count` positions as can be computed in this step; changes nothing. The items
+        there must be encoded, or fit into the step: within its budget, within the room, and within the
+        embeddings that are `fitting` into its time. The first one that a step encodes needs room only."""
         left = most = min(self._left, fitting)
         room = self._room
         new: set[Item] = set()
@@ -196,9 +193,8 @@ class MediaItems:
         self.embeddings += item.embeddings
         self._left -= item.embeddings
         self.encoded += 1
-        self.encode.append(
-            Encode(item.number, media.kind, media.shape, media.grid, item.embeddings, media.pixels)
-        )
+        shape, grid, pixels = media.shape, media.grid, media.pixels
+        self.encode.append(Encode(item.number, media.kind, shape, grid, item.embeddings, pixels))
 
     def _drop(self, hash: bytes) -> None:
         item = self._held.pop(hash)
@@ -227,9 +223,6 @@ def _place(number: int, media: Media) -> MediaPlace:
     return MediaPlace(number, media.kind, at, length, runs, grid, media.interval)
 
 
-def _equal(one: Media, other: Media) -> bool:
-    facts = [
-        (media.kind, media.shape, media.grid, media.interval, media.embeddings, len(media.pixels))
-        for media in (one, other)
-    ]
-    return facts[0] == facts[1]
+def _facts(media: Media) -> tuple[object, ...]:
+    """What is the same for media with the same hash."""
+    return media.kind, media.shape, media.grid, media.interval, media.embeddings, len(media.pixels)

@@ -210,10 +210,8 @@ class CLIPModel(_Compared):
         return Linear(self.fields.hidden_size, size), Linear(vit.hidden_size, size)
 
     def text_rows(self, texts: Sequence[Tensor]) -> Tensor:
-        """The rows of end tokens, the first of a text, or of the last token of one without an end.
-
-        Old files name the end 2, which means the highest token.
-        """
+        """The rows of end tokens, the first of a text, or of the last token of one without an end. Old files
+        name the end 2, which means the highest token."""
         end = self.fields.eos_token_id
         ends = [
             text.argmax() if end == 2 else F.pad(text == end, (0, 1), value=True).int().argmax()
@@ -260,10 +258,8 @@ class Siglip2Model(SiglipModel):
 
 
 def _padding_token(folder: Path, usual: int) -> int:
-    """The token with which a checkpoint's tokenizer fills texts up, or `usual` where it does not say.
-
-    The config of SigLIP 2 leaves out that it is another one than SigLIP's.
-    """
+    """The token with which a checkpoint's tokenizer fills texts up, or `usual` where it does not say. The
+    config of SigLIP 2 leaves out that it is another one than SigLIP's."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.exists() else None
     if not isinstance(settings, dict):

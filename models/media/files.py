@@ -120,9 +120,9 @@ def read_video_settings(files: MediaFiles, kind: type[Fields], defaults: Mapping
     return _convert({**defaults, **given}, kind, _VIDEO_SETTINGS)
 
 
-def read_facts(files: MediaFiles, kind: type[Fields]) -> Fields:
-    """The fields of config.json that a family's media need."""
-    return _convert(files.config, kind, "config.json")
+def read_facts(files: MediaFiles, kind: type[Fields], part: str = "") -> Fields:
+    """The fields of config.json that a family's media need, or those of a part of it."""
+    return _convert(files.config.get(part) if part else files.config, kind, "config.json")
 
 
 def _class_name(given: Mapping[str, object]) -> str:
@@ -132,7 +132,7 @@ def _class_name(given: Mapping[str, object]) -> str:
     return name.replace("FeatureExtractor", "ImageProcessor")
 
 
-def _convert(fields: Mapping[str, object], kind: type[Fields], file: str) -> Fields:
+def _convert(fields: object, kind: type[Fields], file: str) -> Fields:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

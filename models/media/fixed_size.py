@@ -9,8 +9,8 @@ import msgspec
 
 from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_facts, read_settings
 from models.media.item import Layout, Picture, Prepared, Processor, run_of
+from models.media.kept_shape import PixtralProcessor
 from models.media.pixels import CLIP_PIXELS, HALF_PIXELS
-from models.media.pixtral import PixtralProcessor
 from models.media.resize import center_cropped, check_ratio, to_item
 from models.plain_files import ConfigError
 
@@ -158,11 +158,7 @@ class Gemma3Processor(FixedSizeProcessor):
         return Layout(tokens, [(1, count)], before="\n\n", after="\n\n")
 
 
-class _AnyTower(msgspec.Struct, frozen=True):
-    vision_config: dict[str, object]
-
-
 def llava_processor(files: MediaFiles) -> Processor:
     """The processor of a LLaVA, whose class also serves Pixtral."""
-    tower = read_facts(files, _AnyTower).vision_config
-    return PixtralProcessor(files) if tower.get("model_type") == "pixtral" else LlavaProcessor(files)
+    tower = read_facts(files, _Tower, "vision_config")
+    return PixtralProcessor(files) if tower.model_type == "pixtral" else LlavaProcessor(files)

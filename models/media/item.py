@@ -143,8 +143,6 @@ class VideoProcessor(Processor, Protocol):
     def video_settings(self) -> msgspec.Struct: ...
 
     def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
-        """Take frames of a video, at most so many, and resize them.
-
-        Raises MediaError for one whose shape the model does not take, or that needs more embeddings.
-        """
+        """Take frames of a video, at most so many, and resize them. Raises MediaError for one whose shape the
+        model does not take, or that needs more embeddings."""
         ...

@@ -35,11 +35,9 @@ class Placed(Protocol):
 
 
 def three_axes(length: int, items: Sequence[Placed]) -> tuple[NDArray[np.int64], int]:
-    """Find the positions [3, length] of a sequence's tokens, in which the items lie one behind the other.
-
-    The number returned beside them is added to the place of a token behind these, to find its position on
-    each axis: the generated tokens of a prompt have positions of their own only through it.
-    """
+    """Find the positions [3, length] of a sequence's tokens, in which the items lie one behind the other. The
+    number returned beside them is added to the place of a token behind these, to find its position on each
+    axis: the generated tokens of a prompt have positions of their own only through it."""
     positions = np.empty((AXES, length), dtype=np.int64)
     done = shift = 0  # the tokens that have positions, and what is added to the places of others
     for item in items:

@@ -216,9 +216,7 @@ def _resized(
     size: tuple[int, int], unit: int, areas: tuple[int, int], frames: int = 1, counted: int = 1
 ) -> tuple[int, int]:
     """The nearest size in whole tokens for so many frames whose area together is within the bounds.
-
-    `counted`: the frames by which it is checked, those of the tower's whole frames.
-    """
+    `counted`: the frames by which it is checked, those of the tower's whole frames."""
     check_ratio(*size)
     least, most = areas
     area = frames * math.prod(size)

@@ -23,8 +23,8 @@ PROCESSORS = {
     "DeepseekOCR2ForCausalLM": "tiling.deepseek_ocr:PublishedOcr2Processor",
     "DeepseekOCRForCausalLM": "tiling.deepseek_ocr:DeepseekOcrProcessor",
     "Gemma3ForConditionalGeneration": "fixed_size:Gemma3Processor",
-    "Gemma4ForConditionalGeneration": "gemma4:Gemma4Processor",
-    "Gemma4UnifiedForConditionalGeneration": "gemma4:Gemma4Processor",
+    "Gemma4ForConditionalGeneration": "kept_shape:Gemma4Processor",
+    "Gemma4UnifiedForConditionalGeneration": "kept_shape:Gemma4Processor",
     "GotOcr2ForConditionalGeneration": "tiling.internvl:GotOcr2Processor",
     "Idefics3ForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
     "InternVLChatModel": "tiling.internvl:InternVLChatProcessor",
@@ -33,7 +33,7 @@ PROCESSORS = {
     "LlavaNextForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
     "LlavaOnevisionForConditionalGeneration": "tiling.llava_next:LlavaOnevisionProcessor",
     "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
-    "Mistral3ForConditionalGeneration": "pixtral:PixtralProcessor",
+    "Mistral3ForConditionalGeneration": "kept_shape:PixtralProcessor",
     "PaliGemmaForConditionalGeneration": "fixed_size:PaliGemmaProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:Qwen25VLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
@@ -41,17 +41,15 @@ PROCESSORS = {
     "Qwen3_5MoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
-    "Siglip2Model": "siglip2:Siglip2Processor",
+    "Siglip2Model": "kept_shape:Siglip2Processor",
     "SiglipModel": "fixed_size:SiglipProcessor",
     "SmolVLMForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
 }
 
 
 def find_media(folder: Path) -> MediaFiles | None:
-    """What a checkpoint's folder says about its media; None if its architecture has text only.
-
-    Raises ConfigError if a file cannot be used.
-    """
+    """What a checkpoint's folder says about its media; None if its architecture has text only. Raises
+    ConfigError if a file cannot be used."""
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         return None

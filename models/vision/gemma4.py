@@ -20,8 +20,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import Learned, PixelPatches, segments
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
 
 _OTHERS = ("model.audio_tower", "model.embed_audio")
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -54,10 +53,8 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _AxisOrder:
-    """The order of rows in which heads turn as `ops.rotate` does it: their first half with the second.
-
-    The checkpoint turns each half by itself, one by the column and one by the row.
-    """
+    """The order of rows in which heads turn as `ops.rotate` does it: their first half with the second. The
+    checkpoint turns each half by itself, one by the column and one by the row."""
 
     def __init__(self, dim: int) -> None:
         self._dim = dim

@@ -24,9 +24,7 @@ def square_by_square(grid: Grid, merge: int) -> Tensor:
 
 def window_by_window(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
     """The numbers of the cells of a grid [frames * rows * columns], window by window, and the windows' sizes.
-
-    Windows have `side` rows and columns of one frame, and fewer at its edges.
-    """
+    Windows have `side` rows and columns of one frame, and fewer at its edges."""
     frames, rows, columns = grid
     in_row = -(-columns // side)
     window = (torch.arange(rows) // side * in_row).unsqueeze(1) + torch.arange(columns) // side
@@ -36,10 +34,8 @@ def window_by_window(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
 
 
 def between_cells(places: Tensor, grid: Grid, side: int) -> tuple[Tensor, Tensor]:
-    """Lay a grid, corner on corner, over a table of `side` x `side` entries.
-
-    `places` [2, P]: rows and columns of patches. -> the four entries around each [4, P], and their shares.
-    """
+    """Lay a grid, corner on corner, over a table of `side` x `side` entries. `places` [2, P]: rows and
+    columns of patches. -> the four entries around each [4, P], and their shares."""
     around: list[list[tuple[Tensor, Tensor]]] = []
     for place, count in zip(places, grid[1:], strict=True):
         at = place.float() * (side - 1) / max(count - 1, 1)
@@ -55,9 +51,7 @@ def between_cells(places: Tensor, grid: Grid, side: int) -> tuple[Tensor, Tensor
 
 def resized_table(table: Tensor, shape: tuple[int, int], mode: Literal["bilinear", "bicubic"]) -> Tensor:
     """Fit a square table of learned positions [side**2, size] to a grid of this shape [rows * columns, size].
-
-    Corners are not aligned, and where the grid is coarser its entries are means of more of the table's.
-    """
+    Corners are not aligned, and where the grid is coarser its entries are means of more of the table's."""
     side = isqrt(len(table))
     if shape == (side, side):
         return table

@@ -24,8 +24,7 @@ from models.layers.norm import LayerNorm, Norm, RMSNorm, enter
 from models.layers.rotary import Rope, Rotary, plain_rope
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import between_cells, square_by_square, window_by_window
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
 
 _NAMES = TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"))
 _MakeNorm = Callable[[int], Norm]
@@ -34,10 +33,10 @@ _MakeNorm = Callable[[int], Norm]
 class VisionFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a vision_config that all of these towers have, with the defaults of transformers."""
 
-    depth: Size
+    depth: Size = 32
     num_heads: Size = 16
     hidden_act: str
-    patch_size: Size
+    patch_size: Size = 14
     spatial_merge_size: Size = 2
     """Patches of each side of a square."""
     temporal_patch_size: Size = 2
@@ -148,12 +147,10 @@ class QwenTower(nn.Module):
 
 
 class Qwen2Fields(VisionFields, frozen=True, kw_only=True):
-    depth: Size = 32
     embed_dim: Size = 1280
     """The width: `hidden_size` is that of the text here."""
     mlp_ratio: float = 4
     hidden_act: str = "quick_gelu"
-    patch_size: Size = 14
 
 
 class Qwen2Tower(QwenTower):
@@ -166,11 +163,9 @@ class Qwen2Tower(QwenTower):
 
 
 class Qwen25Fields(VisionFields, frozen=True, kw_only=True):
-    depth: Size = 32
     hidden_size: Size = 3584
     intermediate_size: Size = 3420
     hidden_act: str = "silu"
-    patch_size: Size = 14
     window_size: Size = 112
     """The side of a window in pixels."""
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)

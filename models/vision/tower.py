@@ -1,14 +1,16 @@
-"""The contract between a tower and the models that it is put into."""
+"""The contract between a tower and the models that it is put into, and what towers read and are fed with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
+from models.config import ConfigError
 from models.media.files import PictureSettings
 from models.media.item import Kind
 
@@ -50,7 +52,48 @@ class Tower(Protocol):
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         """For each item its rows [embeddings, (1 + levels) * hidden_size], of the tower's type of numbers.
-
-        The items are computed together, and each gives the same bits alone and beside any others.
-        """
+        The items are computed together, and each gives the same bits alone and beside any others."""
         ...
+
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+def read_tower_fields(
+    config: Mapping[str, object],
+    kind: type[Fields],
+    usual: Mapping[str, object] | None = None,
+    where: str = "config.json",
+) -> Fields:
+    """Read the fields of config.json that a tower needs; those that are missing or null are as in `usual`."""
+    try:
+        return msgspec.convert({**(usual or {}), **_without_null(config)}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _without_null(fields: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: _without_null(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def unused_layers(layer: int, count: int) -> int:
+    """The number of a tower's last layers that are not used if the result of `layer` is. A layer 0 is what
+    goes into the first one; -1 is what the last one gives."""
+    without = count - layer if layer >= 0 else -1 - layer
+    if not 0 <= without <= count:
+        raise ConfigError(f"config.json: the field 'vision_feature_layer' is {layer}, of {count} layers")
+    return without
+
+
+def cut_tiles(items: Sequence[TowerInput], side: int, patch: int) -> list[TowerInput]:
+    """The tiles of items, each of which stands below the one before, as items of their own."""
+    grid = 1, side // patch, side // patch
+    return [
+        replace(item, pixels=tile, grid=grid)
+        for item in items
+        for tile in item.pixels.view(-1, side, side, 3)
+    ]

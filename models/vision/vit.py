@@ -31,8 +31,7 @@ from models.vision.blocks import (
     segments,
 )
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput
-from models.vision.tower_inputs import read_tower_fields
+from models.vision.tower import TowerInput, read_tower_fields
 
 TOWERS = (
     "model.vision_tower.vision_model",
@@ -118,10 +117,8 @@ _USUAL: Mapping[str, Mapping[str, object]] = {
 
 
 def read_vit(config: Mapping[str, Any], usual: Mapping[str, object] | None = None) -> VitFields:
-    """Read the fields of a vision_config; `config` is config.json, whole.
-
-    `usual` has the fields that it leaves out, if these do not depend on its model_type.
-    """
+    """Read the fields of a vision_config; `config` is config.json, whole. `usual` has the fields that it
+    leaves out, if these do not depend on its model_type."""
     tower = config.get("vision_config") or {}
     kind = str(tower.get("model_type"))
     if usual is None and kind not in _USUAL:

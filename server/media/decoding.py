@@ -18,9 +18,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 _log = logging.getLogger(__name__)
 
-Image.MAX_IMAGE_PIXELS = (
-    None  # Pillow's own alarm only warns below twice this; `decode` refuses by the header
-)
+Image.MAX_IMAGE_PIXELS = None  # Pillow's alarm only warns below twice this; `decode` refuses by the header
 
 
 def from_base64(text: bytes) -> bytes:

@@ -48,10 +48,8 @@ class MediaPart(msgspec.Struct, frozen=True):
 
 
 def read_part(part: Mapping[str, Any]) -> dict[str, str]:
-    """A media part in one form, whichever of its forms a client has written: a URL, and options beside it.
-
-    Of kinds that no model takes only the type is kept.
-    """
+    """A media part in one form, whichever of its forms a client has written: a URL, and options beside it. Of
+    kinds that no model takes only the type is kept."""
     kind = str(part["type"])
     field = _FIELDS.get(MEDIA_PARTS[kind])
     if field is None:
@@ -70,12 +68,8 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
             f"The `uuid` of a content part is a string, and its `detail` one of {', '.join(_DETAILS)}.",
             "messages",
         )
-    found = {"type": field}
-    if url is not None:
-        found[field] = url
-    if uuid is not None:
-        found["uuid"] = uuid
-    return {**found, "detail": "low"} if detail == "low" else found
+    found = {"type": field, field: url, "uuid": uuid, "detail": "low" if detail == "low" else None}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def has_media(content: Content) -> bool:

@@ -103,10 +103,8 @@ class Preparer:
         settings: Mapping[str, Any] | None = None,
         background: Color = WHITE,
     ) -> Item:
-        """The item that a file becomes. Raises the error with which its request ends.
-
-        `settings` of the request are put over those of the checkpoint, and pictures on `background`.
-        """
+        """The item that a file becomes. Raises the error with which its request ends. `settings` of the
+        request are put over those of the checkpoint, and pictures on `background`."""
         asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}), background)
         order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)

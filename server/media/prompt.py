@@ -53,22 +53,13 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 def as_media(placed: Sequence[Placed], items: Mapping[bytes, Item]) -> tuple[Media, ...]:
     """The items of a prompt as an engine gets them. `items` has each by its hash."""
-    found: list[Media] = []
-    for one in placed:
-        prepared = items[one.hash].prepared
-        media = Media(
-            one.hash,
-            prepared.kind,
-            one.at,
-            one.length,
-            tuple(one.runs),
-            prepared.shape,
-            prepared.grid,
-            Buffer(prepared.pixels),
-            prepared.interval,
-        )
-        found.append(media)
-    return tuple(found)
+
+    def media(one: Placed) -> Media:
+        item, runs = items[one.hash].prepared, tuple(one.runs)
+        pixels, at = Buffer(item.pixels), one.at
+        return Media(one.hash, item.kind, at, one.length, runs, item.shape, item.grid, pixels, item.interval)
+
+    return tuple(map(media, placed))
 
 
 LaidMedia = Mapping[MediaPart, Laid]
@@ -117,7 +108,7 @@ def _with_marks(value: Any, words: Sequence[str]) -> Any:
         case str():
             for word in words:
                 if word in value:
-                    value = value.replace(word, _mark(word))
+                    value = value.replace(word, f"{_MARK}{int.from_bytes(word.encode(), 'big')}q")
             return value
         case dict():
             return {_with_marks(key, words): _with_marks(each, words) for key, each in value.items()}
@@ -127,22 +118,17 @@ def _with_marks(value: Any, words: Sequence[str]) -> Any:
             return value
 
 
-def _mark(word: str) -> str:
-    return f"{_MARK}{int.from_bytes(word.encode(), 'big')}q"
-
-
 def _word(number: str) -> str:
     value = int(number)
     return value.to_bytes((value.bit_length() + 7) // 8, "big").decode()
 
 
 def check_places(text: str, holders: Sequence[tuple[str, Content]], facts: MediaFacts) -> None:
-    """Refuses a text in which a template has not written exactly one placeholder for each item.
-
-    `holders` are the roles and contents of the messages.
-    """
+    """Refuses a text in which a template has not written exactly one placeholder for each item. `holders` are
+    the roles and contents of the messages."""
     items = [find_parts([content], facts) for _, content in holders]
-    found = [_kind(match[0], facts) for match in _places(facts).finditer(text)]
+    places, video = _places(facts).findall(text), facts.video_placeholder
+    found = ["video" if place == video else "image" for place in places]
     wanted = [part.kind for parts in items for part in parts]
     if found != wanted and sorted(found) == sorted(wanted):
         raise BadRequest(
@@ -169,10 +155,8 @@ def encode_written(
     *,
     add_special_tokens: bool,
 ) -> tuple[list[int], list[Placed]]:
-    """The token ids of a prompt, and the places of its items among them.
-
-    The tokens of items are never looked up, so those that the model does not have are 0.
-    """
+    """The token ids of a prompt, and the places of its items among them. The tokens of items are never looked
+    up, so those that the model does not have are 0."""
     laid = [media[part] for part in written.parts]
     first, *others = _places(facts).split(written.text)
     text = [first]
@@ -187,10 +171,6 @@ def _places(facts: MediaFacts) -> re.Pattern[str]:
     """What a template writes for items of any kind."""
     words = (facts.video_placeholder, facts.placeholder)
     return re.compile("|".join(re.escape(word) for word in words if word))
-
-
-def _kind(placeholder: str, facts: MediaFacts) -> str:
-    return "video" if placeholder == facts.video_placeholder else "image"
 
 
 def _stand_in(layout: Layout, tokenizer: Tokenizer) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
-from models.media.item import Layout, Processor, VideoProcessor
+from models.media.item import Processor, VideoProcessor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import BadRequest, Unprocessable
@@ -32,11 +32,9 @@ _MOST_WORKERS = 4
 def open_reader(
     config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics, most_embeddings: int
 ) -> MediaReader | None:
-    """The reader for a checkpoint's media; None if it has none, or the operator allows none.
-
-    The engine takes items of up to `most_embeddings` embeddings.
-    Raises ConfigError if a file of the checkpoint cannot be used.
-    """
+    """The reader for a checkpoint's media; None if it has none, or the operator allows none. The engine takes
+    items of up to `most_embeddings` embeddings. Raises ConfigError if a file of the checkpoint cannot be
+    used."""
     files = find_media(folder) if config.media.takes_any else None
     if files is None:
         return None
@@ -100,15 +98,26 @@ class MediaReader:
         )
 
     async def prepare(self, needed: MediaNeeded, inline: InlineFiles, key: str) -> dict[MediaPart, Item]:
-        """The items that a request needs, all prepared at once. Raises the error with which it ends.
-
-        `key` names the API key within which names of items are known.
-        """
+        """The items that a request needs, all prepared at once. Raises the error with which it ends. `key`
+        names the API key within which names of items are known."""
         if needed.settings:
             self._check_settings(needed.settings)
-        call = _Call(self, inline, key, needed, self._read_io(needed.io))
+        io, names, taken = self._read_io(needed.io), (key, needed.salt), 0
+
+        async def item(part: MediaPart) -> Item:
+            nonlocal taken
+            if part.url is None:
+                return self._named(part.uuid or "", *names)
+            content = inline.take(part.url) or await self._read(part.url)
+            taken += len(content.data)
+            self._check_bytes(taken)
+            made = await self._make(content, part, needed.settings, io)
+            if part.uuid is not None:
+                self.kept.name(part.uuid, *names, made)
+            return made
+
         parts = list(dict.fromkeys(needed.parts))
-        tasks = [asyncio.create_task(call.item(part)) for part in parts]
+        tasks = [asyncio.create_task(item(part)) for part in parts]
         try:
             return dict(zip(parts, await asyncio.gather(*tasks), strict=True))
         finally:
@@ -133,28 +142,36 @@ class MediaReader:
 
     def lay(self, items: Mapping[MediaPart, Item]) -> dict[MediaPart, Laid]:
         """The items as those need them who write the prompt."""
-        return {part: Laid(item.hash, self._layout(item)) for part, item in items.items()}
+        return {part: laid(item, self._processor, self._tokenizer) for part, item in items.items()}
 
-    def _layout(self, item: Item) -> Layout:
-        layout = self._processor.layout(item.prepared)
-        return layout.spelled(lambda text: self._tokenizer.encode(text, False)) if layout.texts else layout
+    def _named(self, uuid: str, key: str, salt: str) -> Item:
+        if (item := self.kept.named(uuid, key, salt)) is None:
+            self.metrics.refuse("name")
+            raise Unprocessable(f"No media item is kept under the uuid {uuid[:64]!r}: send its content too.")
+        return item
 
-    async def read(self, url: str) -> MediaFile:
+    def _check_bytes(self, taken: int) -> None:
+        if taken > self.most_bytes:
+            self.metrics.refuse("size")
+            raise BadRequest(
+                f"The media of a request may have at most {self.most_bytes} bytes together. The operator "
+                "sets this with --max-media-mb.",
+                "messages",
+            )
+
+    async def _read(self, url: str) -> MediaFile:
         with self.metrics.timed("read"):
             return await self._sources.read(url)
 
-    async def make(
+    async def _make(
         self, content: MediaFile, part: MediaPart, settings: Mapping[str, object], io: MediaIo
     ) -> Item:
         if part.kind == "video":
             settings = {**io.video_settings, **settings}
         with self.metrics.timed("prepare"):
+            background, low = io.image.rgba_background_color, part.low_detail
             return await self._preparer.prepare(
-                content,
-                kind=part.kind,
-                low_detail=part.low_detail,
-                settings=settings,
-                background=io.image.rgba_background_color,
+                content, kind=part.kind, low_detail=low, settings=settings, background=background
             )
 
     async def close(self) -> None:
@@ -162,11 +179,16 @@ class MediaReader:
         await self._preparer.close()
 
 
+def laid(item: Item, processor: Processor, tokenizer: Tokenizer) -> Laid:
+    """The item as those need it who write the prompt."""
+    layout = processor.layout(item.prepared)
+    spelled = layout.spelled(lambda text: tokenizer.encode(text, False)) if layout.texts else layout
+    return Laid(item.hash, spelled)
+
+
 def _reserved(processor: Processor, videos: tuple[str, str], tokenizer: Tokenizer) -> tuple[str, ...]:
     """What would be no text if users could write it: the placeholders, and the tokens that go with them.
-
-    `videos`: what stands for one in rendered templates, and in messages.
-    """
+    `videos`: what stands for one in rendered templates, and in messages."""
     words = [word for word in (processor.placeholder, videos[0]) if word]
     written = processor.written + videos[1]
     tokens = [token for token in tokenizer.added_tokens if token in written]
@@ -182,40 +204,3 @@ def _check_names(settings: Mapping[str, object], files: MediaFiles) -> None:
         raise ConfigError(
             f"the processor has no setting {unknown[0][:64]!r}, but {', '.join(sorted(set(known)))}"
         )
-
-
-class _Call:
-    """The reading of one request's media."""
-
-    def __init__(
-        self, reader: MediaReader, inline: InlineFiles, key: str, needed: MediaNeeded, io: MediaIo
-    ) -> None:
-        self._reader = reader
-        self._inline = inline
-        self._names = key, needed.salt
-        self._settings, self._io = needed.settings, io
-        self._bytes = 0
-
-    async def item(self, part: MediaPart) -> Item:
-        kept = self._reader.kept
-        if part.url is None:
-            item = kept.named(part.uuid or "", *self._names)
-            if item is None:
-                self._reader.metrics.refuse("name")
-                raise Unprocessable(
-                    f"No media item is kept under the uuid {(part.uuid or '')[:64]!r}: send its content too."
-                )
-            return item
-        content = self._inline.take(part.url) or await self._reader.read(part.url)
-        self._bytes += len(content.data)
-        if self._bytes > self._reader.most_bytes:
-            self._reader.metrics.refuse("size")
-            raise BadRequest(
-                f"The media of a request may have at most {self._reader.most_bytes} bytes together. The "
-                "operator sets this with --max-media-mb.",
-                "messages",
-            )
-        item = await self._reader.make(content, part, self._settings, self._io)
-        if part.uuid is not None:
-            kept.name(part.uuid, *self._names, item)
-        return item

@@ -64,9 +64,7 @@ def _read_within(folder: Path, name: str, most_bytes: int) -> bytes:
     path = os.path.realpath(name)
     if not Path(path).is_relative_to(os.path.realpath(folder)):
         raise BadRequest("The file of a media URL lies outside of the folder of --allowed-local-media-path.")
-    descriptor = os.open(
-        path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    )  # a pipe's writer is not waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # waits for no pipe's writer
     try:
         opened = os.fstat(descriptor)
         if os.path.realpath(path) != path or not os.path.samestat(opened, os.lstat(path)):

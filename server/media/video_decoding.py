@@ -33,10 +33,8 @@ _BROKEN = "A video cannot be decoded: its file is broken, or ends too early."
 
 
 def decode_video(data: bytes, most_pixels: int, *, is_base64: bool) -> Video:
-    """The video in a file, or in JPEG pictures, whose base64 has commas between them.
-
-    Raises BadRequest, or MemoryError, also while frames are read.
-    """
+    """The video in a file, or in JPEG pictures, whose base64 has commas between them. Raises BadRequest, or
+    MemoryError, also while frames are read."""
     if is_base64 and b"," in data:
         return _of_pictures([from_base64(each) for each in data.split(b",")], most_pixels)
     file = from_base64(data) if is_base64 else data

@@ -20,8 +20,7 @@ from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
-from server.offline.program_media import Encoded, PreparedItems, ProgramMedia
-from server.offline.program_rows import encode_rows
+from server.offline.program_media import Encoded, PreparedItems, ProgramMedia, encode_rows
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from server.options.server_config import ServerConfig

@@ -15,8 +15,7 @@ from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from server.grammars.form_grammar import AskedForm, build_grammar
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
-from server.offline.program_media import Encoded, ProgramMedia
-from server.offline.program_rows import encode_rows
+from server.offline.program_media import Encoded, ProgramMedia, encode_rows
 from server.offline.prompt_forms import (
     Prompt,
     PromptLike,

@@ -1,4 +1,4 @@
-"""Pictures that a program hands over with its prompts, which are prepared in the program's own process."""
+"""Pictures that a program hands over, which are prepared in its own process, and prompts of embeddings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from engine_core.prompt_media import Media
 from models.media.item import MediaError
@@ -17,8 +18,8 @@ from server.errors import BadRequest
 from server.media.kept_items import Item
 from server.media.parts import MEDIA_PARTS, MediaPart
 from server.media.preparing import PreparingLimits
-from server.media.prompt import Laid, LaidMedia, Written, as_media, cut_prompt, encode_written, marked
-from server.media.reader import media_facts
+from server.media.prompt import LaidMedia, Written, as_media, cut_prompt, encode_written, marked
+from server.media.reader import laid, media_facts
 from server.model_facts import Facts
 from server.options.media_io import read_media_io
 from server.options.server_config import ServerConfig
@@ -29,11 +30,14 @@ from server.requests import pooling
 from server.requests.sampling import SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, Side
 from server.text.tokenizer import Tokenizer
+from worker.buffers import Buffer
 from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, or a file's bytes"
 _OWN_PARTS = ("image", "image_pil")
 """Types of parts whose picture stands under the same name, beside those of the API."""
+_ROWS = 256
+"""The embeddings of an item: what cached prefixes and steps are cut into."""
 
 PreparedItems = Mapping[bytes, Item]
 """The pictures of a call by their hashes."""
@@ -84,15 +88,13 @@ class ProgramMedia:
         *,
         add_special_tokens: bool = True,
     ) -> Encoded:
-        """Encodes a text that has the family's placeholder for each picture, in order.
-
-        Where prompts begin with pictures (PaliGemma), the text has the token that begins it behind them.
-        """
-        parts, laid, items = self._prepare_all(pictures)
+        """Encodes a text that has the family's placeholder for each picture, in order. Where prompts begin
+        with pictures (PaliGemma), the text has the token that begins it behind them."""
+        parts, media, items = self._prepare_all(pictures)
         written, facts = self._with_places(text, parts), self._context.facts
         behind = text.rpartition(self.facts.placeholder)[2] if self.facts.placeholder else text
         ids, placed = encode_written(
-            *(written, laid, self.facts, self._tokenizer, facts.vocab_size),
+            *(written, media, self.facts, self._tokenizer, facts.vocab_size),
             add_special_tokens=add_special_tokens and not self._tokenizer.chat.begins(behind),
         )
         keep = len(params.cut_prompt(ids, facts))
@@ -104,17 +106,16 @@ class ProgramMedia:
         self, text: str, pictures: Sequence[object], reader: pooling.TextReader, params: Pooling, index: int
     ) -> tuple[pooling.Item, PreparedItems]:
         """Reads such a text to pool it. `index` is that of the prompt in its call."""
-        parts, laid, items = self._prepare_all(pictures)
-        context = replace(self._context, media=laid)
+        parts, media, items = self._prepare_all(pictures)
+        context = replace(self._context, media=media)
         return item_with_media(self._with_places(text, parts), context, reader, params, index), items
 
     def read_pairs(
         self, queries: Sequence[ComparedSide], documents: Sequence[ComparedSide], options: ScoreOptions
     ) -> tuple[Compared, PreparedItems]:
         """Reads what is compared, texts too, in the form that its pictures need."""
-        parts, laid, items = self._prepare_all(
-            [one for side in (*queries, *documents) for one in side.pictures]
-        )
+        pictures = [one for side in (*queries, *documents) for one in side.pictures]
+        parts, media, items = self._prepare_all(pictures)
         left = iter(parts)
 
         def read(side: ComparedSide) -> Side:
@@ -126,7 +127,7 @@ class ProgramMedia:
             ]
 
         pairs = Pairs([read(side) for side in queries], [read(side) for side in documents])
-        return read_media_pairs(pairs, options, replace(self._context, media=laid), ""), items
+        return read_media_pairs(pairs, options, replace(self._context, media=media), ""), items
 
     def as_text(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with marks for what reads like a placeholder, though it is text."""
@@ -151,14 +152,9 @@ class ProgramMedia:
         """Prepares pictures; returns the part that stands for each in a content, and what these name."""
         items = [self._prepare(picture) for picture in pictures]
         parts = [MediaPart("image", item.hash.hex()) for item in items]
-        laid = {part: self._laid(item) for part, item in zip(parts, items, strict=True)}
-        return parts, laid, {item.hash: item for item in items}
-
-    def _laid(self, item: Item) -> Laid:
-        layout = self._processor.layout(item.prepared)
-        tokenizer = self._tokenizer
-        spelled = layout.spelled(lambda text: tokenizer.encode(text, False)) if layout.texts else layout
-        return Laid(item.hash, spelled)
+        processor, tokenizer = self._processor, self._tokenizer
+        by_part = {part: laid(item, processor, tokenizer) for part, item in zip(parts, items, strict=True)}
+        return parts, by_part, {item.hash: item for item in items}
 
     def _prepare(self, given: object) -> Item:
         from PIL import Image  # imported with the first picture
@@ -173,9 +169,13 @@ class ProgramMedia:
             prepared = self._processor.prepare(picture)
         except MediaError as error:
             raise BadRequest(str(error), "multi_modal_data") from None
-        digest = hashlib.blake2b(msgspec.msgpack.encode((prepared.shape, prepared.grid)), digest_size=32)
-        digest.update(prepared.pixels)
-        return Item(digest.digest(), prepared)
+        return Item(_digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
+
+
+def _digest(facts: object, pixels: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=32)
+    digest.update(pixels)
+    return digest.digest()
 
 
 def _file(given: object) -> bytes:
@@ -233,3 +233,40 @@ def _picture(given: object) -> object:
             "messages",
         )
     return from_base64(data.encode())
+
+
+def encode_rows(given: Any, params: SamplingParams, facts: Facts) -> Encoded:
+    """Encodes embeddings [N, hidden size], a tensor of torch or an array of NumPy. Raises BadRequest."""
+    width = facts.ready.worker.row_width
+    if not width:
+        raise BadRequest(
+            "prompt_embeds are not allowed: the operator has to give --enable-prompt-embeds "
+            "(enable_prompt_embeds=True).",
+            "prompt_embeds",
+        )
+    rows = _as_array(given)
+    if rows is None or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
+        shape = "" if rows is None else f", and these have the shape {list(rows.shape)}"
+        raise BadRequest(
+            f"prompt_embeds are finite numbers in rows of {width}, one for each token{shape}.",
+            "prompt_embeds",
+        )
+    rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), facts)) :]
+    media = [_item(rows[at : at + _ROWS], at) for at in range(0, len(rows), _ROWS)]
+    return Encoded(None, [0] * len(rows), tuple(media))
+
+
+def _as_array(given: Any) -> np.ndarray | None:
+    """The float32 values of a tensor or array; None if they are no real floats."""
+    if hasattr(given, "detach"):  # torch's, of which NumPy has no bfloat16
+        given = given.detach().cpu()
+        given = given.float().numpy() if given.is_floating_point() and not given.is_sparse else None
+    real = isinstance(given, np.ndarray) and given.dtype.kind == "f"
+    return np.ascontiguousarray(given, np.float32) if real else None
+
+
+def _item(rows: np.ndarray, at: int) -> Media:
+    count, width = rows.shape
+    pixels, shape = rows.tobytes(), (count, width, 4)
+    hash, runs = _digest(("rows", shape), pixels), ((0, count),)
+    return Media(hash, "rows", at, count, runs, shape, (1, 1, count), Buffer(pixels))

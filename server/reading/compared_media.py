@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.api.messages import Message
 from server.api.pooling_bodies import TextBody
 from server.errors import BadRequest
-from server.media.parts import find_parts
+from server.media.parts import MediaPart, find_parts
 from server.media.prompt import MediaNeeded, Written, check_places, marked
 from server.reading.pooled_conversations import adds_special, item_with_media, read_conversations
 from server.reading.prompts import ReadingContext
@@ -24,21 +24,15 @@ from server.requests.scoring import (
 
 
 def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContext, salt: str) -> Compared:
-    """Checks the request, and writes all that is compared as its media need it: texts, too.
-
-    `salt`: the request's cache salt, within which the names of its media are known.
-    """
+    """Checks the request, and writes all that is compared as its media need it: texts, too. `salt`: the
+    request's cache salt, within which the names of its media are known."""
     facts = context.facts
     check_pairs(pairs, options, facts)
     if options.max_tokens_per_query or options.max_tokens_per_doc:
         raise BadRequest(
             "max_tokens_per_query and max_tokens_per_doc cut texts only, and these have media.", "max_tokens"
         )
-    parts = [
-        part
-        for side in (*pairs.queries, *pairs.documents)
-        for part in find_parts(_contents(side), facts.media)
-    ]
+    parts = _parts([*pairs.queries, *pairs.documents], context)
     if any(part not in context.media for part in parts):
         raise MediaNeeded(parts, salt, {}, {})
     if facts.score_type == "cross-encoder":
@@ -52,27 +46,21 @@ def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContex
     )
 
 
-def _contents(side: Side) -> list[list[dict[str, str]]]:
-    return [] if isinstance(side, str) else [side]
+def _parts(sides: Sequence[Side], context: ReadingContext) -> list[MediaPart]:
+    """The media of all sides, each of which is a prompt's."""
+    return [part for side in sides for part in find_parts([side], context.facts.media)]
 
 
 def _read_apart(
     sides: Sequence[Side], kind: str, name: str, options: ScoreOptions, context: ReadingContext
 ) -> list[Item]:
-    """The items of one side, each of which is what a user says, for models that make vectors of it.
-
-    `kind` is the purpose by which an instruction is found, and `name` that of the request's field.
-    """
+    """The items of one side, each of which is what a user says, for models that make vectors of it. `kind` is
+    the purpose by which an instruction is found, and `name` that of the request's field."""
     conversations = [[Message(role="user", content=side)] for side in sides]
     special, prompt = adds_special(context), prompt_for(kind, context.facts)
     reader = TextReader(context.facts, context.tokenizer, options.truncation, prompt, special, name)
-    return read_conversations(
-        conversations,
-        TextBody.model_construct(),
-        context,
-        reader,
-        vector_params(context.facts),
-    )
+    params = vector_params(context.facts)
+    return read_conversations(conversations, TextBody.model_construct(), context, reader, params)
 
 
 def _read_together(
@@ -90,7 +78,7 @@ def _read_together(
     items: list[Item] = []
     for index, pair in enumerate(pairs):
         messages, kwargs = as_messages(pair, instruction, options.template_kwargs or {})
-        parts = [part for side in pair for part in find_parts(_contents(side), media)]
+        parts = _parts(pair, context)
         text = tokenizer.chat.render(
             marked(messages, media, context.media, tokenizer),
             template=facts.score_template,

@@ -183,10 +183,8 @@ def _packed(value: Any) -> Any:
 
 
 class BoundedTemplate(ChatTemplate):
-    """Chat templates that the kernel ends, with this process, when one runs for too long.
-
-    One that takes too much memory gets a MemoryError.
-    """
+    """Chat templates that the kernel ends, with this process, when one runs for too long. One that takes too
+    much memory gets a MemoryError."""
 
     def __init__(self, *arguments: Any, limits: HelperLimits) -> None:
         super().__init__(*arguments)

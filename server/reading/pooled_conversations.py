@@ -21,10 +21,8 @@ def read_conversations(
     reader: TextReader,
     params: Pooling,
 ) -> list[Item]:
-    """The item of each conversation. Their texts without media are tokenized together.
-
-    The instruction of `reader` is for models with a form for it.
-    """
+    """The item of each conversation. Their texts without media are tokenized together. The instruction of
+    `reader` is for models with a form for it."""
     chat, instruction = context.facts.pooling.texts.chat, reader.prompt
     if not takes_alone(context):
         reader = replace(reader, prompt="", is_written=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -82,8 +82,6 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalP
 PROMPT_END = 64
 """The characters of a prompt's end by which its answer is read."""
 
-Sliceable = TypeVar("Sliceable", str, list[int])
-
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     ids: TokenIds
@@ -136,26 +134,23 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 
 def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Prompt]:
     special = body.add_special_tokens is not False
-    return [_prepare(source, body, context, special, body.most_tokens) for source in body.prompt]
+    sources = [Written(source) if isinstance(source, str) else source for source in body.prompt]
+    return [_prepare(source, body, context, special, body.most_tokens) for source in sources]
 
 
 def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     check_logprobs("top_logprobs", "sample", body.top_logprobs, context.facts)
     written = write_chat(body, context)
-    source = written.text if written.is_plain else written
-    prompt = _prepare(source, body, context, body.add_special_tokens, body.most_tokens)
+    prompt = _prepare(written, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
-    if "cache_diagnosis" in body.include:
-        said = [MessageText(message.role, message.text()) for message in body.messages]
-    else:
-        said = []
+    shown = body.messages if "cache_diagnosis" in body.include else ()
     functions = [tool.function for tool in body.tools or ()]
     told = [tool.function.name for tool in body.tools or () if tool.is_told]
     return Conversation(
         prompt,
         MessageText(last.role, last.text() if body.echo else ""),
-        said,
-        end=(written.text if written.is_plain else written.plain_text)[-PROMPT_END:],
+        [MessageText(message.role, message.text()) for message in shown],
+        end=written.plain_text[-PROMPT_END:],
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
         custom_tools=[tool.function.name for tool in body.tools or () if tool.is_custom],
@@ -210,27 +205,26 @@ def read_detokenize(body: DetokenizeRequest, context: ReadingContext) -> bytes:
 
 
 def _prepare(
-    source: Written | str | list[int],
+    source: Written | list[int],
     body: GenerationBody,
     context: ReadingContext,
     special: bool,
     max_tokens: int | None,
 ) -> Prompt:
-    facts = context.facts
+    facts, text = context.facts, None
     keep = kept_tokens(body.truncate_prompt_tokens, max_tokens, facts)
     left = body.truncation_side != "right"
     placed: list[Placed] = []
-    if isinstance(source, str):
-        text = source
-        if keep is not None:
-            # Text beyond this would be cut after encoding anyway.
-            text = _cut(text, (keep + CUT_MARGIN) * context.tokenizer.longest_token, left=left)
-        ids = encode(text, context, add_special_tokens=special, bounded=keep is None)
-    elif isinstance(source, Written):
-        text = None
+    if isinstance(source, Written):
+        if source.is_plain:
+            text = source.text
+            if keep is not None:  # text beyond this would be cut after encoding anyway
+                size = (keep + CUT_MARGIN) * context.tokenizer.longest_token
+                text = text[max(0, len(text) - size) :] if left else text[:size]
+                source = Written(text)
         ids, placed = encode_conversation(source, context, add_special_tokens=special, bounded=keep is None)
     else:
-        text, ids = None, source
+        ids = source
     cut = keep is not None and len(ids) > keep
     if keep is not None and cut:
         text = None
@@ -240,27 +234,17 @@ def _prepare(
     return Prompt(ids, text, cut and left, placed)
 
 
-def encode(
-    text: str, context: ReadingContext, *, add_special_tokens: bool, bounded: bool = True
-) -> list[int]:
-    """Encodes a text. `bounded` refuses one that is too long for the model whatever its tokens are."""
-    check_text(text)
-    if bounded:
-        context.tokenizer.check_text_length(text, context.facts)
-    return context.tokenizer.encode(text, add_special_tokens)
-
-
 def encode_conversation(
     written: Written, context: ReadingContext, *, add_special_tokens: bool, bounded: bool = True
 ) -> tuple[list[int], list[Placed]]:
-    """Encodes the text of a prompt, which may have media."""
-    media = context.facts.media
-    if written.is_plain or media is None:
-        return encode(written.text, context, add_special_tokens=add_special_tokens, bounded=bounded), []
+    """Encodes the text of a prompt, which may have media. `bounded` refuses one that is too long for the
+    model whatever its tokens are."""
     check_text(written.text)
     if bounded:
         context.tokenizer.check_text_length(written.plain_text, context.facts)
-    special, size = add_special_tokens, context.facts.vocab_size
+    special, size, media = add_special_tokens, context.facts.vocab_size, context.facts.media
+    if written.is_plain or media is None:
+        return context.tokenizer.encode(written.text, special), []
     return encode_written(written, context.media, media, context.tokenizer, size, add_special_tokens=special)
 
 
@@ -278,11 +262,8 @@ def write_conversation(
             "chat_template",
         )
     media = context.facts.media
-    parts: list[MediaPart] = []
-    for message in messages:
-        if type(message.content) is list:
-            parts = need_media([messages], options, context)
-            break
+    has_parts = any(type(message.content) is list for message in messages)
+    parts = need_media([messages], options, context) if has_parts else []
     if media is None or not parts:
         text = _rendered(options, messages, context, style)
         if media is None or not any(word in text for word in media.reserved):
@@ -350,7 +331,3 @@ def _check_trusted(options: TemplateOptions, context: ReadingContext) -> None:
 
 def _salt(options: TemplateOptions) -> str:
     return (options.cache_salt or "") if isinstance(options, RequestBody) else ""
-
-
-def _cut(whole: Sliceable, size: int, *, left: bool) -> Sliceable:
-    return whole[max(0, len(whole) - size) :] if left else whole[:size]

@@ -34,11 +34,9 @@ def tell_tools(messages: list[Message], tools: list[Tool]) -> list[Message]:
 
 
 def arranged(messages: Sequence[Message], template: ChatTemplate) -> list[Message]:
-    """The messages with what the system says where the template wants it.
-
-    Clients of these APIs have several such messages: instructions, a developer's, and some between the turns.
-    Those at the beginning become one. The others join it where the template would drop or refuse them.
-    """
+    """The messages with what the system says where the template wants it. Clients of these APIs have several
+    such messages: instructions, a developer's, and some between the turns. Those at the beginning become one.
+    The others join it where the template would drop or refuse them."""
     said = [message if template.knows_developer else _as_system(message) for message in messages]
     late = template.takes_late_system
     leading = next((index for index, message in enumerate(said) if message.role != "system"), len(said))

@@ -111,10 +111,8 @@ def _fitted(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
 
 
 def _unpadded(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
-    """The rows and columns of patches that are not padding only, in whole pairs at both sides.
-
-    Rounding is that of transformers, which decides for whole rows.
-    """
+    """The rows and columns of patches that are not padding only, in whole pairs at both sides. Rounding is
+    that of transformers, which decides for whole rows."""
     width, height = size
     if width / height > columns / rows:
         return rows - (rows - int(round(height * (columns / width), 7))) // 2 * 2, columns

@@ -120,10 +120,8 @@ def slices_of(picture: Picture, patch: int, rows: int, columns: int) -> np.ndarr
 
 
 def joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    """One picture, as wide as the first piece, of the patches of all pieces, row by row, in order.
-
-    The first piece stays as it is; below it lie the patches of the others, and black where the last row ends.
-    """
+    """One picture, as wide as the first piece, of the patches of all pieces, row by row, in order. The first
+    piece stays as it is; below it lie the patches of the others, and black where the last row ends."""
     across, patch = pieces[0].shape[3:5]
     counts = [math.prod(piece.shape[:4]) for piece in pieces]
     canvas = np.zeros((-(-sum(counts) // across), patch, across, patch, 3), np.uint8)

@@ -28,8 +28,7 @@ from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames, segments
 from models.vision.documents.sam import Halving, SamFields, SamVision, as_published
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
 from models.vision.vit import NAMES, VitFields
 
 _PUBLISHED = {
@@ -124,8 +123,7 @@ _CLIP: Mapping[str, object] = {
     "patch_size": 14,
     "has_class_token": True,
 }
-"""The fields of its second tower, and those of SAM's that differ from version 2:"""
-_SAM: Mapping[str, object] = {"downsample_channels": (512, 1024)}
+"""The fields of its second tower."""
 
 
 def _described(usual: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +168,7 @@ class DeepseekOcrTower(_DocumentTower):
     def __init__(self, setup: TowerSetup) -> None:
         vision = setup.config["vision_config"]
         given = vision.get("width") or {}
-        usual = {**_SAM, "image_size": vision.get("image_size")}
+        usual = {"downsample_channels": (512, 1024), "image_size": vision.get("image_size")}
         sam = read_tower_fields(_described(usual, given.get("sam_vit_b") or {}), SamFields)
         of_clip = _described(_CLIP, given.get("clip-l-14-224") or {})
         clip = read_tower_fields({"intermediate_size": 4 * of_clip["hidden_size"], **of_clip}, VitFields)

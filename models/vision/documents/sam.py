@@ -22,8 +22,7 @@ from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import cut_tiles, read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields
 
 _NAMES = TowerNames(
     qkv=("attn.qkv",), attention="attn", out="attn.proj", norms=("layer_norm1", "layer_norm2")
@@ -111,11 +110,9 @@ class Halving(nn.ModuleList):
 
 
 class GridAttention(nn.Module):
-    """Attention within the windows of square pictures, or within all of them.
-
-    Scores gain what the query makes of the distance in rows, and of that in columns. Pictures take turns,
-    so that each has the same bits alone and beside others.
-    """
+    """Attention within the windows of square pictures, or within all of them. Scores gain what the query
+    makes of the distance in rows, and of that in columns. Pictures take turns, so that each has the same bits
+    alone and beside others."""
 
     by_row: nn.Parameter  # [2 * side - 1, dim], by distance
     by_column: nn.Parameter

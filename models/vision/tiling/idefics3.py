@@ -14,8 +14,7 @@ from models.config import ConfigError
 from models.layers.linear import Linear, frozen
 from models.layers.norm import enter
 from models.vision.blocks import merge_squares
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import cut_tiles, read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields
 from models.vision.vit import VisionTransformer, read_vit
 
 _USUAL = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}

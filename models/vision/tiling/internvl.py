@@ -15,8 +15,7 @@ from models.layers.norm import LayerNorm, Norm, RMSNorm
 from models.media.files import PictureSettings
 from models.media.tiling.internvl import square
 from models.vision.blocks import Learned, PatchEmbedding, Projector, TowerNames, merge_squares
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import cut_tiles, read_tower_fields, unused_layers
+from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
 from models.vision.vit import VisionTransformer, VitFields
 
 _PUBLISHED = {

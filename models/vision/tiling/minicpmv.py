@@ -18,8 +18,7 @@ from models.context import use_context
 from models.layers.linear import Linear, frozen
 from models.layers.norm import LayerNorm, enter
 from models.vision.blocks import Learned, PatchEmbedding, segments
-from models.vision.tower import TowerInput, TowerSetup
-from models.vision.tower_inputs import read_tower_fields
+from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
 from models.vision.vit import read_vit
 
 _USUAL = {
@@ -109,10 +108,8 @@ _EPS = 1e-6
 
 
 class Resampler(nn.Module):
-    """One cross-attention, in the form and under the names of torch's MultiheadAttention.
-
-    Keys know their row and column in the picture, and values do not.
-    """
+    """One cross-attention, in the form and under the names of torch's MultiheadAttention. Keys know their row
+    and column in the picture, and values do not."""
 
     queries: nn.Parameter  # [heads, queries, head]: normalised and projected
     in_matrices: nn.ParameterList  # of keys, and of values
