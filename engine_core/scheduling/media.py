@@ -121,7 +121,12 @@ class MediaItems:
 
     def places(self, seq: Sequence) -> tuple[MediaPlace, ...]:
         """The places of the items of a sequence, under the numbers by which the worker knows them."""
-        return tuple([_place(self._items[one.hash].number, one) for one in seq.request.media])
+        return tuple([self._place(one) for one in seq.request.media])
+
+    def _place(self, media: Media) -> MediaPlace:
+        at, length, runs, grid = media.at, media.length, media.runs, media.grid
+        number = self._items[media.hash].number
+        return MediaPlace(number, media.kind, at, length, runs, grid, media.interval)
 
     # A step is planned.
 
@@ -216,11 +221,6 @@ class MediaItems:
 def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:
     """Whether all tokens of an item are computed in one step."""
     return facts.whole_media or config.disable_chunked_mm_input
-
-
-def _place(number: int, media: Media) -> MediaPlace:
-    at, length, runs, grid = media.at, media.length, media.runs, media.grid
-    return MediaPlace(number, media.kind, at, length, runs, grid, media.interval)
 
 
 def _facts(media: Media) -> tuple[object, ...]:

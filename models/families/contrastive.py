@@ -6,7 +6,6 @@ that `encode` gives, which is its vector already. SigLIP 2 in fixed resolutions 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
@@ -107,18 +106,18 @@ class AttentionPooling(nn.Module):
         return ops.add(pooled, self.mlp(self.norm(pooled)))
 
 
-class _Compared(nn.Module, ABC):
+class CLIPModel(nn.Module):
     """Both towers and their heads, which the first stage has; later ones hand vectors on."""
 
     causal: ClassVar[bool] = False
     default_pooling: ClassVar[Mode] = "LAST"
     has_token_rows: ClassVar[bool] = False
     """The row of every token is the vector of its text."""
-    reads_on: ClassVar[bool]
+    reads_on: ClassVar[bool] = True
     """Whether the tokens of a text see those before them only."""
-    heads: ClassVar[tuple[str, str]]
+    heads: ClassVar[tuple[str, str]] = ("text_projection", "visual_projection")
     """The names of the text's head and of the picture's in the checkpoint."""
-    has_bias: ClassVar[bool]
+    has_bias: ClassVar[bool] = False
     """Whether a learned bias is added to scores, each of which is then a probability of its own."""
     vision_class: ClassVar[type[VisionTransformer]] = VisionTransformer
     usual: ClassVar[Mapping[str, object] | None] = None
@@ -186,27 +185,8 @@ class _Compared(nn.Module, ABC):
         """Return no layers, since none reads the cache."""
         return []
 
-    @abstractmethod
     def make_heads(self, vit: VitFields, size: int) -> tuple[nn.Module, nn.Module]:
         """Make the heads of texts and of pictures, which give vectors of this size."""
-        ...
-
-    @abstractmethod
-    def text_rows(self, texts: Sequence[Tensor]) -> Tensor:
-        """The rows [B, hidden_size] of texts that enter their head."""
-        ...
-
-    @abstractmethod
-    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
-        """The vectors [N, stream_size] of pictures."""
-        ...
-
-
-class CLIPModel(_Compared):
-    reads_on, has_bias = True, False
-    heads = ("text_projection", "visual_projection")
-
-    def make_heads(self, vit: VitFields, size: int) -> tuple[nn.Module, nn.Module]:
         return Linear(self.fields.hidden_size, size), Linear(vit.hidden_size, size)
 
     def text_rows(self, texts: Sequence[Tensor]) -> Tensor:
@@ -221,13 +201,14 @@ class CLIPModel(_Compared):
         return self.text(texts, torch.stack(ends).minimum(last))
 
     def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
+        """The vectors [N, stream_size] of pictures."""
         delta, stream = self.vision(items)
         first = slice(None, None, self.vision.rows)
         rows, _ = enter(self.norm, None if delta is None else delta[first], stream[first])
         return self.vision_head(rows)
 
 
-class SiglipModel(_Compared):
+class SiglipModel(CLIPModel):
     reads_on, has_bias = False, True
     heads = ("text_model.head", "vision_model.head")
 

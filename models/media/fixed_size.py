@@ -44,6 +44,7 @@ class _Facts(msgspec.Struct, frozen=True):
     mm_tokens_per_image: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 256
     vision_feature_select_strategy: Literal["default", "full"] | None = None
     """Whether the tower's first row is left out, which is a class token where there is one."""
+    vision_aspect_ratio: str | None = None
 
 
 class FixedSizeProcessor:

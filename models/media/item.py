@@ -53,7 +53,6 @@ class Video:
     """A video, whose frames are decoded while they are read."""
 
     total: int
-    """The number of its frames."""
     rate: float | None
     """The frames of a second; None if that is not known."""
     frames: Callable[[Sequence[int]], Iterator[Picture]]

@@ -34,7 +34,6 @@ _NORMALISED = ("do_normalize", "image_mean", "image_std")
 class Gemma4Settings(PictureSettings, frozen=True, kw_only=True):
     patch_size: Small = 16
     max_soft_tokens: Literal[70, 140, 280, 560, 1120] = 280
-    """The most tokens that a picture becomes."""
     pooling_kernel_size: Small = 3
     """The side of a square of patches of which one token is made."""
 

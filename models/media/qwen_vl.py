@@ -57,7 +57,6 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_pixels: _Area | None = None
     resample: Literal[0, 1, 2, 3, 4, 5] = 3
     fps: Annotated[float, msgspec.Meta(gt=0, le=240)] = 2.0
-    """The frames that are taken of each second."""
     min_frames: _Frames = 4
     max_frames: _Frames = 768
 

@@ -31,9 +31,7 @@ class TowerSetup:
     """The one argument of a tower's class."""
 
     config: Mapping[str, Any]
-    """config.json, whole."""
     pictures: PictureSettings
-    """How pixels are normalised, which is the tower's first operation."""
     hidden_size: int
     """The width of the text's embeddings."""
     dtype: torch.dtype

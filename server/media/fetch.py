@@ -33,7 +33,6 @@ _TRANSLATED = IPv6Network("64:ff9b::/96")
 """Addresses through which some networks reach those of IPv4, which are their last 32 bits."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""A function that returns the addresses of a host."""
 
 
 async def look_up(host: str, port: int) -> list[str]:

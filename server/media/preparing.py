@@ -25,7 +25,6 @@ from server.options.media_io import ALL_FRAMES, WHITE, Color
 
 MODULE = "server.media.preparing_process"
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video"}
-"""The words for items."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +65,6 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     """Settings of the request to put over those of the checkpoint."""
     background: Color = WHITE
-    """The color on which transparency lies."""
 
 
 Answer = Prepared | SentError

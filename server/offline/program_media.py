@@ -23,8 +23,7 @@ from server.media.reader import laid, media_facts
 from server.model_facts import Facts
 from server.options.media_io import read_media_io
 from server.options.server_config import ServerConfig
-from server.reading.compared_media import read_media_pairs
-from server.reading.pooled_conversations import item_with_media
+from server.reading.pooled_conversations import item_with_media, read_media_pairs
 from server.reading.prompts import ReadingContext, ReadingOptions
 from server.requests import pooling
 from server.requests.sampling import SamplingParams
@@ -56,7 +55,6 @@ class Encoded(msgspec.Struct, frozen=True):
     """A prompt as an engine gets it."""
 
     text: str | None
-    """The text that outputs show."""
     ids: list[int]
     media: tuple[Media, ...] = ()
 

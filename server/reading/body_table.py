@@ -35,8 +35,7 @@ from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import too_many
 from server.model_facts import Facts
 from server.reading import other_apis, prompts
-from server.reading.compared_media import read_media_pairs
-from server.reading.pooled_conversations import adds_special, read_conversations
+from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
@@ -58,7 +57,6 @@ class TextsBody(PoolingRequestBody, Protocol):
     """A body with texts, each of which is pooled by itself."""
 
     texts_field: str
-    """The field that has them."""
 
     @property
     def sources(self) -> list[Source]: ...

@@ -99,7 +99,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     body: bytes
     """The body as JSON, with stand-ins for its texts."""
     result: msgspec.Raw
-    """What was read of the texts."""
 
 
 class Needed(msgspec.Struct, frozen=True, tag=True):

@@ -90,7 +90,6 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     cut_left: bool = False
     """Whether truncation has cut the beginning off."""
     media: list[Placed] = []
-    """The media items, in order."""
 
     @property
     def length(self) -> int:

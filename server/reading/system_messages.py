@@ -11,7 +11,6 @@ from server.media.parts import Content, has_media
 from server.text.chat_template import ChatTemplate
 
 TOLD_DIALECT = "hermes"
-"""The form of calls that the model is told."""
 
 _TOLD = """You answer by calling tools. The tools, as JSON schemas:
 <tools>

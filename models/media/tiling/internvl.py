@@ -71,7 +71,6 @@ class InternVLProcessor:
 
 class _GotSettings(InternVLSettings, frozen=True, kw_only=True):
     crop_to_patches: bool = False
-    """Whether pages are cut into tiles."""
 
 
 class _GotTower(_Tower, frozen=True):

@@ -9,9 +9,7 @@ import math
 import re
 from typing import ClassVar
 
-import msgspec
-
-from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_settings
 from models.media.fixed_size import CLIP, FixedSizeProcessor
 from models.media.item import Picture, Prepared
 from models.media.resize import check_ratio
@@ -26,10 +24,6 @@ _ONE_SIZE = {"size": {"height": 384, "width": 384}, "do_center_crop": False}
 class TiledSettings(PictureSettings, frozen=True, kw_only=True):
     image_grid_pinpoints: list[tuple[Side, Side]]
     """The heights and widths into which pictures are fitted."""
-
-
-class _Facts(msgspec.Struct, frozen=True):
-    vision_aspect_ratio: str | None = None
 
 
 class LlavaNextProcessor(FixedSizeProcessor):
@@ -52,8 +46,8 @@ class LlavaNextProcessor(FixedSizeProcessor):
             raise ConfigError(
                 f"config.json: vision_feature_select_strategy {strategy!r} does not fit the tower"
             )
-        ratio = read_facts(files, _Facts).vision_aspect_ratio
-        self._most = most_tiles(self.usual_ratio and (ratio or self.usual_ratio))
+        ratio = self.facts.vision_aspect_ratio or self.usual_ratio
+        self._most = most_tiles(self.usual_ratio and ratio)
 
     def prepare(self, picture: Picture) -> Prepared:
         check_ratio(*picture.size)

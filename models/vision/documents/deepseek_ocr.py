@@ -104,12 +104,10 @@ class _DocumentTower(nn.Module, ABC):
     @abstractmethod
     def features(self, fed: Tensor) -> Tensor:
         """What SAM gives of views of one size [N, cells, F] -> what is projected [N, cells, width]."""
-        ...
 
     @abstractmethod
     def joined(self, views: Sequence[Tensor], item: TowerInput) -> Tensor:
         """The rows of an item, of those of its views [cells, H], of which the last is the whole page."""
-        ...
 
 
 _TRANSLATED = {"heads": "num_attention_heads", "layers": "num_hidden_layers", "width": "hidden_size"}
@@ -123,7 +121,6 @@ _CLIP: Mapping[str, object] = {
     "patch_size": 14,
     "has_class_token": True,
 }
-"""The fields of its second tower."""
 
 
 def _described(usual: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,8 +207,8 @@ class _EncoderFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ROPE: dict[str, Any] = {"max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
-_QWEN2_NAMES = TowerNames(
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+_NAMES = TowerNames(
+    qkv=NAMES.qkv,
     out="self_attn.o_proj",
     norms=("input_layernorm", "post_attention_layernorm"),
 )
@@ -250,16 +247,12 @@ class QueryEncoder(nn.Module):
         self.rotary = Rotary(read_rope(config, dim, 2 * max(_QUERIES.values())))
 
         def build() -> TowerLayer:
-            inner, norms = fields.intermediate_size, [RMSNorm(size, fields.rms_norm_eps) for _ in range(2)]
+            inner, act, eps = fields.intermediate_size, fields.hidden_act, fields.rms_norm_eps
+            mlp = GatedMLP(size, inner, WHOLE, activation=act, sources=GATE_AND_UP)
+            norms, attention = (RMSNorm(size, eps), RMSNorm(size, eps)), _QueryAttention(dim)
+            keys = fields.num_key_value_heads
             return TowerLayer(
-                size,
-                heads,
-                GatedMLP(size, inner, WHOLE, activation=fields.hidden_act, sources=GATE_AND_UP),
-                (norms[0], norms[1]),
-                _QWEN2_NAMES,
-                key_heads=fields.num_key_value_heads,
-                out_bias=False,
-                attention=_QueryAttention(dim),
+                *(size, heads, mlp, norms, _NAMES), key_heads=keys, out_bias=False, attention=attention
             )
 
         self.layers = TowerLayers(fields.num_hidden_layers, build)
