@@ -99,12 +99,12 @@ _QWEN3 = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _IDEFICS3 = Composite(
     texts={"llama": "LlamaForCausalLM"},
     beside=("model.vision_model", "model.connector"),
-    tower="tiling.idefics3:Idefics3Tower",
+    tower="siglip:Idefics3Tower",
 )
 _PALIGEMMA = Composite(
     texts={"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM"},
     beside=_VISION_TOWER,
-    tower="gemma3:PaliGemmaTower",
+    tower="siglip:PaliGemmaTower",
     fixed={"use_bidirectional_attention": None},  # newer files say that prompts see both ways; answers do not
 )
 _DEEPSEEK_OCR = (
@@ -171,7 +171,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "Gemma3ForConditionalGeneration": Composite(
         texts={"gemma3_text": "Gemma3ForCausalLM"},
         beside=_VISION_TOWER,
-        tower="gemma3:Gemma3Tower",
+        tower="siglip:Gemma3Tower",
         defaults={
             "vocab_size": 262_208,
             "num_attention_heads": 8,

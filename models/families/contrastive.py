@@ -87,10 +87,8 @@ class AttentionPooling(nn.Module):
 
     def pull(self, weights: Weights) -> None:
         of_query, size = weights / "attention", self.size
-        matrix, bias = (
-            of_query.take("in_proj_weight", [3 * size, size]),
-            of_query.take("in_proj_bias", [3 * size]),
-        )
+        matrix = of_query.take("in_proj_weight", [3 * size, size])
+        bias = of_query.take("in_proj_bias", [3 * size])
         probe = weights.take("probe", [1, 1, size])[0]
         self.query = F.linear(probe.float(), matrix[:size].float(), bias[:size].float()).to(matrix.dtype)
         self.weight, self.bias = frozen(ops.pack(matrix[size:])), bias[size:].contiguous()

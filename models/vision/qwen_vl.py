@@ -90,6 +90,9 @@ class QwenTower(nn.Module):
 
     three_axes: ClassVar[bool] = True
     levels: int = 0
+    taken_behind: tuple[int, ...] = ()
+    """The layers behind which `deeper` mergers make rows for the text's first layers."""
+    deeper: nn.ModuleList
 
     def __init__(
         self,
@@ -140,10 +143,14 @@ class QwenTower(nn.Module):
     def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
         """The embedded patches [P, size] at `places` -> the rows of all squares."""
         cos_sin, delta = self.rotary(places.to(hidden.device)), None
+        deeper: list[Tensor] = []
         with use_context(frames_of(items, hidden.device)):
-            for layer in self.blocks:
+            for number, layer in enumerate(self.blocks):
                 delta, hidden = layer(delta, hidden, cos_sin)
-        return self.merger(delta, hidden)
+                if number in self.taken_behind:
+                    deeper.append(self.deeper[self.taken_behind.index(number)](delta, hidden))
+        rows = self.merger(delta, hidden)
+        return torch.cat([rows, *deeper], dim=1) if deeper else rows
 
 
 class Qwen2Fields(VisionFields, frozen=True, kw_only=True):
@@ -259,15 +266,7 @@ class Qwen3Tower(QwenTower):
         load(self.deeper, visual / "deepstack_merger_list")
 
     def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
-        hidden = ops.add(hidden, self.learned(items, places))
-        cos_sin, delta = self.rotary(places.to(hidden.device)), None
-        deeper: list[Tensor] = []
-        with use_context(frames_of(items, hidden.device)):
-            for number, layer in enumerate(self.blocks):
-                delta, hidden = layer(delta, hidden, cos_sin)
-                if number in self.taken_behind:
-                    deeper.append(self.deeper[self.taken_behind.index(number)](delta, hidden))
-        return torch.cat([self.merger(delta, hidden), *deeper], dim=1)
+        return super().rows(items, ops.add(hidden, self.learned(items, places)), places)
 
     def learned(self, items: Sequence[TowerInput], places: Tensor) -> Tensor:
         """The learned positions of all patches [P, size], each between four entries of the table."""

@@ -64,11 +64,8 @@ class Fetcher:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`domains`: the only hosts to fetch from, at any address; None allows all hosts at public ones."""
-        self._domains = domains
-        self._most_bytes = most_bytes
-        self._seconds = seconds
-        self._resolve = resolve
-        self._tls = tls
+        self._domains, self._most_bytes, self._seconds = domains, most_bytes, seconds
+        self._resolve, self._tls = resolve, tls
         self._free = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def fetch(self, url: str) -> bytearray:

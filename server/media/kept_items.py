@@ -29,9 +29,7 @@ class KeptItems:
         self._items: OrderedDict[bytes, Item] = OrderedDict()
         self._names: OrderedDict[bytes, bytes] = OrderedDict()
         """The hash of each named item, by digest of the name and of who may use it."""
-        self.bytes = 0
-        self.queries = 0
-        self.hits = 0
+        self.bytes = self.queries = self.hits = 0
 
     def get(self, hash: bytes) -> Item | None:
         self.queries += 1

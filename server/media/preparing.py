@@ -80,8 +80,7 @@ class Preparer:
         def setup(descriptor: int) -> bytes:
             return msgspec.msgpack.encode(PreparingSetup(descriptor, files, limits, log_level))
 
-        self._kept = kept
-        self._limits = limits
+        self._kept, self._limits = kept, limits
         self._salt = hashlib.blake2b(msgspec.msgpack.encode(files)).digest()
         """A digest of everything that decides what becomes of the same bytes."""
         self._processes = [AnsweringProcess("preparing", MODULE, setup) for _ in range(limits.processes)]

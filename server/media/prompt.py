@@ -76,8 +76,7 @@ class MediaNeeded(Exception):
         """`salt` is the request's cache salt, within which names of items are known. `settings` are its own
         for the processor of media, and `io` for how files are read."""
         super().__init__()
-        self.parts = list(parts)
-        self.salt = salt
+        self.parts, self.salt = list(parts), salt
         self.settings, self.io = dict(settings), dict(io)
 
 

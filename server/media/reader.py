@@ -75,9 +75,7 @@ class MediaReader:
         most, settings = options.most_of(SERVED_KINDS), options.mm_processor_kwargs
         self._processor, self.facts = media_facts(files, settings, tokenizer, most)
         self._files = files = with_settings(files, settings)
-        self._io = options.media_io_kwargs
-        self._tokenizer = tokenizer
-        self.metrics = metrics
+        self._io, self._tokenizer, self.metrics = options.media_io_kwargs, tokenizer, metrics
         self.most_bytes = options.max_media_mb << 20
         """The most bytes of all files of a request."""
         self.kept = KeptItems(kept_bytes)

@@ -21,9 +21,7 @@ class Sources:
 
     def __init__(self, fetcher: Fetcher, folder: Path | None, most_bytes: int) -> None:
         """`folder`: that of --allowed-local-media-path; None allows no files."""
-        self._fetcher = fetcher
-        self._folder = folder
-        self._most_bytes = most_bytes
+        self._fetcher, self._folder, self._most_bytes = fetcher, folder, most_bytes
 
     async def read(self, url: str) -> MediaFile:
         """The file behind a URL. Raises an error for the client if there is none, or if it is not allowed."""

@@ -315,7 +315,8 @@ def need_media(
     if parts and any(part not in context.media for part in parts):
         _check_trusted(options, context)
         settings, io = options.mm_processor_kwargs or {}, options.media_io_kwargs or {}
-        raise MediaNeeded(parts, _salt(options), settings, io)
+        salt = options.cache_salt if isinstance(options, RequestBody) else None
+        raise MediaNeeded(parts, salt or "", settings, io)
     return parts
 
 
@@ -326,7 +327,3 @@ def _check_trusted(options: TemplateOptions, context: ReadingContext) -> None:
             raise BadRequest(
                 f"{name} is passed with the request, but --trust-request-mm-kwargs is not set.", name
             )
-
-
-def _salt(options: TemplateOptions) -> str:
-    return (options.cache_salt or "") if isinstance(options, RequestBody) else ""

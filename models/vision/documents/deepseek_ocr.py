@@ -208,9 +208,7 @@ class _EncoderFields(msgspec.Struct, frozen=True, kw_only=True):
 
 _ROPE: dict[str, Any] = {"max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
 _NAMES = TowerNames(
-    qkv=NAMES.qkv,
-    out="self_attn.o_proj",
-    norms=("input_layernorm", "post_attention_layernorm"),
+    qkv=NAMES.qkv, out="self_attn.o_proj", norms=("input_layernorm", "post_attention_layernorm")
 )
 
 

@@ -17,9 +17,9 @@ from models.config import ConfigError, Size
 from models.context import use_context
 from models.layers.linear import Linear, frozen
 from models.layers.norm import LayerNorm, enter
-from models.vision.blocks import Learned, PatchEmbedding, segments
+from models.vision.blocks import segments
 from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
-from models.vision.vit import read_vit
+from models.vision.vit import VisionTransformer, read_vit
 
 _USUAL = {
     "hidden_size": 1152,
@@ -49,29 +49,26 @@ class MiniCPMVTower(nn.Module):
         self.patch, self.across = vit.patch_size, vit.image_size // vit.patch_size
         self.queries = fields.query_num
         self.is_in_line = minicpmv_version(setup.config) == "2.5"
-        self.patches = PatchEmbedding(vit.hidden_size, vit.patch_size, setup.pictures, bias=True)
-        self.positions = Learned(self.across**2, vit.hidden_size, name="weight")
-        self.layers = vit.layers(without=int(fields.drop_vision_last_layer))
+        self.vision = VisionTransformer(vit, setup.pictures, without=int(fields.drop_vision_last_layer))
         self.last_norm = vit.norm()
         self.resampler = Resampler(fields.query_num, vit.hidden_size, setup.hidden_size)
 
     def pull(self, weights: Weights) -> None:
         tower = weights / "vpm"
-        load(self.patches, tower / "embeddings.patch_embedding")
-        load(self.positions, tower / "embeddings.position_embedding")
-        load(self.layers, tower / "encoder.layers")
+        load(self.vision, tower)
         load(self.last_norm, tower / "post_layernorm")
         load(self.resampler, weights / "resampler")
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
         shapes = [self._slices(item) for item in items]
         slices = [shape for each in shapes for shape in each]
-        cells = self.patches(items).split([item.pixels[..., 0].numel() // self.patch**2 for item in items])
+        counts = [item.pixels[..., 0].numel() // self.patch**2 for item in items]
+        cells = self.vision.patches(items).split(counts)
         used = [part[: sum(map(prod, each))] for part, each in zip(cells, shapes, strict=True)]
         places = torch.cat([self._places(*shape) for shape in slices])
-        stream = torch.cat(used) + self.positions.weight[places.to(used[0].device)]
+        stream = torch.cat(used) + self.vision.positions.weight[places.to(used[0].device)]
         with use_context(segments([prod(shape) for shape in slices], stream.device)):
-            delta, stream = self.layers(stream)
+            delta, stream = self.vision.layers(stream)
         rows, _ = enter(self.last_norm, delta, stream)
         return list(self.resampler(rows, slices).split([item.embeddings for item in items]))
 
