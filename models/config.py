@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar, cast
 import msgspec
 
 from models.composites import text_part, unnested
-from models.plain_files import ConfigError, read_json, stored_dtype
+from models.plain_files import ConfigError, read_object, stored_dtype
 from models.weight_coding import SavedQuantization, find_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -216,10 +216,7 @@ def _read_object(path: Path) -> dict[str, object]:
             )
     except OSError as error:
         raise ConfigError(str(error)) from None
-    value = read_json(path, _special_float)
-    if isinstance(value, dict):
-        return cast("dict[str, object]", value)
-    raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
+    return read_object(path, _special_float)
 
 
 def _refuse_nonsense(path: Path, whole: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 MOST_JSON_BYTES = 256 << 20
 """More than any index of weights has; without a bound a file could take all memory."""
@@ -77,6 +77,16 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], object] | None
         raise
     except ValueError as error:
         raise FileError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def read_object(
+    path: Path, object_hook: Callable[[dict[str, Any]], object] | None = None
+) -> dict[str, object]:
+    """Read a file of JSON that must hold an object."""
+    value = read_json(path, object_hook)
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value)
+    raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
 
 
 def shown(name: str) -> str:

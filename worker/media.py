@@ -122,7 +122,8 @@ class StepMedia:
         self._held = held
         for item in step.encode:
             if item.kind == "rows":
-                self._rows[item.number] = self._rows_of(item)
+                rows = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.embeddings, -1)
+                self._rows[item.number] = rows.to(self._target, self._dtype, copy=True)
         for items in _groups([item for item in step.encode if item.kind != "rows"]):
             if self._tower is None:
                 raise ValueError(f"step {step.number} brings pictures, and the model has no tower")
@@ -189,11 +190,6 @@ class StepMedia:
                     f"{0 if rows is None else len(rows)}"
                 )
             yield rows[max(0, first - start) : stop - start]
-
-    def _rows_of(self, item: Encode) -> Tensor:
-        """The rows [embeddings, H] that a client has computed."""
-        rows = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.embeddings, -1)
-        return rows.to(self._target, self._dtype, copy=True)
 
     def _on_device(self, item: Encode) -> TowerInput:
         pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)

@@ -1,13 +1,9 @@
 """The media of live sequences, and which of their embeddings the worker holds.
 
-Equal items, by their hashes, are one entry, however many sequences have them. A step encodes the items that
-its rows read and whose embeddings the worker does not hold. Embeddings stay until others need the room, even
-if no sequence has the item any more; those that were read longest ago are dropped first, but none that a row
-of the step reads. Steps run in the order in which they were planned, so that steps in flight have read what a
-later one drops.
-
-Which embeddings are held is a matter of speed alone: as long as a sequence lives, its items can be encoded
-again.
+Equal items, by their hashes, are one entry. A step encodes the items that its rows read and whose embeddings
+the worker does not hold. These stay until others need the room; those that were read longest ago are dropped
+first, but none that the step reads, and steps in flight have read what a later one drops. As long as a
+sequence lives, its items can be encoded again.
 """
 
 from __future__ import annotations

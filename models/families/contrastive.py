@@ -27,7 +27,7 @@ from models.layers.norm import enter
 from models.media.files import read_files
 from models.media.registry import make_processor
 from models.model import ModelSetup
-from models.plain_files import read_json
+from models.plain_files import read_object
 from models.pooling.sentence_files import Mode
 from models.vision.blocks import WHOLE, Learned, segments
 from models.vision.tower import TowerInput
@@ -240,10 +240,7 @@ def _padding_token(folder: Path, usual: int) -> int:
     """The token with which a checkpoint's tokenizer fills texts up, or `usual` where it does not say. The
     config of SigLIP 2 leaves out that it is another one than SigLIP's."""
     path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else None
-    if not isinstance(settings, dict):
-        return usual
-    given = cast("dict[str, object]", settings)
+    given = read_object(path) if path.exists() else {}
     token, added = _content(given.get("pad_token")), given.get("added_tokens_decoder")
     known = cast("dict[str, object]", added) if isinstance(added, dict) else {}
     found = [number for number, entry in known.items() if token and _content(entry) == token]

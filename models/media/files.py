@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 
-from models.plain_files import ConfigError, read_json
+from models.plain_files import ConfigError, read_object
 
 SETTINGS = "preprocessor_config.json"
 _VIDEO_SETTINGS = "video_preprocessor_config.json"
@@ -75,16 +75,16 @@ def has_files(folder: Path) -> bool:
 
 def read_files(folder: Path, architecture: str, config: dict[str, object]) -> MediaFiles:
     """Read the settings where transformers looks for them first."""
-    newer = _read_object(folder / _NEWER) if (folder / _NEWER).exists() else {}
+    newer = read_object(folder / _NEWER) if (folder / _NEWER).exists() else {}
     pictures, videos = newer.get(_NESTED), newer.get(_NESTED_VIDEO)
     if not isinstance(pictures, dict):
         has_own = (folder / SETTINGS).exists()
         if not has_own and "image_mean" not in newer:
             raise ConfigError(f"{folder} has no {SETTINGS}, which says how pictures are prepared")
-        pictures = _read_object(folder / SETTINGS) if has_own else newer  # DeepSeek has no object for them
+        pictures = read_object(folder / SETTINGS) if has_own else newer  # DeepSeek has no object for them
     if not isinstance(videos, dict):
         has_own = (folder / _VIDEO_SETTINGS).exists()
-        videos = _read_object(folder / _VIDEO_SETTINGS) if has_own else pictures
+        videos = read_object(folder / _VIDEO_SETTINGS) if has_own else pictures
     both = cast("tuple[dict[str, object], dict[str, object]]", (pictures, videos))
     return MediaFiles(architecture, config, *both)
 
@@ -137,10 +137,3 @@ def _convert(fields: object, kind: type[Fields], file: str) -> Fields:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}") from None
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, but holds {type(value).__name__}")
-    return cast("dict[str, object]", value)

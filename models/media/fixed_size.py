@@ -99,7 +99,7 @@ class ClipProcessor(FixedSizeProcessor):
     """A picture is compared with texts: it is a prompt of its own, of one position."""
 
     placeholder = written = ""
-    classes: ClassVar[Classes] = {"CLIPImageProcessor": CLIP}
+    classes = {"CLIPImageProcessor": CLIP}
 
     def __init__(self, files: MediaFiles) -> None:
         super().__init__(files)
@@ -123,11 +123,7 @@ class ColPaliProcessor(PaliGemmaProcessor):
 
 
 class LlavaProcessor(FixedSizeProcessor):
-    classes: ClassVar[Classes] = {
-        "CLIPImageProcessor": CLIP,
-        "SiglipImageProcessor": SIGLIP,
-        "LlavaImageProcessor": CLIP,
-    }
+    classes = {"CLIPImageProcessor": CLIP, "SiglipImageProcessor": SIGLIP, "LlavaImageProcessor": CLIP}
     usual_token = 32_000
 
     def __init__(self, files: MediaFiles) -> None:
@@ -140,7 +136,7 @@ class Gemma3Processor(FixedSizeProcessor):
     """A picture becomes a fixed number of tokens between two marks, in lines of its own."""
 
     placeholder = written = "<start_of_image>"
-    classes: ClassVar[Classes] = {"Gemma3ImageProcessor": GEMMA3, "SiglipImageProcessor": SIGLIP}
+    classes = {"Gemma3ImageProcessor": GEMMA3, "SiglipImageProcessor": SIGLIP}
     usual_token = 262_144
 
     def __init__(self, files: MediaFiles) -> None:

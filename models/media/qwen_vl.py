@@ -1,7 +1,5 @@
-"""The Qwen-VL kind: pictures keep their shape, within bounds of area, and need as many tokens as that has.
-
-Of videos some frames of each second are taken, of which two become one of the tower's.
-"""
+"""The Qwen-VL kind: pictures keep their shape, within bounds of area, and need as many tokens as that has. Of
+videos some frames of each second are taken, of which two become one of the tower's."""
 
 from __future__ import annotations
 

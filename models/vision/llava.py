@@ -1,7 +1,5 @@
-"""LLaVA: what one of the last layers of a CLIP, SigLIP or Pixtral tower gives, as wide as the text.
-
-Mistral 3 has Pixtral's tower, of whose rows squares are merged. LLaVA-NeXT and OneVision have tiles, too.
-"""
+"""LLaVA: what one of the last layers of a CLIP, SigLIP or Pixtral tower gives, as wide as the text. Mistral 3
+has Pixtral's tower, of whose rows squares are merged. LLaVA-NeXT and OneVision have tiles, too."""
 
 from __future__ import annotations
 
@@ -169,7 +167,7 @@ class _Mistral3Fields(msgspec.Struct, frozen=True):
 
 
 class Mistral3Tower(LlavaTower):
-    usual: ClassVar[Mapping[str, object]] = {"vision_feature_layer": -1, "multimodal_projector_bias": False}
+    usual = {"vision_feature_layer": -1, "multimodal_projector_bias": False}
     usual_tower = "pixtral"
 
     def __init__(self, setup: TowerSetup) -> None:
@@ -233,8 +231,5 @@ class LlavaNextTower(LlavaTower):
 
 
 class LlavaOnevisionTower(LlavaNextTower):
-    usual: ClassVar[Mapping[str, object]] = {
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-    }
+    usual = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
     aspect = "anyres_max_9"

@@ -1,7 +1,5 @@
-"""The towers of Qwen-VL: pictures of any shape, in which rows and columns of patches turn heads.
-
-Patches lie square by square, each of which becomes one row for the text. A frame sees itself only.
-"""
+"""The towers of Qwen-VL: pictures of any shape, in which rows and columns of patches turn heads. Patches lie
+square by square, each of which becomes one row for the text. A frame sees itself only."""
 
 from __future__ import annotations
 

@@ -92,11 +92,7 @@ class Idefics3Tower(_SiglipTower):
     """Squares of the rows of tiles are merged ahead of the matrix, also in SmolVLM."""
 
     scopes = ("model.vision_model", "vision_model")
-    usual: ClassVar[Mapping[str, object] | None] = {
-        "hidden_size": 1152,
-        "num_attention_heads": 16,
-        "patch_size": 32,
-    }
+    usual = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 
     def __init__(self, setup: TowerSetup) -> None:
         super().__init__(setup)

@@ -1,7 +1,5 @@
-"""Decoding of pictures, whoever made them: the first frame, upright, in RGB, on a background.
-
-The type is told by the content. This runs in processes that may be killed, see `server.media.preparing`.
-"""
+"""Decoding of pictures, whoever made them: the first frame, upright, in RGB, on a background. The type is
+told by the content. This runs in processes that may be killed, see `server.media.preparing`."""
 
 from __future__ import annotations
 

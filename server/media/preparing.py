@@ -1,7 +1,5 @@
 """The API process's side of preparing media: finds what is kept, and has other processes make what is new.
-
-Pillow is imported there alone.
-"""
+Pillow is imported there alone."""
 
 from __future__ import annotations
 

@@ -80,20 +80,12 @@ class MediaReader:
         """The most bytes of all files of a request."""
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
-        limits = PreparingLimits(
-            processes=workers,
-            seconds=options.media_seconds,
-            embeddings=most_embeddings,
-            frames=options.most_frames or PreparingLimits().frames,
-        )
+        seconds, frames = options.media_seconds, options.most_frames or PreparingLimits().frames
+        limits = PreparingLimits(workers, seconds, embeddings=most_embeddings, frames=frames)
         self._preparer = Preparer(files, self.kept, limits, log_level)
         domains = frozenset(options.allowed_media_domains) or None
-        folder = options.allowed_local_media_path
-        self._sources = Sources(
-            Fetcher(domains, self.most_bytes, options.media_seconds),
-            Path(folder) if folder else None,
-            self.most_bytes,
-        )
+        folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None
+        self._sources = Sources(Fetcher(domains, self.most_bytes, seconds), folder, self.most_bytes)
 
     async def prepare(self, needed: MediaNeeded, inline: InlineFiles, key: str) -> dict[MediaPart, Item]:
         """The items that a request needs, all prepared at once. Raises the error with which it ends. `key`
@@ -106,7 +98,7 @@ class MediaReader:
             nonlocal taken
             if part.url is None:
                 return self._named(part.uuid or "", *names)
-            content = inline.take(part.url) or await self._read(part.url)
+            content = inline.take(part.url) or await self.read(part.url)
             taken += len(content.data)
             self._check_bytes(taken)
             made = await self._make(content, part, needed.settings, io)
@@ -157,7 +149,7 @@ class MediaReader:
                 "messages",
             )
 
-    async def _read(self, url: str) -> MediaFile:
+    async def read(self, url: str) -> MediaFile:
         with self.metrics.timed("read"):
             return await self._sources.read(url)
 

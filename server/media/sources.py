@@ -1,7 +1,5 @@
-"""The sources of media: data URLs, files of one folder, and the network.
-
-No name and no declared type is passed on: the content of a file tells how it is decoded.
-"""
+"""The sources of media: data URLs, files of one folder, and the network. No name and no declared type is
+passed on: the content of a file tells how it is decoded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Decoding of videos by PyAV, whoever made them: frames upright, in RGB.
-
-This runs in processes that may be killed, see `server.media.preparing`.
-"""
+"""Decoding of videos by PyAV, whoever made them: frames upright, in RGB. This runs in processes that may be
+killed, see `server.media.preparing`."""
 
 from __future__ import annotations
 

@@ -117,12 +117,6 @@ def main() -> int:
     setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=HelperSetup)
     logs.setup("helper", setup.log_level)
     os.putenv("RAYON_NUM_THREADS", str(min(TOKENIZER_THREADS, os.cpu_count() or 1)))
-    with socket.socket(fileno=setup.socket) as connection:
-        _serve(connection, setup)
-    return child.STOPPED
-
-
-def _serve(connection: socket.socket, setup: HelperSetup) -> None:
     limits = setup.limits
     tokenizer = setup.tokenizer.load(partial(BoundedTemplate, limits=limits))
     tokenizer.encode_many(["warm up the threads"] * 64)
@@ -134,7 +128,9 @@ def _serve(connection: socket.socket, setup: HelperSetup) -> None:
         context = ReadingContext(asked.facts, tokenizer, setup.options, dict(asked.media))
         return msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))
 
-    answer_questions(connection, 2, read, memory=limits.memory, much=MUCH, most=limits.kept_memory)
+    with socket.socket(fileno=setup.socket) as connection:
+        answer_questions(connection, 2, read, memory=limits.memory, much=MUCH, most=limits.kept_memory)
+    return child.STOPPED
 
 
 def answer(reading: Reading[Any], raw: bytes, context: ReadingContext) -> Answer:

@@ -1,7 +1,5 @@
-"""Conversations that are pooled, and comparisons of texts with media.
-
-Models compare vectors of both sides, or read a query with its document.
-"""
+"""Conversations that are pooled, and comparisons of texts with media. Models compare vectors of both sides,
+or read a query with its document."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""LLaVA-NeXT and OneVision: the whole picture, then tiles of it, without their padding.
-
-Rows of the tiles end with a token, for which the tower gives an embedding too.
-"""
+"""LLaVA-NeXT and OneVision: the whole picture, then tiles of it, without their padding. Rows of the tiles end
+with a token, for which the tower gives an embedding too."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import math
 import re
 from typing import ClassVar
 
-from models.media.files import SETTINGS, Classes, MediaFiles, PictureSettings, Side, read_settings
+from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_settings
 from models.media.fixed_size import CLIP, FixedSizeProcessor
 from models.media.item import Picture, Prepared
 from models.media.resize import check_ratio
@@ -27,9 +25,7 @@ class TiledSettings(PictureSettings, frozen=True, kw_only=True):
 
 
 class LlavaNextProcessor(FixedSizeProcessor):
-    classes: ClassVar[Classes] = {
-        "LlavaNextImageProcessor": {**CLIP, "do_pad": True, "image_grid_pinpoints": _NEXT}
-    }
+    classes = {"LlavaNextImageProcessor": {**CLIP, "do_pad": True, "image_grid_pinpoints": _NEXT}}
     usual_token = 32_000
     usual_strategy: ClassVar[str] = "default"
     usual_ratio: ClassVar[str] = ""

@@ -1,7 +1,5 @@
-"""DeepSeek-OCR: SAM's tower, then a second one that reads its features, for a whole page and its tiles.
-
-The second tower of version 1 is CLIP's, and that of version 2 a decoder with a learned query for each row.
-"""
+"""DeepSeek-OCR: SAM's tower, then a second one that reads its features, for a whole page and its tiles. The
+second tower of version 1 is CLIP's, and that of version 2 a decoder with a learned query for each row."""
 
 from __future__ import annotations
 

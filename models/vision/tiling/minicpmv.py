@@ -31,9 +31,6 @@ _USUAL = {
 }
 """Fields of the tower that config.json leaves out."""
 
-_Shape = tuple[int, int]
-"""The rows and columns of patches that a slice has."""
-
 
 class _Fields(msgspec.Struct, frozen=True):
     query_num: Size = 64
@@ -72,8 +69,8 @@ class MiniCPMVTower(nn.Module):
         rows, _ = enter(self.last_norm, delta, stream)
         return list(self.resampler(rows, slices).split([item.embeddings for item in items]))
 
-    def _slices(self, item: TowerInput) -> list[_Shape]:
-        """The whole picture and the slices of an item, whose patches `models.media` has joined."""
+    def _slices(self, item: TowerInput) -> list[tuple[int, int]]:
+        """The rows and columns of patches of the whole and of its slices, which `models.media` has joined."""
         height, width, _ = item.pixels.shape
         down, across = height // self.patch, width // self.patch
         count = item.embeddings // self.queries - 1
