@@ -64,13 +64,16 @@ def drafting(target: Path, head: Path, method: str, make: Any = None, **options:
         yield engine
 
 
-def compare(target: Path, head: Path, method: str, make: Any = None, **options: Any) -> tuple[Drafted, Any]:
+def compare(
+    target: Path, head: Path, method: str, make: Any = None, groups: int = 1, **options: Any
+) -> tuple[Drafted, Any]:
     """Answers with the drafter and without are equal; returns what it guessed, and the statistics."""
     asked = requests(Random(1))
-    with opened(target, **{**SIZES, "dtype": options.get("dtype", "float32")}) as engine:
+    with opened(target, **{**SIZES, **options, "tensor_parallel_size": 1}) as engine:
         truth = answer(engine, asked)
     with asked_at_random(Random(2)) as drafted, drafting(target, head, method, make, **options) as engine:
         assert answer(engine, asked) == truth
+        assert len(engine.ready.worker.windows) >= groups
         return drafted, engine.stats()
 
 
@@ -111,3 +114,21 @@ def test_other_number_types(options: dict[str, Any], target: Path, heads: dict[s
     with asked_at_random(Random(3)), drafting(target, heads["eagle3"], "eagle3", **options) as engine:
         assert answer(engine, asked) == truth
         assert engine.stats().guesses.guessed > 30
+
+
+def test_a_model_with_windows(heads: dict[str, Path], tmp_path: Path) -> None:
+    """The layers of the two lie in groups of the cache, which have tables of their own."""
+    windows = {
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+        "num_hidden_layers": 7,
+    }
+    target = tiny_checkpoint("Qwen3ForCausalLM", tmp_path, **windows)
+    sizes: dict[str, Any] = {"max_model_len": 320, "num_gpu_blocks_override": 400}
+    drafted, stats = compare(target, heads["eagle"], "eagle", groups=2, **sizes)
+    assert stats.prefix_hits
+    oracle = Oracle.open(target, heads["eagle"])
+    assert len(drafted.drafts) > 40
+    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
+    assert not wrong
