@@ -14,6 +14,7 @@ from demo_training.drafters import (
     Eagle3,
     acceptance,
     answered,
+    eagle3_drafter,
     load_draft_model,
     load_eagle3,
     load_target,
@@ -34,6 +35,7 @@ from demo_training.train_drafts import (
     save_draft_model,
     save_eagle3,
 )
+from safetensors import safe_open
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -163,11 +165,28 @@ def test_the_shipped_draft_model_fits_the_demo_model() -> None:
     assert tokenizer == (DEMO / "tokenizer.json").read_bytes()
 
 
-def test_guesses_of_the_shipped_draft_model_hold_about_as_often_as_its_config_says() -> None:
-    folder = DRAFTS / "draft_model"
+def test_the_shipped_head_fits_the_demo_model() -> None:
+    folder, width = DRAFTS / "eagle3", TARGET.config.hidden_size
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [*AUX_LAYERS]
+    assert (config["vocab_size"], config["target_hidden_size"]) == (TARGET.config.vocab_size, width)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.get_slice("fc.weight").get_shape() == [width, 3 * width]
+        assert file.get_slice("lm_head.weight").get_shape() == [config["draft_vocab_size"], width]
+        known = file.get_tensor("d2t") + torch.arange(config["draft_vocab_size"])
+        assert torch.equal(file.get_tensor("t2d").nonzero()[:, 0], known)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_guesses_of_shipped_drafters_hold_about_as_often_as_their_config_says(method: str) -> None:
+    folder = DRAFTS / method
     said = json.loads((folder / "config.json").read_text())["acceptance"]
+    if method == "draft_model":
+        drafter = model_drafter(load_draft_model(folder))
+    else:
+        drafter = eagle3_drafter(load_eagle3(folder), TARGET)
     # A few of the questions with which it was measured.
-    drafter = model_drafter(load_draft_model(folder))
     found = acceptance(drafter, answered(TARGET, CODEC, every=120))
     assert said["guesses"] == GUESSES
     assert found.tokens_a_step == pytest.approx(said["tokens_a_step"], rel=0.3)
