@@ -241,10 +241,11 @@ def encode_conversation(
     check_text(written.text)
     if bounded:
         context.tokenizer.check_text_length(written.plain_text, context.facts)
-    special, size, media = add_special_tokens, context.facts.vocab_size, context.facts.media
+    special, media = add_special_tokens, context.facts.media
     if written.is_plain or media is None:
         return context.tokenizer.encode(written.text, special), []
-    return encode_written(written, context.media, media, context.tokenizer, size, add_special_tokens=special)
+    size, tokenizer = context.facts.vocab_size, context.tokenizer
+    return encode_written(written, context.media, media, tokenizer, size, add_special_tokens=special)
 
 
 def write_conversation(
@@ -261,8 +262,8 @@ def write_conversation(
             "chat_template",
         )
     media = context.facts.media
-    has_parts = any(type(message.content) is list for message in messages)
-    parts = need_media([messages], options, context) if has_parts else []
+    with_parts = [message for message in messages if type(message.content) is list]
+    parts = need_media([messages], options, context) if with_parts else []
     if media is None or not parts:
         text = _rendered(options, messages, context, style)
         if media is None or not any(word in text for word in media.reserved):

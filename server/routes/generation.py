@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -248,8 +248,11 @@ class GenerationCall(EngineCall):
     def end(self, chunks: Chunks) -> bytes:
         """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
         usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
-        parts = {"cache_diagnosis": diagnosis, "metrics": self.metrics}
-        more = {name: part for name, part in parts.items() if not isinstance(part, UnsetType)}
+        more: dict[str, Any] = {}
+        if diagnosis is not UNSET:
+            more["cache_diagnosis"] = diagnosis
+        if self.metrics is not UNSET:
+            more["metrics"] = self.metrics
         return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE
 
 

@@ -341,7 +341,7 @@ class FakeFrontend:
                 finish=finish if start + self.per_step >= len(tokens) else None,
                 timing=self.timing,
                 expected=self.expected if first else None,
-                guesses=self.guesses if self.asked[-1][2].get("reports_guesses") else None,
+                guesses=self.guesses if "reports_guesses" in self.asked[-1][2] else None,
             )
 
 

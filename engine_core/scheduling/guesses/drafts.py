@@ -11,6 +11,7 @@ If there is a drafter, its guesses come when a step lands that asked for them, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from engine_core.config import EngineConfig
@@ -26,11 +27,18 @@ from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_cost import READ
 from worker.protocol import WorkerFacts
 
+_log = logging.getLogger(__name__)
+
 
 def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: CacheManager) -> Drafts | None:
     """What adds guesses to steps, if they are asked for and the model takes some."""
     options = read_guess_options(config)
-    if options is None or not facts.most_rows:
+    if options is None:
+        return None
+    if not facts.most_rows:
+        _log.warning(
+            "no tokens are guessed: models that keep states, and those that generate no text, take none"
+        )
         return None
     pace.most_tokens = 1 + options.most
     guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, pace.line)

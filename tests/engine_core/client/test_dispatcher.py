@@ -17,7 +17,6 @@ from engine_core.client.in_flight import InFlight, Stream
 from engine_core.client.replica_table import BLOCK, ReplicaTable
 from engine_core.config import Address, Replicas
 from engine_core.protocol import (
-    DEADLINE,
     Abort,
     Add,
     AddMany,
@@ -27,6 +26,7 @@ from engine_core.protocol import (
     ResetPrefixCache,
     Tokens,
 )
+from engine_core.reason_codes import DEADLINE
 from worker.protocol import Pooling
 
 

@@ -244,7 +244,7 @@ def test_texts_that_cannot_be_pooled(llm: LLM):
     assert len(cut.prompt_token_ids) == llm.facts.max_text_len
     with pytest.raises(BadRequest, match="1:1, 1:N or N:N"):
         llm.score(["a", "b"], ["c"], use_tqdm=False)
-    with pytest.raises(TypeError, match="texts are compared"):
+    with pytest.raises(TypeError, match="texts and contents are compared"):
         llm.score([1, 2], ["c"], use_tqdm=False)  # pyright: ignore[reportArgumentType]
 
 
