@@ -43,9 +43,7 @@ from worker.ranks.channel import (
 from worker.start import start
 
 if TYPE_CHECKING:
-    from worker.ranks.pipeline_stage import SilentStep
-    from worker.runner import Runner
-    from worker.steps.output import StepHandle
+    from worker.runner import Runner, StepOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class Rank:
         self._steps: deque[StepInput | Prepare] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
-        self._launched: SimpleQueue[tuple[int, StepHandle | SilentStep] | None] = SimpleQueue()
+        self._launched: SimpleQueue[tuple[int, StepOutcome] | None] = SimpleQueue()
 
     def send(self, message: RankMessage) -> None:
         """Send a message to the engine, from any thread."""
