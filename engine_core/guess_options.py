@@ -154,7 +154,7 @@ def _method(given: Mapping[str, object]) -> Method:
     if str(named).endswith("_mtp"):
         return "mtp"  # as vLLM calls it for each family
     if named not in (*FROM_TEXT, *_BY_MODELS):
-        _refuse(f"method {named!r} is not supported; there are {', '.join(get_args(Method))}")
+        _refuse(f"method {named!r} is not supported; there are {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     return cast("Method", named)
 
 

@@ -12,7 +12,7 @@ from engine_core.config import TASKS, EngineConfig
 from engine_core.expert_options import balancing_of
 from engine_core.guess_options import FROM_TEXT, read_guess_options
 from engine_core.protocol import Ready
-from models.checkpoint.hub import resolve
+from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
@@ -94,9 +94,7 @@ def find_drafter(
         )
     folder, model, target = Path(served.folder), served.model, served.model
     if options.model is not None:  # else it lies in the checkpoint of the served model
-        of_drafter = replace(config, model=name, revision=options.revision, hf_config_path=None, quant=None)
-        folder = find_checkpoint(of_drafter, report)
-        model = read_config(folder)
+        folder, model = _read_drafter(config, name, options.revision, report)
     method = _method_of(model, options.method)
     if model.vocab_size != target.vocab_size:
         _refuse(
@@ -122,6 +120,18 @@ def find_drafter(
         drawn=options.drawn,
         whole=options.drafter_ranks == 1,
     )
+
+
+def _read_drafter(
+    config: EngineConfig, name: str, revision: str | None, report: Callable[[float], None]
+) -> tuple[Path, ModelConfig]:
+    """Find the folder of a drafter, and read its config.json."""
+    of_drafter = replace(config, model=name, revision=revision, hf_config_path=None, quant=None)
+    try:
+        folder = find_checkpoint(of_drafter, report)
+        return folder, read_config(folder)
+    except (ConfigError, HubError) as error:
+        _refuse(f"the drafter cannot be read: {error}")
 
 
 def _method_of(model: ModelConfig, named: str) -> str:

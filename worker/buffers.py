@@ -41,7 +41,7 @@ class Encoder:
 
     def _number(self, value: object) -> int:
         if not isinstance(value, Buffer):
-            raise NotImplementedError(f"a message holds a {type(value).__name__}")
+            raise TypeError(f"a message holds a {type(value).__name__}")
         for number, data in enumerate(self._frames):
             if data is value.data:
                 return number

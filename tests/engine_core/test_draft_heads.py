@@ -10,22 +10,9 @@ from typing import Any
 
 import pytest
 from draft_heads import GUESSABLE, NextTokenOracle, Oracle, write_eagle, write_eagle3, write_next_token
-from drafted import Drafted, answer, asked_at_random, opened
+from drafted import SIZES, Drafted, answer, asked_at_random, opened, requests
 from ranks import Layout, Ranks, make
-from tiny import VOCAB_SIZE, tiny_checkpoint
-
-from engine_core.protocol import Add
-from worker.protocol import Sampling
-
-SIZES: dict[str, Any] = {
-    "dtype": "float32",
-    "block_size": 4,
-    "num_gpu_blocks_override": 26,
-    "max_model_len": 80,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 16,
-    "cpu_threads": 1,
-}
+from tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +28,6 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3": write_eagle3(folder / "eagle3", draft_vocab_size=GUESSABLE, max_position_embeddings=32),
         "eagle": write_eagle(folder / "eagle"),
     }
-
-
-def requests(random: Random, **options: Any) -> list[Add]:
-    """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
-    shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
-    prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
-    return [
-        Add(
-            id=id,
-            tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
-            params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
-        )
-        for id, prompt in enumerate(prompts)
-    ]
 
 
 @contextmanager

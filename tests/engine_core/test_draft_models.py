@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from drafted import Answer, answer, asked_at_random, greedy_by, opened
+from drafted import SIZES, Answer, answer, asked_at_random, greedy_by, opened, requests
 from ranks import Layout, Ranks, make
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
@@ -25,15 +25,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {},
 }
 """Other heads than the model's; windows and soft caps; learned positions."""
-SIZES: dict[str, Any] = {
-    "dtype": "float32",
-    "block_size": 4,
-    "num_gpu_blocks_override": 26,
-    "max_model_len": 80,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 16,
-    "cpu_threads": 1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +36,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same weights as drafter: its guesses nearly always hold."""
     return tiny_checkpoint(TARGET, tmp_path_factory.mktemp("same"))
-
-
-def requests(random: Random, **options: Any) -> list[Add]:
-    """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
-    shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
-    prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
-    return [
-        Add(
-            id=id,
-            tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
-            params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
-        )
-        for id, prompt in enumerate(prompts)
-    ]
 
 
 def compare(
@@ -153,6 +130,7 @@ def test_drafters_that_do_not_fit_are_refused(target: Path, same: Path, tmp_path
     assert f"knows {VOCAB_SIZE + 8} tokens, and {target} {VOCAB_SIZE}" in refused(target, other)
     short = tiny_checkpoint(TARGET, tmp_path / "short", max_position_embeddings=64)
     assert "was made for 64 positions, and texts may have 80 tokens" in refused(target, short)
+    assert "the drafter cannot be read: " in refused(target, tmp_path / "nothing here")
     encoder = tiny_checkpoint("BertModel", tmp_path / "encoder")
     assert "BertModel has no head that generates" in refused(target, encoder)
     hybrid = tiny_checkpoint("MambaForCausalLM", tmp_path / "states")

@@ -13,14 +13,25 @@ import pytest
 import torch
 from driven import run
 from sizes import engine_config
+from tiny import VOCAB_SIZE
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Tokens
 from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from engine_core.scheduling.sequence import Sequence
-from worker.protocol import TokenLogprobs
+from worker.protocol import Sampling, TokenLogprobs
 
 MOST = 5
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 4,
+    "num_gpu_blocks_override": 26,
+    "max_model_len": 80,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "cpu_threads": 1,
+}
+"""Options of small engines, in which prompts are cut and sequences are preempted."""
 
 
 @dataclass
@@ -51,6 +62,20 @@ def asked_at_random(random: Random) -> Iterator[Drafted]:
         patch.setattr(ModelGuesser, "lengths", lengths)
         patch.setattr(ModelGuesser, "offer", offered)
         yield drafted
+
+
+def requests(random: Random, **options: Any) -> list[Add]:
+    """Prompts in chunks, some of which begin alike; together they have no room in the cache."""
+    shared = [random.randrange(3, VOCAB_SIZE) for _ in range(24)]
+    prompts = [shared[: random.choice((0, 8, 24))] for _ in range(8)]
+    return [
+        Add(
+            id=id,
+            tokens=prompt + [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, 12))],
+            params=Sampling(max_tokens=random.randint(10, 40), logprobs=2, **(options or {"temperature": 0})),
+        )
+        for id, prompt in enumerate(prompts)
+    ]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from worker.sampling.grouped_logits import Scan
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.steps.drafting import Newest
+from worker.steps.guesses import count_held
 from worker.tables.positions import LayOut
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -94,9 +95,9 @@ class HiddenDrafter(DraftModel):
         slots, lasts, first = self._slots, [], 0
         for seq in batch.asked.seqs:
             end, held = seq.start + seq.count, 0
-            written = slots.tokens[seq.slot, end : end + len(seq.guesses)].tolist() if seq.guesses else []
-            while held < len(written) and written[held] == seq.guesses[held]:
-                held += 1
+            if seq.guesses:
+                written = slots.tokens[seq.slot, end : end + len(seq.guesses)].tolist()
+                held = count_held(seq.guesses, written)
             lasts.append(first + seq.count - 1 + held)
             self._kept[seq.slot] = end - 1 + held
             first += seq.tokens

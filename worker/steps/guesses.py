@@ -36,6 +36,16 @@ def may_guess(seq: SeqStep) -> bool:
     return seq.samples and not (seq.pools or seq.kept)
 
 
+def count_held(guesses: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many guesses hold, where `sampled` are the tokens that were drawn in their places."""
+    held = 0
+    for guess, token in zip(guesses, sampled, strict=False):
+        if guess != token:
+            break
+        held += 1
+    return held
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """What the sequences of a step have sampled; see `StepOutput`."""
@@ -56,9 +66,7 @@ def find_held(
     found = Sampled([], [])
     row = 0
     for seq in seqs:
-        last = row
-        while last < row + len(seq.guesses) and tokens[last] == seq.guesses[last - row]:
-            last += 1
+        last = row + (count_held(seq.guesses, tokens[row : row + len(seq.guesses)]) if seq.guesses else 0)
         found.tokens.append(tokens[last])
         if last > row:
             found.held[seq.slot] = seq.guesses[: last - row]

@@ -10,7 +10,7 @@ from math import log
 from engine_core.engine_stats import GuessTotals
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.guesses.lookup import Lookup
-from engine_core.scheduling.guesses.pace import Acceptance, Record, RowTimes
+from engine_core.scheduling.guesses.pace import Acceptance, DraftCounts, Record, RowTimes
 from engine_core.scheduling.guesses.suffix import Answers, number_of
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
@@ -84,12 +84,11 @@ class Guesser:
         """Whether anything has changed since `_gain` was computed."""
         self._chosen, self._chosen_for = _Choice({}, 0.0, 1.0), list[Sequence]()
         """What was chosen then, and among which sequences."""
-        self._drafts = self._count = 0
-        self._held = [0] * options.most
+        self._counts = DraftCounts(options.most)
 
     @property
     def totals(self) -> GuessTotals:
-        return GuessTotals(self._drafts, self._count, list(self._held))
+        return self._counts.totals
 
     def enter(self, seq: Sequence) -> None:
         """Begin with a sequence that has its first token."""
@@ -158,10 +157,7 @@ class Guesser:
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:
         """Count a draft of which so many guesses held."""
-        self._drafts += 1
-        self._count += guessed
-        for at in range(held):
-            self._held[at] += 1
+        self._counts.add(guessed, held)
 
     def learn(self, rows: int, reads: int, seconds: float) -> None:
         """Learn how long a step of single tokens took, guesses among them, that read so many positions."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine_core.engine_stats import GuessTotals
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.guesses.lookup import STRONGEST
-from engine_core.scheduling.guesses.pace import Acceptance, Record, RowTimes
+from engine_core.scheduling.guesses.pace import Acceptance, DraftCounts, Record, RowTimes
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.protocol import WorkerFacts
@@ -52,12 +52,11 @@ class ModelGuesser:
         self._asked: list[Sequence] = []
         self._without = 0
         """The steps since the last one for which guesses were made."""
-        self._drafts = self._count = 0
-        self._held = [0] * options.most
+        self._counts = DraftCounts(options.most)
 
     @property
     def totals(self) -> GuessTotals:
-        return GuessTotals(self._drafts, self._count, list(self._held))
+        return self._counts.totals
 
     def enter(self, seq: Sequence) -> None:
         """Begin with a sequence that has its first token."""
@@ -104,11 +103,9 @@ class ModelGuesser:
 
     def landed(self, seq: Sequence, guessed: int, held: int) -> None:
         """Learn what became of a draft of which so many guesses held."""
-        self._drafts += 1
-        self._count += guessed
+        self._counts.add(guessed, held)
         drafted = self._drafted.get(seq)
         for at in range(min(held + 1, guessed)):
-            self._held[at] += at < held
             if drafted is not None:
                 drafted.record.learn(self._acceptance.rate(min(at, STRONGEST)), held=at < held)
             self._acceptance.learn(min(at, STRONGEST), held=at < held)

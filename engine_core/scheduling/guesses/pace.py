@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp, log
 
+from engine_core.engine_stats import GuessTotals
 from engine_core.scheduling.guesses.lookup import STRONGEST
 from engine_core.scheduling.step_cost import CostLine
 
@@ -21,6 +22,26 @@ many steps, and the part of this by which the times of other numbers of rows are
 _WEIGHT = 50
 _FRESH = 8
 """After so many steps the times of all numbers of rows are fitted anew."""
+
+
+class DraftCounts:
+    """Counts drafts and what became of their guesses, for statistics."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: the most guesses of a draft."""
+        self._drafts = self._guessed = 0
+        self._held = [0] * most
+
+    def add(self, guessed: int, held: int) -> None:
+        """Count a draft of which so many guesses held."""
+        self._drafts += 1
+        self._guessed += guessed
+        for at in range(held):
+            self._held[at] += 1
+
+    @property
+    def totals(self) -> GuessTotals:
+        return GuessTotals(self._drafts, self._guessed, list(self._held))
 
 
 class Record:
