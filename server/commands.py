@@ -22,9 +22,10 @@ from pathlib import Path
 
 from engine_core.engine_processes import start_engines
 from server.http.connection.limits import why_too_few_descriptors
+from server.options.option_checks import is_loopback
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import is_loopback, parse
+from server.options.server_options import parse
 from server.run.api_processes import ApiProcesses
 from worker import logs
 

@@ -22,7 +22,7 @@ from server.errors import ApiError, BadRequest, Forbidden, HttpError, Unauthoriz
 from server.http import endpoint
 from server.http.error_answers import error_response, path_of
 from server.metrics.server_metrics import Metrics
-from server.options.server_options import is_loopback
+from server.options.option_checks import is_loopback
 from server.requests.timing import RequestTimes
 
 if TYPE_CHECKING:

@@ -4,19 +4,17 @@ reader of the environment but for what the system says there (`worker.host.machi
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from engine_core.config import WORKERS, EngineConfig, check_cluster_key, cluster_key_needed
-from server.options.media_io import read_media_io
+from engine_core.config import WORKERS
+from server.options.option_checks import check
 from server.options.option_table import (
     Option,
     OptionError,
@@ -42,139 +40,6 @@ from server.options.server_config import (
 )
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
-
-
-def check(config: ServerConfig) -> None:
-    """Raises OptionError if options contradict each other, or cannot do what they are meant for."""
-    if "*" in config.allowed_origins and config.allow_credentials:
-        raise OptionError(
-            "--allow-credentials with --allowed-origins * would let every website act as your users; "
-            "name the origins"
-        )
-    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
-        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
-    if config.ssl_ca_certs and not config.ssl_certfile:
-        raise OptionError(
-            "--ssl-ca-certs asks clients for certificates, which plain HTTP cannot: "
-            "give --ssl-certfile and --ssl-keyfile too"
-        )
-    if not config.host:
-        raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
-    if "" in config.access.api_key:
-        raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
-    check_traces(config.reports.otlp_traces_endpoint)
-    try:
-        config.media.most_of(())
-        _ = config.media.most_frames
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    try:
-        read_media_io(config.media.media_io_kwargs)
-    except ValueError as error:
-        raise OptionError(f"--media-io-kwargs: {error}") from error
-    _check_nodes(config)
-    _check_replicas(config)
-
-
-def check_traces(endpoint: str | None) -> None:
-    """Raises OptionError if spans cannot be sent to where they shall be."""
-    if endpoint is None:
-        return
-    if not endpoint.startswith(("http://", "https://")):
-        raise OptionError(
-            f"--otlp-traces-endpoint: {endpoint!r} is no http or https URL; spans are sent by OTLP over "
-            "HTTP, whose port is 4318, not 4317, that of gRPC"
-        )
-    if find_spec("opentelemetry.exporter") is None or find_spec("opentelemetry.sdk") is None:
-        raise OptionError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'facet-serve[otel]'")
-
-
-def _check_nodes(config: ServerConfig) -> None:
-    """Check the options that spread one model over several machines."""
-    engine, headless = config.engine, config.headless
-    nodes, rank = engine.nnodes, engine.node_rank
-    if rank >= nodes:
-        raise OptionError(f"--node-rank {rank}: of --nnodes {nodes} the last is {nodes - 1}")
-    if rank and not headless:
-        raise OptionError(f"--node-rank {rank} goes with --headless: the API is on the machine of rank 0")
-    if nodes == 1:
-        return
-    if headless and not rank:
-        raise OptionError("--headless with --nnodes is for --node-rank 1 and up: rank 0 has the API")
-    if config.data_parallel_size > 1:
-        raise OptionError(
-            "--nnodes spreads one replica over machines, and --data-parallel-size adds replicas: use one of "
-            "them; several spread replicas are several servers behind a load balancer"
-        )
-    _check_key(engine, f"--nnodes {nodes}")
-    if _is_public(engine.master_addr) and not config.insecure:
-        raise OptionError(
-            f"--master-addr {engine.master_addr} is a public address, and what ranks exchange is not "
-            "encrypted: give an address of a private network, such as WireGuard's, or --insecure if "
-            "strangers cannot reach this one"
-        )
-
-
-def _check_replicas(config: ServerConfig) -> None:
-    """Check the options that put replicas on several machines, or let them share experts."""
-    # after `serve` has checked whose `models` this is
-    from engine_core.expert_options import balancing_of, check_halves
-    from engine_core.guess_options import read_guess_options
-
-    engine, replicas, headless = config.engine, config.replicas, config.headless
-    size = replicas.size
-    try:
-        check_halves(engine, size if engine.enable_expert_parallel else 1)
-        balancing_of(engine)
-        read_guess_options(engine)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    if engine.enable_expert_parallel and size > 1 and (headless or replicas.elsewhere):
-        raise OptionError(
-            f"--enable-expert-parallel with --data-parallel-size {size} shares experts among replicas, all "
-            "on one machine for now: leave out --headless and --data-parallel-size-local, or the sharing"
-        )
-    if replicas.first and not headless:
-        raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
-    if replicas.here < 0 or replicas.first + replicas.here > size:
-        raise OptionError(
-            f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
-            f"--data-parallel-start-rank {replicas.first} and --data-parallel-size-local {replicas.here}"
-        )
-    if headless and engine.nnodes == 1:
-        if not replicas.here:
-            raise OptionError(
-                "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
-            )
-        _check_key(engine, "--headless, which runs replicas for another machine's API,")
-    elif replicas.elsewhere:
-        _check_key(engine, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
-
-
-def _check_key(engine: EngineConfig, what: str) -> None:
-    if engine.cluster_key is None:
-        raise OptionError(str(cluster_key_needed(what)))
-    try:
-        check_cluster_key(engine.cluster_key)
-    except ValueError as error:
-        raise OptionError(f"--cluster-key: {error}") from error
-
-
-def _is_public(address: str) -> bool:
-    """Whether strangers may be able to reach it. Of a name nobody can tell before it is looked up."""
-    try:
-        return ipaddress.ip_address(address).is_global
-    except ValueError:
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to an address that is listened to."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
 
 PREFIX = "FACET_"
 

@@ -15,9 +15,9 @@ from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
 from engine_core.protocol import Timing
+from server.options.option_checks import check_traces
 from server.options.option_table import OptionError
 from server.options.server_config import ReportOptions
-from server.options.server_options import check_traces
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -132,7 +132,7 @@ def test_nothing_of_it_is_imported_without_the_flag() -> None:
 def test_an_address_of_grpc_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="4318, not 4317"):
         check_traces("localhost:4317")
-    monkeypatch.setattr("server.options.server_options.find_spec", lambda name: None)
+    monkeypatch.setattr("server.options.option_checks.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'facet-serve\[otel\]'"):
         check_traces("http://localhost:4318/v1/traces")
     check_traces(None)
