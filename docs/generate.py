@@ -10,11 +10,22 @@ from typing import Any
 from rooms_picture import picture
 
 from server.app import openapi_schema
-from server.options.option_table import Option
+from server.options.option_table import Option, VllmFlag, flag_of
 from server.options.server_options import OPTIONS
+from server.options.vllm_flags import VLLM_FLAGS
+from server.options.vllm_variables import OBEYED, WITHOUT_MEANING
 from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
+
+FLAGS_TEXT = (
+    "They are accepted with these values, so that start scripts keep working, and the log names those that "
+    "were given\nin vain. Every other flag of vLLM is an option above, or is refused with a sentence."
+)
+VARIABLES_TEXT = (
+    "These are obeyed by `serve`, or have no meaning here: the log says at the start which of them are set. "
+    "Names with a\nstar stand for several. `FACET_` variables, the file and flags win over them."
+)
 
 
 def options_page() -> str:
@@ -23,7 +34,27 @@ def options_page() -> str:
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += map(option_row, options)
         lines.append("")
-    return "\n".join(lines)
+    idle = [each for each in VLLM_FLAGS if each.why or each.neutral]
+    lines += [
+        "## Flags of vLLM that change nothing",
+        "",
+        FLAGS_TEXT,
+        "",
+        "| Flag | Value | Why |",
+        "|---|---|---|",
+    ]
+    lines += map(idle_row, sorted(idle, key=lambda each: each.flag))
+    lines += ["", "## Variables of vLLM", "", VARIABLES_TEXT, "", "| Variable | Here |", "|---|---|"]
+    lines += [f"| `{name}` | `{flag_of(field)}` |" for name, field in OBEYED.items()]
+    for why, names in WITHOUT_MEANING.items():
+        shown = ", ".join(f"`VLLM_{name}`" for name in sorted(names.split()))
+        lines.append(f"| {shown} | no meaning: {cell(why)} |")
+    return "\n".join([*lines, ""])
+
+
+def idle_row(flag: VllmFlag) -> str:
+    names, values = ", ".join(flag.flags), ", ".join(f"`{cell(value)}`" for value in flag.neutral)
+    return f"| `{names}` | {values or 'any'} | {cell(flag.why or 'it is so anyway')} |"
 
 
 def option_row(option: Option) -> str:

@@ -61,6 +61,8 @@ BENCH_USAGE = """usage: {command} serve [options]                    load on a s
        {command} serve|startup|offline --help
 """
 
+_log = logging.getLogger(__name__)
+
 TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
@@ -164,8 +166,9 @@ def _serve(arguments: Sequence[str], command: str) -> int:
     if "--version" in arguments:
         _print_version()
         return 0
+    notes: list[str] = []
     try:
-        config = parse(arguments, command=command)
+        config = parse(arguments, command=command, notes=notes)
         if reason := why_too_few_descriptors():
             raise OptionError(reason)
         _check_files(config)
@@ -173,14 +176,19 @@ def _serve(arguments: Sequence[str], command: str) -> int:
     except OptionError as error:
         return _fail(str(error), BAD_USAGE)
     if config.headless:
-        return _run_headless(config)
+        return _run_headless(config, notes)
     try:
         listener = bind(config)
     except OSError as error:
         return _explain_bind(config, error)
     if config.replicas.elsewhere and (reason := _why_unreachable(config)):
         return _fail(reason, PORT_IN_USE)
-    return _run(config, listener, started, shows_key=shows_key(arguments))
+    if shows_key(arguments):
+        notes.append(
+            "all users of this machine see --api-key on the command line: put the key into the variable "
+            "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
+        )
+    return _run(config, listener, started, notes)
 
 
 def shows_key(arguments: Sequence[str]) -> bool:
@@ -188,11 +196,12 @@ def shows_key(arguments: Sequence[str]) -> bool:
     return any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in arguments)
 
 
-def _run_headless(config: ServerConfig) -> int:
+def _run_headless(config: ServerConfig, notes: Sequence[str]) -> int:
     from server.run import headless  # imports no HTTP
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("headless", config.log.style)
+    _say(notes)
     try:
         return headless.run(config)
     except KeyboardInterrupt:
@@ -201,20 +210,21 @@ def _run_headless(config: ServerConfig) -> int:
         return _fail(str(error), BAD_USAGE)
 
 
-def _run(config: ServerConfig, listener: socket.socket, started: float, *, shows_key: bool) -> int:
+def _say(notes: Sequence[str]) -> None:
+    """Log what the operator should know of what was asked for."""
+    for note in notes:
+        _log.warning("%s", note)
+
+
+def _run(config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str]) -> int:
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("supervisor", config.log.style)
-    log = logging.getLogger(__name__)
+    _say(notes)
     if is_open_to_others(config, listener):
-        log.warning(
+        _log.warning(
             "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
             "meant"
-        )
-    if shows_key:
-        log.warning(
-            "all users of this machine see --api-key on the command line: put the key into the variable "
-            "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
         )
     engines = start_engines(
         config.engine,
@@ -254,7 +264,7 @@ def _check_parsers(config: ServerConfig) -> None:
 
 def _check_files(config: ServerConfig) -> None:
     for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
-        flag, path = "--" + name.replace("_", "-"), getattr(config, name)
+        flag, path = "--" + name.replace("_", "-"), getattr(config.connections, name)
         if path is not None and not Path(path).is_file():
             raise OptionError(f"{flag}: there is no file {path}")
     if (folder := config.media.allowed_local_media_path) and not Path(folder).is_dir():
@@ -266,15 +276,18 @@ def _check_files(config: ServerConfig) -> None:
             read_keys(Path(keys))
         except KeyFileError as error:
             raise OptionError(f"--api-key-file {error}") from None
-    if config.ssl_certfile is not None:
+    if (file := config.log.log_config_file) is not None:
+        try:
+            logs.apply_config(file)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+    if config.connections.ssl_certfile is not None:
         from server.http.connection.sockets import make_tls_context  # imports ssl, which few servers need
 
         try:
-            make_tls_context(config)
+            make_tls_context(config.connections)
         except OSError as error:
-            raise OptionError(
-                f"--ssl-certfile and --ssl-keyfile: a certificate and its key as PEM are needed: {error}"
-            ) from None
+            raise OptionError(str(error)) from None
 
 
 def bind(config: ServerConfig) -> socket.socket:

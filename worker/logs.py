@@ -32,6 +32,8 @@ LAST_LINES_SECONDS = 0.5
 _STDERR = 2
 _PR_SET_NAME, _LONGEST_NAME = 15, 15  # a number of prctl, and the bytes of a name that Linux keeps
 _JSON = "+json"
+_FILE = "@"
+"""Stands before the path of a file of settings in a style."""
 _CLEAR_LINE = "\x1b[K"
 """What removes the rest of a terminal's line: of a progress bar, over which a record is written."""
 _LONGEST = 200 - len("error: ")
@@ -42,16 +44,19 @@ _ENCODING = sys.__stderr__.encoding if sys.__stderr__ is not None else "utf-8"
 _log = logging.getLogger(__name__)
 
 
-def style(level: str, form: str) -> str:
-    """A level and a form of lines, text or json, in the one word that `setup` takes, here or in a child."""
-    return level if form == "text" else f"{level}{_JSON}"
+def style(level: str, form: str, config_file: str | None = None) -> str:
+    """A level, a form of lines (text or json) and perhaps a file of settings, in the one word that `setup`
+    takes, here or in a child."""
+    word = level if form == "text" else f"{level}{_JSON}"
+    return word if config_file is None else f"{word}{_FILE}{os.path.abspath(config_file)}"
 
 
 def setup(process: str, style: str) -> None:
     """Send this process's records to stderr, and name the process.
 
-    `style` is the level for our own code, with a form as `style()` adds it; libraries only warn.
+    `style` is the level for our own code, with what `style()` adds to it; libraries only warn.
     """
+    style, _, config_file = style.partition(_FILE)
     level = style.removesuffix(_JSON)
     if level.lower() not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
@@ -69,6 +74,31 @@ def setup(process: str, style: str) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for floor in FLOORS:
         logging.getLogger(floor).setLevel(level.upper())
+    if config_file:
+        try:
+            apply_config(config_file)
+        except ValueError as error:  # on another machine than that of the command line, which checks it
+            _log.error("%s; the log is written as usual", error)
+
+
+def apply_config(file: str) -> None:
+    """Apply a JSON file of what `logging.config.dictConfig` takes. Raises ValueError if it cannot be used.
+
+    Loggers that it does not name stay as they are, unless it says otherwise. What it says of a logger `vllm`
+    holds for all of ours, so that files for vLLM work.
+    """
+    from logging.config import dictConfig  # imports servers and handlers, which few need
+
+    try:
+        with open(file, encoding="utf-8") as opened:
+            settings = json.load(opened)
+        if not isinstance(settings, dict):
+            raise ValueError("a JSON object is needed, as logging.config.dictConfig takes it")
+        loggers = settings.get("loggers", {})
+        ours = dict.fromkeys(FLOORS, loggers["vllm"]) if "vllm" in loggers else {}
+        dictConfig({"disable_existing_loggers": False, **settings, "loggers": {**ours, **loggers}})
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise ValueError(f"--log-config-file {file}: {error.__cause__ or error}") from error
 
 
 def _set_process_name(name: str) -> None:

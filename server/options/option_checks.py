@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from engine_core.config import EngineConfig, check_cluster_key, cluster_key_needed
+from server.options.connection_options import ConnectionOptions
 from server.options.media_io import read_media_io
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
+
+_GRPC_PORT = ":4317"
 
 
 def check(config: ServerConfig) -> None:
@@ -18,15 +22,13 @@ def check(config: ServerConfig) -> None:
             "--allow-credentials with --allowed-origins * would let every website act as your users; "
             "name the origins"
         )
-    if bool(config.ssl_keyfile) != bool(config.ssl_certfile):
-        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
-    if config.ssl_ca_certs and not config.ssl_certfile:
-        raise OptionError(
-            "--ssl-ca-certs asks clients for certificates, which plain HTTP cannot: "
-            "give --ssl-certfile and --ssl-keyfile too"
-        )
+    _check_tls(config.connections)
     if not config.host:
         raise OptionError("--host: an empty address would be all of them; write 0.0.0.0 if you mean that")
+    if not config.api_server_count and not config.headless:
+        raise OptionError(
+            "--api-server-count 0 goes with --headless: a server needs one API process at least"
+        )
     if "" in config.access.api_key:
         raise OptionError("--api-key: an empty key protects nothing; leave it out or give one")
     check_traces(config.reports.otlp_traces_endpoint)
@@ -43,6 +45,32 @@ def check(config: ServerConfig) -> None:
     _check_replicas(config)
 
 
+def _check_tls(options: ConnectionOptions) -> None:
+    """Raises OptionError if HTTPS or certificates of clients are asked for by halves."""
+    if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
+        raise OptionError("--ssl-keyfile and --ssl-certfile go together; give both or none")
+    of_https = {
+        "--ssl-ca-certs asks clients for certificates": options.ssl_ca_certs,
+        "--ssl-cert-reqs asks clients for certificates": options.client_certificates,
+        "--ssl-ciphers chooses ciphers": options.ssl_ciphers,
+        "--enable-ssl-refresh renews certificates": options.enable_ssl_refresh,
+    }
+    if not options.ssl_certfile and (
+        without := next((why for why, given in of_https.items() if given), None)
+    ):
+        raise OptionError(f"{without}, which plain HTTP cannot: give --ssl-certfile and --ssl-keyfile too")
+    if options.client_certificates and not options.ssl_ca_certs:
+        raise OptionError(
+            f"--ssl-cert-reqs {options.client_certificates} needs --ssl-ca-certs, the authorities that sign "
+            "certificates of clients"
+        )
+    if options.ssl_ca_certs and not options.client_certificates:
+        raise OptionError(
+            "--ssl-ca-certs with --ssl-cert-reqs 0 would ask no client for a certificate: give 1 or 2, or "
+            "leave the authorities out"
+        )
+
+
 def check_traces(endpoint: str | None) -> None:
     """Raises OptionError if spans cannot be sent to where they shall be."""
     if endpoint is None:
@@ -51,6 +79,11 @@ def check_traces(endpoint: str | None) -> None:
         raise OptionError(
             f"--otlp-traces-endpoint: {endpoint!r} is no http or https URL; spans are sent by OTLP over "
             "HTTP, whose port is 4318, not 4317, that of gRPC"
+        )
+    if urlsplit(endpoint).netloc.endswith(_GRPC_PORT):
+        raise OptionError(
+            f"--otlp-traces-endpoint: {endpoint!r} names the port at which collectors speak gRPC; spans "
+            "are sent by OTLP over HTTP: give http://HOST:4318/v1/traces"
         )
     if find_spec("opentelemetry.exporter") is None or find_spec("opentelemetry.sdk") is None:
         raise OptionError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'facet-serve[otel]'")

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -63,7 +62,7 @@ class Option:
 
     @property
     def is_object(self) -> bool:
-        return _plain(self.type) is dict
+        return plain_type(self.type) is dict
 
     @property
     def written_default(self) -> str:
@@ -80,7 +79,7 @@ class Option:
             value = self._converted(given)
             self._check(value)
         except msgspec.ValidationError as error:
-            kind = _KINDS.get(_plain(self.type))
+            kind = _KINDS.get(plain_type(self.type))
             if self.doc.choices and not self.is_list:
                 kind = f"one of {', '.join(self.doc.choices)}"
             raise OptionError(f"{origin}: {f'{given!r} is not {kind}' if kind else error}") from error
@@ -222,8 +221,8 @@ class VllmFlag:
     """Values that are accepted because they ask for what happens anyway."""
     is_switch: bool = False
     short: str | None = None
-    harmless: bool = False
-    """Every value is accepted, because each asks for what happens anyway."""
+    why: str = ""
+    """Why it changes nothing, whatever its value, or whichever of the neutral values."""
     is_object: bool = False
     is_list: bool = False
     instead: str = "is not supported yet"
@@ -240,13 +239,19 @@ class VllmFlag:
 
     def check(self, value: object) -> None:
         """Raises OptionError unless `value` asks for what happens anyway, as None, false and empty do."""
-        if self.harmless or asks_for_nothing(value):
+        if asks_for_nothing(value) or (self.why and not self.neutral):
             return
         words = value if isinstance(value, list) else [value]
         if self.is_switch or any(str(word) not in self.neutral for word in words):
             shown = " or ".join(self.neutral)
             allowed = f"; leave it out, or give {shown}" if shown else ""
             raise OptionError(f"{self.flag} {self.instead}{allowed}")
+
+    def take(self, value: object, without_effect: list[VllmFlag]) -> None:
+        """Check a value, and join `without_effect` if it asks for something that changes nothing here."""
+        self.check(value)
+        if self.why and not asks_for_nothing(value):
+            without_effect.append(self)
 
 
 def asks_for_nothing(value: object) -> bool:
@@ -286,14 +291,14 @@ def _argparse_form(option: Option) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if option.is_list:
         return {"nargs": "+", "metavar": "X"}
-    kind = {int: "N", float: "X", dict: "JSON"}.get(_plain(option.type), "TEXT")
+    kind = {int: "N", float: "X", dict: "JSON"}.get(plain_type(option.type), "TEXT")
     return {"metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else kind}
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", dict: "a JSON object"}
 
 
-def _plain(annotation: Any) -> Any:
+def plain_type(annotation: Any) -> Any:
     """Strip a type to its class: int | None to int, list[str] to list."""
     first = get_args(annotation)[0] if isinstance(annotation, types.UnionType) else annotation
     return get_origin(first) or first
@@ -316,85 +321,11 @@ def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list
         flag = name.replace("_", "-")
         if flag not in known:
             offered = [one for one, action in known.items() if action.help != argparse.SUPPRESS]
-            raise OptionError(f"there is no option {name}{_nearest(flag, offered)}")
+            raise OptionError(f"there is no option {name}{nearest(flag, offered)}")
         words.append(flag + equals + value)
     return words
 
 
-def from_environment(options: Sequence[Option], environ: Mapping[str, str], prefix: str) -> dict[str, object]:
-    """Read variables named prefix + FLAG, in capitals with underscores."""
-    by_name = {prefix + option.field.upper(): option for option in options}
-    found: dict[str, object] = {}
-    for name, text in environ.items():
-        if not name.startswith(prefix) or _is_kubernetes_link(name, text, prefix):
-            continue
-        if name not in by_name:
-            raise OptionError(f"environment: {name} is no option of this server{_nearest(name, by_name)}")
-        found[by_name[name].field] = by_name[name].value(text, f"environment variable {name}")
-    return found
-
-
-def _is_kubernetes_link(name: str, text: str, prefix: str) -> bool:
-    """Kubernetes sets such variables (PORT=tcp://… and others) in containers beside a service of our name."""
-    return name.startswith((prefix + "SERVICE_", prefix + "PORT_")) or text.startswith(("tcp://", "udp://"))
-
-
-def from_file(options: Sequence[Option], vllm_flags: Sequence[VllmFlag], path: Path) -> dict[str, object]:
-    """Read a YAML file of flags without their leading dashes."""
-    import yaml  # slow, and needed only for a file
-
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise OptionError(f"--config {path} must hold 'option: value' lines")
-    by_name = {option.field: option for option in options}
-    unsupported = {other.keyword: other for other in vllm_flags}
-    found: dict[str, object] = {}
-    for key, given in content.items():
-        field = str(key).lstrip("-").replace("-", "_")
-        if field in unsupported:
-            unsupported[field].check(given)
-        elif field in by_name:
-            found[field] = by_name[field].value(given, f"{path}: {key}")
-        else:
-            raise OptionError(f"{path}: there is no option {key}{_nearest(field, by_name)}")
-    return found
-
-
-def from_keywords(
-    options: Sequence[Option], vllm_flags: Sequence[VllmFlag], keywords: Mapping[str, object]
-) -> dict[str, object]:
-    """Read keyword arguments of a Python call; None is an option that was not given."""
-    by_name = {option.field: option for option in options}
-    unsupported = {other.keyword: other for other in vllm_flags}
-    found: dict[str, object] = {}
-    for name, given in keywords.items():
-        field = name.replace("-", "_")
-        if field not in by_name and field not in unsupported:
-            nearest = _nearest(field, by_name, "they are those of `serve`")
-            raise OptionError(f"there is no option {name}{nearest}")
-        if given is None:
-            continue
-        if field in by_name:
-            found[field] = by_name[field].value(_written(by_name[field], given), field)
-        else:
-            unsupported[field].check(given)
-    return found
-
-
-def _written(option: Option, given: object) -> object:
-    """Bring a Python value to the form that a file has: lists, and text for a path or a torch.dtype."""
-    if option.is_list and isinstance(given, str):
-        return [given]
-    if option.is_list and isinstance(given, tuple | set | frozenset):
-        return list(given)
-    return str(given) if _plain(option.type) is str else given
-
-
-def _nearest(name: str, known: Iterable[str], otherwise: str = "--help lists them") -> str:
+def nearest(name: str, known: Iterable[str], otherwise: str = "--help lists them") -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"

@@ -16,10 +16,11 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
+from server.options.connection_options import HTTP, ConnectionOptions
 from worker import logs
 from worker.options import MODEL, Doc
 
-TEXT, ANSWERS, HTTP = "Tokenizer and chat template", "Answers", "HTTP"
+TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
 ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
 MEDIA = "Media in requests"
 
@@ -82,11 +83,13 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to log."""
     log_format: Annotated[str, Doc(LOGS, ("text", "json"))] = "text"
     """Lines of the log: text for people, json for programs."""
+    log_config_file: Annotated[str | None, Doc(LOGS)] = None
+    """A JSON file of what `logging.config.dictConfig` takes, for every process (docs/logs.md)."""
 
     @property
     def style(self) -> str:
         """What `worker.logs.setup` is told in every process."""
-        return logs.style(self.uvicorn_log_level, self.log_format)
+        return logs.style(self.uvicorn_log_level, self.log_format, self.log_config_file)
 
     @property
     def quiet_paths(self) -> frozenset[str]:
@@ -253,12 +256,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Port to listen on; 0 takes a free one."""
     uds: Annotated[str | None, Doc(HTTP)] = None
     """Unix socket to listen on, in place of host and port."""
-    ssl_keyfile: Annotated[str | None, Doc(HTTP)] = None
-    """Key file, to serve HTTPS."""
-    ssl_certfile: Annotated[str | None, Doc(HTTP)] = None
-    """Certificate file, to serve HTTPS."""
-    ssl_ca_certs: Annotated[str | None, Doc(HTTP)] = None
-    """Authorities that must have signed the certificates of clients; with HTTPS only."""
     root_path: Annotated[str, Doc(HTTP)] = ""
     """Path under which a proxy shows this server."""
     allowed_origins: Annotated[list[str], Doc(HTTP)] = []
@@ -282,6 +279,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """No page for people at / (docs/page.md)."""
     disable_fastapi_docs: Annotated[bool, Doc(HTTP)] = False
     """No /docs and no /openapi.json."""
+    server_dev_mode: Annotated[bool, Doc(HTTP)] = False
+    """Serve routes that change what the server does, as vLLM has them with VLLM_SERVER_DEV_MODE: not for
+    strangers."""
+
+    connections: ConnectionOptions = ConnectionOptions()
 
     reports: ReportOptions = ReportOptions()
 
@@ -302,8 +304,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     headless: Annotated[bool, Doc(WORKERS)] = False
     """No API here: only workers (--nnodes) or replicas for another machine's API."""
 
-    api_server_count: Annotated[int, Doc(LOGS, least=1, most=64, short="-asc")] = 1
-    """API processes that share the port, for very many small requests."""
+    api_server_count: Annotated[int, Doc(LOGS, least=0, most=64, short="-asc")] = 1
+    """API processes that share the port, for very many small requests; 0 goes with --headless."""
     shutdown_timeout: Annotated[float, Doc(LOGS, least=0)] = 25.0
     """Seconds that requests may run on after SIGTERM; 0 ends them at once. The default leaves 5 of the 30
     that Kubernetes and systemd units usually grant."""

@@ -14,7 +14,9 @@ from typing import Annotated, Any
 import msgspec
 
 from engine_core.config import WORKERS
+from server.options.connection_options import HTTP
 from server.options.option_checks import check
+from server.options.option_sources import from_environment, from_file, from_keywords
 from server.options.option_table import (
     Option,
     OptionError,
@@ -22,16 +24,12 @@ from server.options.option_table import (
     assemble,
     build_parser,
     canonical,
-    from_environment,
-    from_file,
-    from_keywords,
     json_object,
     options_of,
 )
 from server.options.server_config import (
     ACCESS,
     ANSWERS,
-    HTTP,
     LOGS,
     MEDIA,
     REPORTS,
@@ -39,6 +37,7 @@ from server.options.server_config import (
     ServerConfig,
 )
 from server.options.vllm_flags import VLLM_FLAGS
+from server.options.vllm_variables import read_variables
 from worker.options import MEMORY, MODEL, SCHEDULER, Doc
 
 PREFIX = "FACET_"
@@ -76,9 +75,18 @@ _EPILOG = (
 
 
 def parse(
-    arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, command: str = "serve"
+    arguments: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    command: str = "serve",
+    notes: list[str] | None = None,
 ) -> ServerConfig:
-    """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
+    """Read the command line, variables and the file. Raises OptionError; --help prints and exits.
+
+    `notes` gets sentences on what was given and changes nothing.
+    """
+    notes = [] if notes is None else notes
+    without_effect: list[VllmFlag] = []
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
@@ -86,10 +94,11 @@ def parse(
     given = vars(parser.parse_args(words))
     for other in VLLM_FLAGS:
         if other.flag in given:
-            other.check(given.pop(other.flag))
+            other.take(given.pop(other.flag), without_effect)
     model_tag, file = given.pop("model_tag", None), given.pop("config", None)
     values = {
-        **(from_file(OPTIONS, VLLM_FLAGS, Path(file)) if file else {}),
+        **read_variables({option.field: option for option in OPTIONS}, environ, notes),
+        **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
         **from_environment(OPTIONS, environ, PREFIX),
         **{
             option.field: option.value(given[option.field], option.flag)
@@ -98,8 +107,9 @@ def parse(
         },
     }
     _set_model(values, model_tag, "model" in given)
-    if "api_key" not in values and environ.get("VLLM_API_KEY"):
-        values["api_key"] = [environ["VLLM_API_KEY"]]
+    if without_effect:
+        flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
+        notes.append(f"these flags change nothing here: {flags} (docs/options.md says why)")
     return _build(values)
 
 

@@ -1,7 +1,7 @@
 """Flags of `vllm serve` that are no options here: most are refused by name, and some change nothing.
 
 A flag leaves these tables when it gets a meaning. One that asks for what happens anyway is accepted, so that
-start scripts keep working; docs/migrating.md lists those that are accepted whatever their value.
+start scripts keep working; what changes nothing is said at the start, and listed in docs/options.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
     skip-tokenizer-init enable-sleep-mode enable-nccl-comm-suspend
-    enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep enable-ssl-refresh
+    enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
     enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-tokenizer-info-endpoint
@@ -23,15 +23,15 @@ _SWITCHES = """
 
 _VALUES = """
     tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
-    logits-processors io-processor-plugin
     kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params
-    max-num-scheduled-tokens scheduler-cls distributed-timeout-seconds cpu-distributed-timeout-seconds
-    numa-bind-nodes numa-bind-cpus device-ids worker-extension-cls fault-tolerance-config middleware
-    tool-parser-plugin tool-server reasoning-parser-plugin reasoning-config lora-modules max-cpu-loras
-    lora-target-modules default-mm-loras log-config-file grpc-port
-    collect-detailed-traces custom-histogram-buckets profiler-config
+    max-num-scheduled-tokens distributed-timeout-seconds cpu-distributed-timeout-seconds
+    numa-bind-nodes numa-bind-cpus device-ids fault-tolerance-config
+    tool-server reasoning-config lora-modules max-cpu-loras
+    lora-target-modules default-mm-loras grpc-port
+    collect-detailed-traces custom-histogram-buckets
     kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config additional-config
-    h11-max-incomplete-event-size h11-max-header-count ssl-ciphers
+    middleware tool-parser-plugin reasoning-parser-plugin io-processor-plugin
+    logits-processors worker-extension-cls profiler-config
 """
 
 _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
@@ -47,12 +47,10 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     "max-long-partial-prefills": ("1",),
     "watermark": ("0", "0.0"),
     "performance-mode": ("balanced",),
-    "worker-cls": ("auto",),
     "max-loras": ("1",),
     "max-lora-rank": ("16",),
     "lora-dtype": ("auto",),
     "fingerprint-mode": ("full",),
-    "ssl-cert-reqs": ("0",),
 }
 """Values that ask for what happens anyway, of flags that are refused otherwise."""
 
@@ -97,25 +95,42 @@ _INSTEAD = {
 }
 """Flags with another name here, those of older versions of vLLM among them, and what to use."""
 
-_HARMLESS_SWITCHES = """
-    enable-auto-tool-choice enable-reasoning disable-log-requests disable-frontend-multiprocessing
-    disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking
-    enable-ep-weight-filter disable-cascade-attn
-    disable-nccl-for-dp-synchronization aggregate-engine-logging fail-on-environ-validation
-    enable-log-deltas use-tqdm-on-load enable-flashinfer-autotune kv-sharing-fast-prefill
-    disable-mm-preprocessor-cache skip-mm-profiling
-    interleave-mm-strings
-"""
-_HARMLESS_VALUES = """
-    guided-decoding-backend attention-backend moe-backend linear-backend attention-config kernel-config
-    ir-op-priority max-seq-len-to-capture swap-space safetensors-load-strategy
-    safetensors-prefetch-num-threads safetensors-prefetch-block-size pt-load-map-location
-    max-parallel-loading-workers prefix-caching-hash-algo max-log-len show-hidden-metrics-for-version
-    mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm
-    mm-encoder-tp-mode mm-encoder-attn-backend mm-tensor-ipc mm-processor-device video-pruning-rate
-"""
-"""Flags that are accepted whatever they say. They ask for what is so anyway, choose among kernels or ways of
-loading of which there is one here, or are about images, which no request can bring."""
+_SO_ANYWAY = "it is so anyway"
+_ONE_WAY_TO_LOAD = "weights are loaded in one way"
+_ONE_WAY_OF_MEDIA = "media are prepared and encoded in one way"
+_NO_TUNING = "there is no compiler to tune, and one set of kernels"
+
+_IDLE_SWITCHES = {
+    _SO_ANYWAY: """
+        enable-auto-tool-choice enable-reasoning disable-log-requests disable-frontend-multiprocessing
+        disable-custom-all-reduce scheduler-reserve-full-isl enable-server-load-tracking
+        enable-ep-weight-filter disable-cascade-attn disable-nccl-for-dp-synchronization
+        aggregate-engine-logging fail-on-environ-validation
+    """,
+    _NO_TUNING: "enable-flashinfer-autotune kv-sharing-fast-prefill",
+    _ONE_WAY_TO_LOAD: "use-tqdm-on-load",
+    _ONE_WAY_OF_MEDIA: "disable-mm-preprocessor-cache skip-mm-profiling interleave-mm-strings",
+    "no texts are logged": "enable-log-deltas",
+}
+_IDLE_VALUES = {
+    _SO_ANYWAY: "show-hidden-metrics-for-version",
+    _NO_TUNING: """
+        attention-backend moe-backend linear-backend attention-config kernel-config ir-op-priority
+        max-seq-len-to-capture
+    """,
+    _ONE_WAY_TO_LOAD: """
+        safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size
+        pt-load-map-location max-parallel-loading-workers
+    """,
+    _ONE_WAY_OF_MEDIA: """
+        mm-processor-cache-type mm-shm-cache-max-object-size-mb mm-hasher-algorithm mm-encoder-tp-mode
+        mm-encoder-attn-backend mm-tensor-ipc mm-processor-device video-pruning-rate
+    """,
+    "no texts are logged": "max-log-len",
+    "there is one grammar engine": "guided-decoding-backend",
+    "preempted requests are computed again, and not swapped": "swap-space",
+}
+"""Why flags change nothing here, whatever they say, and these flags."""
 
 
 class StructuredOutputsFlag(VllmFlag):
@@ -156,6 +171,11 @@ def _object(flag: str, value: object) -> dict[str, object]:
     return found
 
 
+_OTHER_CONTRACT = (
+    "the scheduler and the workers here speak another protocol than those of vLLM, for which such a class is "
+    "written"
+)
+
 _SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-whitespace")
 _OBJECTS = (
     "attention-config",
@@ -165,9 +185,21 @@ _OBJECTS = (
 _LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-processors")
 
 VLLM_FLAGS = [
-    StructuredOutputsFlag("--structured-outputs-config", is_object=True),
-    CompilationFlag("--compilation-config", short="-cc", is_object=True),
-    VllmFlag("--optimization-level", short="-O", harmless=True),
+    StructuredOutputsFlag(
+        "--structured-outputs-config",
+        is_object=True,
+        why="there is one grammar engine, whatever `backend` says",
+    ),
+    CompilationFlag("--compilation-config", short="-cc", is_object=True, why=_NO_TUNING),
+    VllmFlag("--optimization-level", short="-O", why=_NO_TUNING),
+    VllmFlag(
+        "--prefix-caching-hash-algo",
+        ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+        why="prefixes are hashed by BLAKE2b",
+        instead="has no such algorithm",
+    ),
+    VllmFlag("--scheduler-cls", instead=f"is not supported: {_OTHER_CONTRACT}"),
+    VllmFlag("--worker-cls", ("auto",), instead=f"is not supported: {_OTHER_CONTRACT}"),
     *_SHORT,
     *_STATES,
     *(
@@ -179,6 +211,14 @@ VLLM_FLAGS = [
         VllmFlag(f"--{name}", instead=said, is_switch=name in _SWITCHES_INSTEAD, is_list=name in _LISTS)
         for name, said in _INSTEAD.items()
     ),
-    *(VllmFlag(f"--{name}", is_switch=True, harmless=True) for name in _HARMLESS_SWITCHES.split()),
-    *(VllmFlag(f"--{name}", harmless=True, is_object=name in _OBJECTS) for name in _HARMLESS_VALUES.split()),
+    *(
+        VllmFlag(f"--{name}", is_switch=True, why=why)
+        for why, names in _IDLE_SWITCHES.items()
+        for name in names.split()
+    ),
+    *(
+        VllmFlag(f"--{name}", is_object=name in _OBJECTS, why=why)
+        for why, names in _IDLE_VALUES.items()
+        for name in names.split()
+    ),
 ]

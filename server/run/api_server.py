@@ -204,7 +204,8 @@ class ApiServer:
         host, port = self._listener.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         docs = "" if config.disable_fastapi_docs else " (docs: /docs)"
-        return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}{config.root_path}{docs}"
+        scheme = "https" if config.connections.ssl_certfile else "http"
+        return f"{scheme}://{host}:{port}{config.root_path}{docs}"
 
     async def _log_stats(self) -> None:
         before, guessed = (0, 0), None

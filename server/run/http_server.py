@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +17,7 @@ from server.frontend.frontend import Frontend
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
-from server.http.connection.sockets import make_tls_context
+from server.http.connection.sockets import RenewableTls
 from server.http.middleware import KEY_NAME
 from server.options.server_config import ServerConfig
 
@@ -27,8 +26,6 @@ FLUSH_SECONDS = 3.0
 NEWCOMER_SECONDS = 0.1
 """Seconds for a client that has connected and sent nothing yet to send a request, which is refused."""
 _TICK_SECONDS = 1.0  # uvicorn's own header with the date is exact to a second
-
-_log = logging.getLogger(__name__)
 
 
 class AccessLogFilter(logging.Filter):
@@ -51,8 +48,11 @@ class AccessLogFilter(logging.Filter):
 class HttpServer(uvicorn.Server):
     def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
         self._config = config
-        self._options = _uvicorn_config(config, frontend)
-        super().__init__(self._options)
+        self._tls = RenewableTls(config.connections)
+        options = _uvicorn_config(config, frontend)
+        options.load()
+        options.ssl = self._tls.context
+        super().__init__(options)
         self._over = asyncio.Event()
 
     @contextmanager
@@ -63,6 +63,8 @@ class HttpServer(uvicorn.Server):
     async def main_loop(self) -> None:
         while not self._over.is_set():
             await self.on_tick(0)
+            if self._config.connections.enable_ssl_refresh:
+                self._tls.reload_if_changed()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), _TICK_SECONDS)
 
@@ -92,14 +94,7 @@ class HttpServer(uvicorn.Server):
 
     def reload_certificate(self) -> None:
         """Use the certificate that the files hold now, if it is usable, for new connections."""
-        used = self._options.ssl
-        if used is None or self._config.ssl_certfile is None:
-            return
-        try:
-            make_tls_context(self._config)  # an unusable file would spoil the context that is in use
-            used.load_cert_chain(self._config.ssl_certfile, self._config.ssl_keyfile)
-        except OSError as error:
-            _log.error("the certificate cannot be used, and the old one stays: %s", error)
+        self._tls.reload()
 
 
 def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
@@ -113,6 +108,9 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         DeadlineTimer(loop.time, loop.call_later),
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
         check_head=early_admission(frontend),
+        max_head=config.connections.h11_max_incomplete_event_size,
+        max_headers=config.connections.h11_max_header_count,
+        keep_alive=config.connections.timeout_keep_alive,
     )
     return uvicorn.Config(
         create_app(frontend),
@@ -125,8 +123,4 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
         server_header=False,
         root_path=config.root_path,
         backlog=2048,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        ssl_ca_certs=config.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
     )

@@ -49,7 +49,7 @@ class Standby:
         self._reason = reason
         if not self.is_open:
             try:
-                self._tls = make_tls_context(self._config)
+                self._tls = make_tls_context(self._config.connections)
             except OSError as error:
                 _log.error("the certificate cannot be used, and nobody is answered: %s", error)
                 return

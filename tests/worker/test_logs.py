@@ -216,3 +216,50 @@ def test_the_system_shows_the_name() -> None:
     program = "from worker import logs; logs.setup('engine 3', 'info'); print(open('/proc/self/comm').read())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "facet: engine 3"
+
+
+def test_settings_of_a_file_hold_in_every_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, target = tmp_path / "logging.json", tmp_path / "log"
+    handler = {"class": "logging.FileHandler", "filename": str(target), "formatter": "short"}
+    settings = {
+        "version": 1,
+        "formatters": {"short": {"format": "%(name)s: %(message)s"}},
+        "handlers": {"file": handler},
+        "loggers": {"vllm": {"handlers": ["file"], "level": "DEBUG", "propagate": False}},
+    }
+    file.write_text(json.dumps(settings))
+    logs.setup("engine", logs.style("info", "text", str(file)))
+    logging.getLogger("worker.runner").debug("details")
+    logging.getLogger("library").warning("trouble")
+    assert target.read_text() == "worker.runner: details\n"
+    assert "trouble" in written(capfd), "a logger that is not named stays as it is"
+    for floor in logs.FLOORS:
+        logger = logging.getLogger(floor)
+        logger.propagate = True
+        for own in logger.handlers[:]:
+            logger.removeHandler(own)
+            own.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        ("{", "Expecting property name"),
+        ("[]", "a JSON object is needed"),
+        ("{}", "doesn't specify a version"),
+        ('{"version": 1, "handlers": {"a": {"class": "no.Such"}}}', "No module named 'no'"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_used(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "logging.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=r"--log-config-file .*logging\.json: ") as refused:
+        logs.apply_config(str(file))
+    assert said in str(refused.value)
+
+
+def test_a_machine_without_the_file_logs_as_usual(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("rank 1", logs.style("info", "text", "/nowhere/logging.json"))
+    assert "the log is written as usual" in written(capfd)

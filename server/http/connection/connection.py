@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import httptools
@@ -40,6 +40,11 @@ class Shared:
     """A function that is told the status of each refusal."""
     check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
     """A function of a request's method, target and scope. It tells why it is refused, if it is."""
+    max_head: int = limits.MAX_HEAD
+    """Bytes of a request's first line and headers together."""
+    max_headers: int = limits.MAX_HEADERS
+    keep_alive: float = field(default_factory=lambda: limits.KEEP_ALIVE_SECONDS)
+    """Seconds from an answer to the next request."""
 
 
 class Connection(HttpToolsProtocol):
@@ -102,7 +107,7 @@ class Connection(HttpToolsProtocol):
     # What comes in.
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head and self._head + len(data) > limits.MAX_HEAD:
+        if self._in_head and self._head + len(data) > self._shared.max_head:
             self._feed_piecewise(memoryview(data))
         elif not self._ends:
             self._feed(data)
@@ -112,7 +117,7 @@ class Connection(HttpToolsProtocol):
     def _feed_piecewise(self, rest: memoryview) -> None:
         """Gives the parser no more of a head than it may have."""
         while rest and not self._ends:
-            room = limits.MAX_HEAD - self._head if self._in_head else len(rest)
+            room = self._shared.max_head - self._head if self._in_head else len(rest)
             self._feed(rest[:room])
             rest = rest[room:]
 
@@ -127,7 +132,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._fault or limits.MALFORMED)
             return
         if not self._in_head:
-            if self._framing > limits.MAX_FRAMING or len(self.headers) > limits.MAX_HEADERS:
+            if self._framing > limits.MAX_FRAMING or len(self.headers) > self._shared.max_headers:
                 self._refuse(limits.FRAMING_TOO_LARGE)
             return
         # Where in these bytes a head begins that comes after a complete request is not known.
@@ -139,8 +144,9 @@ class Connection(HttpToolsProtocol):
         """Why the head that is being read is refused, if it is too large."""
         if len(self.url) > limits.MAX_TARGET:
             return limits.TARGET_TOO_LONG
-        if self._head >= limits.MAX_HEAD or len(self.headers) > limits.MAX_HEADERS:
-            return limits.HEAD_TOO_LARGE
+        most, headers = self._shared.max_head, self._shared.max_headers
+        if self._head >= most or len(self.headers) > headers:
+            return limits.head_too_large(most, headers)
         return None
 
     def on_headers_complete(self) -> None:
@@ -235,7 +241,7 @@ class Connection(HttpToolsProtocol):
             self._wait("head", limits.HEAD_SECONDS)
         elif cycle is not None:
             if cycle.response_complete:
-                self._wait("next request", limits.KEEP_ALIVE_SECONDS)
+                self._wait("next request", self._shared.keep_alive)
             else:
                 self._wait_for_nothing()
 

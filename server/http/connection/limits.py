@@ -14,7 +14,7 @@ import msgspec
 from server.errors import ApiError, BadRequest, HttpError, Unavailable, error_body
 
 MAX_HEAD = 64 << 10
-"""Bytes of a request's first line and headers together."""
+"""Bytes of a request's first line and headers together, unless the operator says another number."""
 MAX_HEADERS = 100
 MAX_TARGET = 8 << 10
 """Bytes of the path and query."""
@@ -98,11 +98,6 @@ MALFORMED = BadRequest("This is no valid HTTP/1.1 request. Check its first line,
 TARGET_TOO_LONG = TargetTooLong(
     f"The path and query may have at most {MAX_TARGET} bytes: send long values in the body."
 )
-HEAD_TOO_LARGE = HttpError(
-    431,
-    f"A request may have at most {MAX_HEADERS} headers, and at most {MAX_HEAD} bytes of them "
-    "and its first line: send fewer.",
-)
 FRAMING_TOO_LARGE = BadRequest(
     f"The body has more than {MAX_FRAMING} bytes of chunk extensions or trailers: send it without."
 )
@@ -118,6 +113,14 @@ LATE_BODY = HttpError(
     f"The body took more than {BODY_SECONDS:g} seconds and one for each {BODY_RATE} bytes: "
     "send it faster, or less in one request.",
 )
+
+
+def head_too_large(most_bytes: int, most_headers: int) -> ApiError:
+    return HttpError(
+        431,
+        f"A request may have at most {most_headers} headers, and at most {most_bytes} bytes of them "
+        "and its first line: send fewer.",
+    )
 
 
 def too_many_connections(most: int) -> ApiError:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
+from server.options.connection_options import ConnectionOptions
 from server.options.option_table import OptionError, assemble, flatten
 from server.options.server_config import AccessOptions, LogOptions, MediaOptions, ReportOptions, ServerConfig
 from server.options.server_options import OPTIONS, parse
@@ -30,6 +31,9 @@ def refusal(*arguments: str, **environ: str) -> str:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "serve.yaml"
+
+
+HTTPS = ["--ssl-keyfile", "k", "--ssl-certfile", "c"]
 
 
 def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
@@ -122,7 +126,8 @@ def test_the_key_of_vllms_variable_counts_unless_another_is_given() -> None:
 
 
 def test_variables_that_kubernetes_makes_are_not_options() -> None:
-    config = read(FACET_PORT="tcp://10.0.0.1:8000", FACET_SERVICE_HOST="10.0.0.1", FACET_PORT_8000_TCP="x")
+    links = {"FACET_SERVICE_HOST": "10.0.0.1", "FACET_PORT_8000_TCP": "x", "FACET_A_SERVICE_PORT_HTTP": "80"}
+    config = read(FACET_PORT="tcp://10.0.0.1:8000", **links)
     assert config.port == 8000
 
 
@@ -146,6 +151,16 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--api-key", ""], "an empty key protects nothing"),
         (["--ssl-keyfile", "k"], "go together"),
         (["--ssl-ca-certs", "c"], "plain HTTP cannot: give --ssl-certfile and --ssl-keyfile too"),
+        (["--ssl-ciphers", "c"], "--ssl-ciphers chooses ciphers, which plain HTTP cannot"),
+        (["--enable-ssl-refresh"], "--enable-ssl-refresh renews certificates, which plain HTTP cannot"),
+        (["--ssl-cert-reqs", "2", *HTTPS], "--ssl-cert-reqs 2 needs --ssl-ca-certs, the authorities"),
+        (["--ssl-cert-reqs", "0", "--ssl-ca-certs", "c", *HTTPS], "would ask no client for a certificate"),
+        (["--ssl-cert-reqs", "3", *HTTPS], "--ssl-cert-reqs: must be at most 2"),
+        (["--api-server-count", "0"], "--api-server-count 0 goes with --headless"),
+        (["--h11-max-header-count", "0"], "--h11-max-header-count: must be at least 8"),
+        (["--prefix-caching-hash-algo", "md5"], "has no such algorithm; leave it out, or give sha256 or"),
+        (["--scheduler-cls", "a.B"], "speak another protocol than those of vLLM"),
+        (["--worker-cls", "a.B"], "for which such a class is written; leave it out, or give auto"),
         (["--allowed-origins", "*", "--allow-credentials"], "every website"),
         (["--config", "/nowhere/file.yaml"], "cannot be read"),
         (["--enable-lora"], "--enable-lora is not supported yet"),
@@ -201,6 +216,11 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
 )
 def test_machines_and_replicas_must_make_sense_together(arguments: list[str], message: str) -> None:
     assert message in refusal(*arguments)
+
+
+def test_a_machine_without_an_api_needs_no_api_process() -> None:
+    headless = ("-dp", "2", "--headless", "--data-parallel-start-rank", "1", *KEY)
+    assert read("--api-server-count", "0", *headless).api_server_count == 0
 
 
 def test_which_replicas_run_here() -> None:
@@ -329,6 +349,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     structs = (
         ServerConfig,
         AccessOptions,
+        ConnectionOptions,
         LogOptions,
         MediaOptions,
         ReportOptions,
@@ -339,7 +360,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     options = [option.field for option in OPTIONS]
     shorthands = ("async_scheduling", "spec_method", "spec_model", "spec_tokens")
     assert sorted(options) == sorted(
-        {*fields, *shorthands} - {"engine", "worker", "access", "log", "media", "reports"}
+        {*fields, *shorthands} - {"engine", "worker", "access", "connections", "log", "media", "reports"}
     )
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))

@@ -132,6 +132,8 @@ def test_nothing_of_it_is_imported_without_the_flag() -> None:
 def test_an_address_of_grpc_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="4318, not 4317"):
         check_traces("localhost:4317")
+    with pytest.raises(OptionError, match="4318/v1/traces"):
+        check_traces("http://collector:4317")
     monkeypatch.setattr("server.options.option_checks.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'facet-serve\[otel\]'"):
         check_traces("http://localhost:4318/v1/traces")

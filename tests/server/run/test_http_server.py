@@ -1,17 +1,14 @@
-"""uvicorn's server as we use it: when it stops listening, which connections it waits for, its certificate."""
+"""uvicorn's server as we use it: when it stops listening, which connections it waits for, what it logs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from certificates import make_certificate
 from fake_client import FakeClient
 from live import PATIENCE
 
@@ -27,28 +24,6 @@ COMPLETE = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(COMPLETION), COMPLETION)
 )
-
-
-@pytest_asyncio.fixture
-async def serve(ready: Callable[..., Awaitable[Frontend]]) -> AsyncIterator[Serve]:
-    """A function that begins to serve, and returns the server and its address."""
-    serving: list[tuple[HttpServer, asyncio.Task[None]]] = []
-
-    async def begin(*flags: str) -> tuple[HttpServer, tuple[str, int]]:
-        frontend = await ready("--port", "0", *flags)
-        listener = bind(frontend.config)
-        address = listener.getsockname()
-        server = HttpServer(frontend.config, frontend)
-        serving.append((server, asyncio.create_task(server.serve([listener]))))
-        async with asyncio.timeout(60):
-            while not server.started:
-                await asyncio.sleep(0)
-        return server, address
-
-    yield begin
-    for server, task in serving:
-        server.end()
-        await task
 
 
 async def head_of(reader: asyncio.StreamReader) -> bytes:
@@ -108,62 +83,6 @@ async def test_open_connections_are_served_after_the_port_is_left_to_others(serv
     writer.write(LIVE)
     assert b"200 OK" in await head_of(reader)
     writer.close()
-
-
-async def peer(address: tuple[str, int]) -> bytes | None:
-    """The certificate that a server shows."""
-    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    _, writer = await asyncio.open_connection(*address, ssl=trusting)
-    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
-    return shown
-
-
-async def test_a_certificate_is_replaced_without_a_restart(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    key, certificate = make_certificate(tmp_path)
-    server, address = await serve("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
-    first = await peer(address)
-    server.reload_certificate()
-    assert await peer(address) == first
-    make_certificate(tmp_path, "b")
-    server.reload_certificate()
-    second = await peer(address)
-    assert second != first
-    certificate.write_text("half a certi")
-    server.reload_certificate()
-    assert await peer(address) == second and "the old one stays" in caplog.text
-
-
-async def test_clients_without_a_certificate_are_refused_where_one_is_asked_for(
-    serve: Serve, tmp_path: Path
-) -> None:
-    files: dict[str, tuple[Path, Path]] = {}
-    for name in ("server", "known", "stranger"):
-        (tmp_path / name).mkdir()
-        files[name] = make_certificate(tmp_path / name, name)
-    key, certificate = files["server"]
-    flags = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
-    _, address = await serve(*flags, "--ssl-ca-certs", str(files["known"][1]))
-
-    async def ask(name: str | None) -> bytes:
-        trusting = ssl.create_default_context(cafile=str(certificate))
-        trusting.check_hostname = False
-        if name is not None:
-            trusting.load_cert_chain(*reversed(files[name]))
-        reader, writer = await asyncio.open_connection(*address, ssl=trusting)
-        writer.write(LIVE)
-        try:
-            return await head_of(reader)
-        finally:
-            writer.transport.abort()
-
-    assert (await ask("known")).startswith(b"HTTP/1.1 200")
-    for name in (None, "stranger"):
-        with pytest.raises((ssl.SSLError, OSError, asyncio.IncompleteReadError)):
-            await ask(name)
 
 
 @pytest.mark.parametrize(

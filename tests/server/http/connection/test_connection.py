@@ -191,6 +191,25 @@ async def test_limits_of_a_head(server: FakeServer, piece: int) -> None:
         await settled()
 
 
+async def test_an_operator_may_set_other_limits_of_a_head(app: EchoApp) -> None:
+    server = FakeServer(app, max_head=2000, max_headers=10, keep_alive=60.0)
+    first = b"GET / HTTP/1.1\r\n"
+    for head, status in (
+        (first + b"a: b\r\n" * 10, 200),
+        (first + b"a: b\r\n" * 11, 431),
+        (first + b"a: %s\r\n" % (b"x" * 1000), 200),
+        (first + b"a: %s\r\n" % (b"x" * 2000), 431),
+    ):
+        client = server.connect()
+        client.send(head + b"\r\n")
+        await settled()
+        assert [found for found, _ in client.answers()] == [status]
+        if status == 431:
+            assert "at most 10 headers, and at most 2000 bytes" in client.error()["message"]
+        else:
+            assert client.seconds_until_closed() == pytest.approx(60.0, abs=2 * TICK)
+
+
 @pytest.mark.parametrize(
     "request_", [b"\x16\x03\x01\x02\x00\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"nonsense\r\n\r\n"]
 )

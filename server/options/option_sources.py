@@ -1,0 +1,87 @@
+"""Readers of option values beside the command line: variables, a YAML file, and keywords of Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from server.options.option_table import Option, OptionError, VllmFlag, nearest, plain_type
+
+_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
+
+
+def from_environment(options: Sequence[Option], environ: Mapping[str, str], prefix: str) -> dict[str, object]:
+    """Read variables named prefix + FLAG, in capitals with underscores."""
+    by_name = {prefix + option.field.upper(): option for option in options}
+    found: dict[str, object] = {}
+    for name, text in environ.items():
+        if not name.startswith(prefix) or is_kubernetes_link(name, text):
+            continue
+        if name not in by_name:
+            raise OptionError(f"environment: {name} is no option of this server{nearest(name, by_name)}")
+        found[by_name[name].field] = by_name[name].value(text, f"environment variable {name}")
+    return found
+
+
+def is_kubernetes_link(name: str, text: str) -> bool:
+    """Whether Kubernetes sets such a variable in containers beside a service, whose name begins it."""
+    return _LINK.search(name) is not None or text.startswith(("tcp://", "udp://"))
+
+
+def from_file(
+    options: Sequence[Option], vllm_flags: Sequence[VllmFlag], path: Path, without_effect: list[VllmFlag]
+) -> dict[str, object]:
+    """Read a YAML file of flags without their dashes; `without_effect` gets those that change nothing."""
+    import yaml  # slow, and needed only for a file
+
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise OptionError(f"--config {path} must hold 'option: value' lines")
+    by_name = {option.field: option for option in options}
+    unsupported = {other.keyword: other for other in vllm_flags}
+    found: dict[str, object] = {}
+    for key, given in content.items():
+        field = str(key).lstrip("-").replace("-", "_")
+        if field in unsupported:
+            unsupported[field].take(given, without_effect)
+        elif field in by_name:
+            found[field] = by_name[field].value(given, f"{path}: {key}")
+        else:
+            raise OptionError(f"{path}: there is no option {key}{nearest(field, by_name)}")
+    return found
+
+
+def from_keywords(
+    options: Sequence[Option], vllm_flags: Sequence[VllmFlag], keywords: Mapping[str, object]
+) -> dict[str, object]:
+    """Read keyword arguments of a Python call; None is an option that was not given."""
+    by_name = {option.field: option for option in options}
+    unsupported = {other.keyword: other for other in vllm_flags}
+    found: dict[str, object] = {}
+    for name, given in keywords.items():
+        field = name.replace("-", "_")
+        if field not in by_name and field not in unsupported:
+            meant = nearest(field, by_name, "they are those of `serve`")
+            raise OptionError(f"there is no option {name}{meant}")
+        if given is None:
+            continue
+        if field in by_name:
+            found[field] = by_name[field].value(_written(by_name[field], given), field)
+        else:
+            unsupported[field].check(given)
+    return found
+
+
+def _written(option: Option, given: object) -> object:
+    """Bring a Python value to the form that a file has: lists, and text for a path or a torch.dtype."""
+    if option.is_list and isinstance(given, str):
+        return [given]
+    if option.is_list and isinstance(given, tuple | set | frozenset):
+        return list(given)
+    return str(given) if plain_type(option.type) is str else given
