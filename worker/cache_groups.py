@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.layers.attention import Attention, CachedAttention
+from models.ops.attention_inputs import stored_shape
 from worker.devices.base import Device
 from worker.limits import WorkerLimits
 
@@ -76,7 +77,7 @@ class CacheLayout:
         parts: list[Tensor] = []
         start = 0
         for layer in self.groups[0].layers:
-            start = _bind_layer(layer, memory, start, layer.cache_shape(blocks, self.block_size))
+            start = _bind_layer(layer, memory, start, self._shape(layer, blocks))
             parts += layer.cache_parts()
         return parts
 
@@ -85,7 +86,7 @@ class CacheLayout:
             for index, layer in enumerate(group.layers):
                 array, place = divmod(index, group.share)
                 layer.group = number
-                shape = layer.cache_shape(blocks * group.share, self.block_size)
+                shape = self._shape(layer, blocks * group.share)
                 beside = place * self._numbers(layer) // 2  # keys of a block, or values
                 _bind_layer(layer, memory, array * blocks * self._piece + beside, shape)
         halves = memory[: blocks * self._arrays * self._piece].view(2 * self._arrays, blocks, -1)
@@ -101,7 +102,10 @@ class CacheLayout:
         return max(-(-len(group.layers) // group.share) for group in self.groups)
 
     def _numbers(self, layer: CachedAttention) -> int:
-        return prod(layer.cache_shape(1, self.block_size))
+        return prod(self._shape(layer, 1))
+
+    def _shape(self, layer: CachedAttention, blocks: int) -> tuple[int, ...]:
+        return stored_shape(layer.cache_shape(blocks, self.block_size), self.dtype)
 
 
 def lay_out_cache(
@@ -120,7 +124,7 @@ def lay_out_cache(
     whole = CacheLayout([LayerGroup(0, list(layers))], limits.block_size, dtype)
     if -minimum(-(keeps_all or not all(isinstance(layer, Attention) for layer in layers))):
         return whole
-    kinds = _kinds_of(layers, limits)
+    kinds = _kinds_of(layers, limits, dtype)
     numbers, saves = _choose_numbers(kinds, limits.max_model_len)
     if not -minimum(-saves):
         return whole
@@ -134,12 +138,15 @@ def lay_out_cache(
     return CacheLayout(groups, limits.block_size, dtype)
 
 
-def _kinds_of(layers: Sequence[CachedAttention], limits: WorkerLimits) -> dict[Kind, list[CachedAttention]]:
+def _kinds_of(
+    layers: Sequence[CachedAttention], limits: WorkerLimits, dtype: torch.dtype
+) -> dict[Kind, list[CachedAttention]]:
     kinds: dict[Kind, list[CachedAttention]] = {}
     for layer in layers:
         window = layer.window if isinstance(layer, Attention) else None
         read = 0 if window is None else window + _KEYS_AT_ONCE - 1
-        kind = read if read < limits.max_model_len else 0, prod(layer.cache_shape(1, limits.block_size))
+        numbers = prod(stored_shape(layer.cache_shape(1, limits.block_size), dtype))
+        kind = read if read < limits.max_model_len else 0, numbers
         kinds.setdefault(kind, []).append(layer)
     return kinds
 

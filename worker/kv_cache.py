@@ -16,6 +16,7 @@ import torch
 
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
+from models.ops.attention_inputs import CODES
 from models.parallel.experts import count_chosen
 from worker.config import Place, WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
@@ -136,6 +137,8 @@ def describe_small_cache(layers: Sequence[CachedAttention], dtype: torch.dtype) 
         return f"{cache}: the checkpoint's scales for fp8 are not used" if scaled else None
     if not layers:
         return None
+    if dtype == CODES:
+        return f"{cache}: each head of a token has a scale of its own"
     if not scaled:
         return f"{cache}: the checkpoint has no scales for it, so 1 is taken"
     return f"{cache}, by the checkpoint's scales in {scaled} of {len(layers)} layers"

@@ -116,11 +116,18 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. The CPU
     has none."""
     kv_cache_dtype: Annotated[
-        str, Doc(MEMORY, ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"))
+        str,
+        Doc(
+            MEMORY,
+            (
+                *("auto", "float32", "bfloat16", "float16"),
+                *("int8", "int8_per_token_head", "fp8", "fp8_e4m3", "fp8_e5m2"),
+            ),
+        ),
     ] = "auto"
     """Number format of the KV cache; auto is that of the model, or fp8 if its checkpoint asks for it. 8 bits
-    halve it, on CUDA: fp8 (also fp8_e4m3) from compute capability 8.9 on, fp8_e5m2 from 8.0. One of 16 or 32
-    bits must be the model's own."""
+    halve it: int8 (also int8_per_token_head) on the CPU; on CUDA fp8 (also fp8_e4m3) from compute capability
+    8.9 on, fp8_e5m2 from 8.0. One of 16 or 32 bits must be the model's own."""
     block_size: Annotated[int | None, Doc(MEMORY, least=1)] = None
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
     num_gpu_blocks_override: Annotated[int | None, Doc(MEMORY, least=1)] = None

@@ -14,7 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep, widened, write_cache
+from models.ops.attention_inputs import (
+    AS_PROJECTED,
+    CODES,
+    UNSCALED,
+    CacheScales,
+    HeadPrep,
+    rounded_queries,
+    widened,
+    write_cache,
+)
 from models.ops.encoder_ops import distance_between
 from models.ops.grouped_matrix import Matrix, widen
 from models.ops.tree_sum import add_in_pairs
@@ -255,13 +264,15 @@ def attention(
     """Causal attention of packed rows over the paged cache: q [T, H, D] -> [T, H, D].
 
     kv [2, blocks, G, block_size, D] already holds the keys and values of this step, in the type of q, or in 8
-    bits and divided by `scales`. The new tokens of a sequence are its last ones; with a window, a token sees
-    that many positions, its own included. Nothing beyond a sequence's end is used: what lies there may be
-    anything, NaN too. sinks [H] are the scores of one more key of each head, whose value is zero. slopes [H]
-    float32 are subtracted from the scores of each head once for each position between query and key. last [T]
-    int32: the positions up to which tokens see, if not to their own; within a row they never fall.
+    bits and divided by `scales`; or rows of codes with scales of their own, as `rounded` makes them: queries
+    are rounded too then, and sums are float32. The new tokens of a sequence are its last ones; with a window,
+    a token sees that many positions, its own included. Nothing beyond a sequence's end is used: what lies
+    there may be anything, NaN too. sinks [H] are the scores of one more key of a head, whose value is zero.
+    slopes [H] float32 are subtracted from the scores of each head once for each position between query and
+    key. last [T] int32: the positions up to which tokens see, if not to their own; in a row they never fall.
     """
     out = torch.empty_like(q)
+    q = rounded_queries(q) if kv.dtype == CODES else q
     start = 0
     for row, (new, total) in enumerate(zip(context.query_lens_host, context.kv_lens_host, strict=True)):
         # The first position that the first of the new tokens still sees: nothing before it is gathered.

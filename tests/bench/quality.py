@@ -4,10 +4,11 @@
     python tests/bench/quality.py FOLDER --all
 
 QUANTIZED are folders of the same model, quantized by any method; `--all` makes such of every method, each
-number rounded to the nearest. Everything is compared with the unquantized model in float32. Of a model that
-generates: the relative error of its logits and the largest, the divergence (KL) of the next token's
-distribution in nats, and how often the most probable token is the same, at every position of the texts. Of a
-model that embeds: one minus the cosine of the vectors, in the mean and at worst.
+number rounded to the nearest. Everything is compared with the unquantized model in float32, and caches of 8
+bits with the unquantized model in bfloat16 and its cache. Of a model that generates: the relative error of
+its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the
+most probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine
+of the vectors, in the mean and at worst.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ _LENGTH, _COUNT = 256, 16
 """The length in tokens of the pieces whose logits are compared."""
 _LINES = 64
 """The texts that are embedded."""
+_HEAD = "| | logits, relative | largest | KL, nats | same token |\n|---|---:|---:|---:|---:|"
 
 MODES: tuple[tuple[torch.dtype, str | None], ...] = (
     (torch.bfloat16, None),
     *((dtype, name) for dtype in (torch.bfloat16, torch.float32) for name in SCHEMES),
 )
 
+
+CACHES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""The types of caches of 8 bits; those of floats have no scales, as on CUDA."""
 
 FORMS: Mapping[str, Recipe] = {
     "GPTQ, 8 bits": Recipe(method="gptq", bits=8, group=32),
@@ -65,10 +70,9 @@ def write_all(folder: Path, made: Path) -> dict[str, Path]:
 
 
 def compare_logits(folder: Path, text: str, tokens: Tokenizer, others: Mapping[str, Path]) -> list[str]:
-    ids = tokens.encode(text).ids
-    pieces = [ids[i * _LENGTH : (i + 1) * _LENGTH] for i in range(min(_COUNT, len(ids) // _LENGTH))]
+    pieces = _cut(tokens.encode(text).ids)
     exact = _logits(folder, torch.float32, None, pieces)
-    lines = ["| | logits, relative | largest | KL, nats | same token |", "|---|---:|---:|---:|---:|"]
+    lines = [_HEAD]
     rows = [(_title(dtype, name), folder, dtype, name, None) for dtype, name in MODES]
     rows += [
         (f"bfloat16, {title}, inputs of {bits} bits", place, torch.bfloat16, None, bits)
@@ -76,16 +80,30 @@ def compare_logits(folder: Path, text: str, tokens: Tokenizer, others: Mapping[s
         for bits in (16, 8)
     ]
     for title, place, dtype, name, bits in rows:
-        found = _logits(place, dtype, name, pieces, bits)
-        off = found - exact
-        expected, log_probs = exact.log_softmax(-1), found.log_softmax(-1)
-        divergence = (expected.exp() * (expected - log_probs)).sum(-1).mean()
-        agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean()
-        lines.append(
-            f"| {title} | {off.norm() / exact.norm():.1e} | {off.abs().max():.2f} "
-            f"| {divergence:.1e} | {agreement:.1%} |"
-        )
+        lines.append(_row(title, _logits(place, dtype, name, pieces, bits), exact))
     return lines
+
+
+def compare_caches(folder: Path, text: str, tokens: Tokenizer) -> list[str]:
+    pieces = _cut(tokens.encode(text).ids)
+    exact = _logits(folder, torch.bfloat16, None, pieces).float()
+    found = {each: _logits(folder, torch.bfloat16, None, pieces, cached=each).float() for each in CACHES}
+    return [_HEAD, *(_row(f"cache in {str(each)[6:]}", logits, exact) for each, logits in found.items())]
+
+
+def _cut(ids: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[i * _LENGTH : (i + 1) * _LENGTH] for i in range(min(_COUNT, len(ids) // _LENGTH))]
+
+
+def _row(title: str, found: Tensor, exact: Tensor) -> str:
+    off = found - exact
+    expected, log_probs = exact.log_softmax(-1), found.log_softmax(-1)
+    divergence = (expected.exp() * (expected - log_probs)).sum(-1).mean()
+    agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean()
+    return (
+        f"| {title} | {off.norm() / exact.norm():.1e} | {off.abs().max():.2f} "
+        f"| {divergence:.1e} | {agreement:.1%} |"
+    )
 
 
 def compare_vectors(folder: Path, texts: Sequence[str]) -> list[str]:
@@ -103,12 +121,12 @@ def _logits(
     name: str | None,
     pieces: Sequence[Sequence[int]],
     input_bits: int | None = None,
+    cached: torch.dtype | None = None,
 ) -> Tensor:
     """[tokens, vocabulary]"""
     ops.use(open_kernels(1, name, input_bits))
-    driver = Driver(
-        load_ranks(folder, dtype=dtype), sequences=len(pieces), max_len=_LENGTH, block_size=32, dtype=dtype
-    )
+    sizes = {"sequences": len(pieces), "max_len": _LENGTH, "block_size": 32}
+    driver = Driver(load_ranks(folder, dtype=dtype), dtype=cached or dtype, **sizes)
     return torch.cat([driver.step({i: piece})[i] for i, piece in enumerate(pieces)])
 
 
@@ -128,8 +146,8 @@ def main(folder: Path, others: Mapping[str, Path]) -> None:
     facts = LLM(str(folder)).facts
     if "generate" in facts.tasks:
         tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        print(*compare_logits(folder, texts, tokens, others), sep="\n")
-        print()
+        print(*compare_logits(folder, texts, tokens, others), "", sep="\n")
+        print(*compare_caches(folder, texts, tokens), "", sep="\n")
     if "embed" in facts.tasks:
         lines = [line for line in texts.splitlines() if len(line) > 20]
         print(*compare_vectors(folder, lines[:_LINES]), sep="\n")

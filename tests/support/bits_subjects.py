@@ -7,7 +7,7 @@ same place within a cache line.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,9 @@ class Subject:
         return self.architecture in _GENERATING
 
     def __str__(self) -> str:
-        quantization = self.options.get("quantization")
-        return " ".join(filter(None, (self.architecture, self.dtype, quantization, self.pooling_type)))
+        quantization, cached = self.options.get("quantization"), self.options.get("kv_cache_dtype")
+        cache = f"{cached} cache" if cached else None
+        return " ".join(filter(None, (self.architecture, self.dtype, quantization, cache, self.pooling_type)))
 
     def write(self, folder: Path) -> Path:
         """Write the checkpoint below `folder`, if it is not there, and return its own folder."""
@@ -213,11 +214,18 @@ def subjects() -> list[Subject]:
 
 
 def other_decoders() -> list[Subject]:
-    """A mixture of experts, hybrids, one of them quantized too, latent attention, and groups of layers."""
+    """A mixture of experts, hybrids, latent attention, groups of layers, some also with caches of 8 bits."""
     types = ("float32", "bfloat16")
     plain = [decoder(architecture, dtype, "MEAN") for architecture in _OTHER_DECODERS for dtype in types]
     quantized = [decoder("Qwen3_5ForCausalLM", "bfloat16", "MEAN", each) for each in ("int8", "int4")]
-    return plain + quantized + [_windowed(each, dtype) for each in _WINDOWED for dtype in types]
+    windowed = [_windowed(each, dtype) for each in _WINDOWED for dtype in types]
+    coded = [decoder("Qwen3ForCausalLM", "float32", "MEAN"), decoder("Gemma2ForCausalLM", "bfloat16", "MEAN")]
+    coded += [decoder("Qwen3_5ForCausalLM", "bfloat16", "MEAN"), windowed[-1]]
+    return plain + quantized + windowed + [_with_small_cache(each) for each in coded]
+
+
+def _with_small_cache(subject: Subject) -> Subject:
+    return replace(subject, options={**subject.options, "kv_cache_dtype": "int8"})
 
 
 def _subjects(pooling_types: Sequence[str]) -> Iterator[Subject]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from paged import unfit
 from torch import Tensor
 
 from models.config import read_config
@@ -21,6 +22,7 @@ from models.context import ForwardContext, StateRows, context_without_rows, use_
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import CausalLM
+from models.ops.attention_inputs import stored_shape
 from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace, Placement, Transport
 from models.parallel.parallel import Parallel, Replicas
@@ -182,8 +184,8 @@ class Driver:
         self._tables = torch.tensor(blocks, dtype=torch.int32).view(sequences, width)
         for model in ranks:
             for layer in model.attention_layers():
-                shape = layer.cache_shape(len(blocks), block_size)
-                layer.kv = torch.full(shape, torch.nan, dtype=dtype, device=device)
+                shape = stored_shape(layer.cache_shape(len(blocks), block_size), dtype)
+                layer.kv = torch.full(shape, unfit(dtype), dtype=dtype, device=device)
             if layers := state_layers(model.modules()):
                 StateMemory(layers, sequences, self._full_of_nan)
 

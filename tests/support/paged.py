@@ -1,4 +1,4 @@
-"""Steps over a paged cache in which every key that no sequence owns is NaN."""
+"""Steps over a paged cache in which every key that no sequence owns is NaN, or has a scale that is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.ops.attention_inputs import CODES, rounded, stored_shape
 
 STEPS = [
     ([1], [1]),
@@ -38,13 +39,18 @@ def make_step(new: list[int], total: list[int], block_size: int) -> ForwardConte
     )
 
 
+def unfit(dtype: torch.dtype) -> float:
+    """What makes rows of a cache NaN if it is written all over them."""
+    return -1 if dtype == CODES else torch.nan
+
+
 def make_cache(step: ForwardContext, kv_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
     """A cache that is filled up to the end of each sequence."""
     blocks, size = step.block_table.numel(), step.block_size
-    kv = torch.full((2, blocks, kv_heads, size, dim), torch.nan, dtype=dtype)
+    kv = torch.full(stored_shape((2, blocks, kv_heads, size, dim), dtype), unfit(dtype), dtype=dtype)
     for table, total in zip(step.block_table.long(), step.kv_lens_host, strict=True):
         held = torch.arange(total)
-        kv[:, table[held // size], :, held % size] = torch.randn(total, 2, kv_heads, dim).to(dtype)
+        kv[:, table[held // size], :, held % size] = rounded(torch.randn(total, 2, kv_heads, dim), dtype)
     return kv
 
 

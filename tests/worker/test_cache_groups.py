@@ -35,9 +35,13 @@ def layers(*shapes: tuple[int, int | None, int, int]) -> list[CachedAttention]:
 
 
 def laid_out(
-    given: list[CachedAttention], minimum: Callable[[int], int] = int, *, keeps_all: bool = False
+    given: list[CachedAttention],
+    minimum: Callable[[int], int] = int,
+    *,
+    keeps_all: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> CacheLayout:
-    return lay_out_cache(given, LIMITS, torch.float32, minimum, keeps_all=keeps_all)
+    return lay_out_cache(given, LIMITS, dtype, minimum, keeps_all=keeps_all)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,18 @@ def test_groups_have_about_as_many_layers(
     assert layout.windows == groups
     assert layout.block_bytes == arrays * 2 * 2 * 8 * 16 * 4
     assert set(layout.shares) == {1}
+
+
+def test_rows_of_codes_have_their_scales_behind_them() -> None:
+    plain = laid_out(layers((4, None, 2, 64)), dtype=torch.int8)
+    assert plain.block_bytes == 4 * 2 * 2 * 16 * (64 + 2)
+    grouped = laid_out(layers((8, None, 2, 64), (24, 4096, 2, 64)), dtype=torch.int8)
+    assert grouped.windows == (0,) + (4096 + MORE,) * 3
+    assert grouped.block_bytes == 8 * 2 * 2 * 16 * (64 + 2)
+    grouped.bind(5, Cpu(1))
+    for group in grouped.groups:
+        assert {layer.bound().shape for layer in group.layers} == {(2, 5, 2, 16, 66)}
+        assert {layer.bound().dtype for layer in group.layers} == {torch.int8}
 
 
 def test_layers_that_need_half_a_piece_lie_side_by_side() -> None:

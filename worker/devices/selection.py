@@ -9,7 +9,7 @@ import torch
 
 from models import ops
 from models.config import has_latent_cache
-from models.ops.attention_inputs import CACHE_DTYPES
+from models.ops.attention_inputs import CACHE_DTYPES, CODES
 from models.quantization.config import MADE_ON_LOADING, makes_fp8, read_cache_scheme, read_quantization
 from models.quantization.methods.gguf import Gguf
 from worker.config import WorkerConfig
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _LEAST_CAPABILITY = {torch.float8_e4m3fn: 89, torch.float8_e5m2: 80}
+_CODED = ("int8", "int8_per_token_head")
 
 
 def open_device(config: WorkerConfig) -> Device:
@@ -138,21 +139,30 @@ def choose_cache_dtype(config: WorkerConfig, device: Device, dtype: torch.dtype)
         return _cache_dtype_of_checkpoint(config, device, dtype)
     if asked == dtype_name(dtype):
         return dtype
-    if asked not in CACHE_DTYPES:
+    if asked not in CACHE_DTYPES and asked not in _CODED:
         raise ValueError(
-            f"unknown --kv-cache-dtype {asked!r}: choose auto, {', '.join(CACHE_DTYPES)}, or the model's own "
-            f"type, which is {dtype_name(dtype)}"
-        )
-    wanted = CACHE_DTYPES[asked]
-    if not isinstance(device, Cuda):
-        raise ValueError(
-            f"--kv-cache-dtype {asked} is for CUDA devices (fp8 from compute capability 8.9 on, fp8_e5m2 "
-            "from 8.0): leave it out on the CPU"
+            f"unknown --kv-cache-dtype {asked!r}: choose auto, int8, {', '.join(CACHE_DTYPES)}, or the "
+            f"model's own type, which is {dtype_name(dtype)}"
         )
     if has_latent_cache(config.model.raw):
         raise ValueError(
             f"--kv-cache-dtype {asked} is for caches of keys and values, and {config.model.architecture} "
             "caches latents, which are small already: leave it out"
+        )
+    if asked in _CODED:
+        if isinstance(device, Cuda):
+            raise ValueError(f"--kv-cache-dtype {asked} is for the CPU: fp8 is a cache of 8 bits on CUDA")
+        return CODES
+    return _float_cache_dtype(config, device, asked)
+
+
+def _float_cache_dtype(config: WorkerConfig, device: Device, asked: str) -> torch.dtype:
+    """The type of 8 bits that was asked for by one of `CACHE_DTYPES`, if CUDA has it."""
+    wanted = CACHE_DTYPES[asked]
+    if not isinstance(device, Cuda):
+        raise ValueError(
+            f"--kv-cache-dtype {asked} is for CUDA devices (fp8 from compute capability 8.9 on, fp8_e5m2 "
+            "from 8.0): on the CPU pass int8, which is as small and more exact"
         )
     scheme = read_cache_scheme(config.model)
     if scheme is not None and (obstacle := scheme.obstacle):

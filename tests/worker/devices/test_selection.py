@@ -202,8 +202,11 @@ def test_the_cache_has_the_type_of_the_model_unless_asked() -> None:
     assert choose(Cpu(1), "auto") == torch.bfloat16
     assert choose(card(90), "fp8") == choose(card(89), "fp8_e4m3") == torch.float8_e4m3fn
     assert choose(card(80), "fp8_e5m2") == torch.float8_e5m2
-    with pytest.raises(ValueError, match=r"is for CUDA devices .* leave it out on the CPU"):
+    assert choose(Cpu(1), "int8") == choose(Cpu(1), "int8_per_token_head") == torch.int8
+    with pytest.raises(ValueError, match=r"is for CUDA devices .* on the CPU pass int8, which is as small"):
         choose(Cpu(1), "fp8")
+    with pytest.raises(ValueError, match="int8 is for the CPU: fp8 is a cache of 8 bits on CUDA"):
+        choose(card(90), "int8")
     with pytest.raises(
         ValueError, match=r"needs compute capability 8\.9, and .* has 8\.6: pass fp8_e5m2, or"
     ):
@@ -213,8 +216,12 @@ def test_the_cache_has_the_type_of_the_model_unless_asked() -> None:
     latent = structs.replace(MODEL, raw={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
     with pytest.raises(ValueError, match=r"caches latents, .* leave it out"):
         choose_cache_dtype(worker_config(model=latent, kv_cache_dtype="fp8"), card(90), torch.bfloat16)
-    with pytest.raises(ValueError, match=r"'int8': choose auto, fp8, fp8_e4m3, fp8_e5m2, or .* is bfloat16"):
-        choose(card(90), "int8")
+    with pytest.raises(ValueError, match=r"caches latents, .* leave it out"):
+        choose_cache_dtype(worker_config(model=latent, kv_cache_dtype="int8"), Cpu(1), torch.bfloat16)
+    with pytest.raises(
+        ValueError, match=r"'int4': choose auto, int8, fp8, fp8_e4m3, fp8_e5m2, or .* bfloat16"
+    ):
+        choose(card(90), "int4")
     assert choose(card(90), "bfloat16") == torch.bfloat16
     with pytest.raises(ValueError, match="unknown --kv-cache-dtype 'float16'"):
         choose(card(90), "float16")

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops import encoder_ops, reference
-from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
+from models.ops.attention_inputs import AS_PROJECTED, CODES, UNSCALED, CacheScales, HeadPrep, stored_shape
 from worker.kernels.cpu.library import Library
-from worker.kernels.cpu.tensors import KINDS, address, empty, refuse
+from worker.kernels.cpu.tensors import INT8, KINDS, address, empty, refuse
 
 _MAX_DIM, _TILE = 512, 64
 """The widest head and the rows of a tile, as in `csrc/attention_tile.h`."""
+_CACHED = {**KINDS, CODES: INT8}
+"""The number types of caches."""
 
 
 def bind(library: Library) -> dict[str, Callable[..., Any]]:
@@ -57,14 +59,15 @@ def _rotary_and_cache(library: Library) -> Callable[..., Tensor]:
         agree = _agree(q_norm, k_norm, q.dtype) and _agree(q_norm, v_norm, q.dtype)
         if not (agree and _fit(q, k, v) and _suits(kv, q) and _plain(cos_sin)):
             return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
-        tokens, heads, _ = q.shape
+        tokens, heads, dim = q.shape
         out = empty(q.shape, q.dtype)
         run(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
-            *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:]),
+            *(out.data_ptr(), kv.data_ptr(), *kv.shape[1:4], dim),
             *(context.slot_mapping.data_ptr(), *_angles(cos_sin)),
             *(address(q_norm), address(k_norm), address(v_norm), prep.eps),
             *(tokens, heads, KINDS[q.dtype], KINDS[q.dtype if q_norm is None else q_norm.dtype]),
+            _CACHED[kv.dtype],
         )
         return out
 
@@ -107,8 +110,8 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         last: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
-        (tokens, heads, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
-        if kv_dim != dim or size != context.block_size or context.slot_mapping.shape[0] != tokens:
+        (tokens, heads, dim), (_, _, kv_heads, size, _) = q.shape, kv.shape
+        if not _has_rows(kv, dim) or size != context.block_size or context.slot_mapping.shape[0] != tokens:
             refuse("attention", q=q, kv=kv, slot_mapping=context.slot_mapping)
         if not 0 < kv_heads <= heads or heads % kv_heads:
             refuse("attention", q=q, kv=kv)
@@ -128,10 +131,10 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         out = empty(q.shape, q.dtype)
         table = context.block_table
         run(
-            *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:], heads),
+            *(q.data_ptr(), out.data_ptr(), kv.data_ptr(), *kv.shape[1:4], dim, heads),
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
-            *(address(sinks), address(slopes), address(last), context.first),
+            *(_CACHED[kv.dtype], address(sinks), address(slopes), address(last), context.first),
         )
         return out
 
@@ -185,8 +188,8 @@ def _refuse_window(operation: str, window: int) -> NoReturn:
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:
     """Refuse keys and values that are not as the cache holds them, one of each for every token."""
-    (tokens, _, dim), (_, _, kv_heads, size, kv_dim) = q.shape, kv.shape
-    if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or kv_dim != dim:
+    (tokens, _, dim), (_, _, kv_heads, size, _) = q.shape, kv.shape
+    if k.shape != (tokens, kv_heads, dim) or v.shape != k.shape or not _has_rows(kv, dim):
         refuse("rotary_and_cache", q=q, k=k, v=v, kv=kv)
     if size != context.block_size or context.slot_mapping.shape[0] != tokens:
         refuse("rotary_and_cache", q=q, kv=kv, slot_mapping=context.slot_mapping)
@@ -208,8 +211,12 @@ def _fit(*tensors: Tensor) -> bool:
     return dtype in KINDS and dim % 8 == 0 and 0 < dim <= _MAX_DIM
 
 
+def _has_rows(kv: Tensor, dim: int) -> bool:
+    return kv.shape[-1] == stored_shape((dim,), kv.dtype)[0]
+
+
 def _suits(kv: Tensor, q: Tensor) -> bool:
-    return kv.dtype == q.dtype and kv.is_contiguous()
+    return kv.dtype in (q.dtype, CODES) and kv.is_contiguous()
 
 
 def _agree(norm: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> bool:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-FLOAT32, BFLOAT16 = 0, 1
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 """The number types that kernels compute with: `kind` in `csrc/vec.h`."""
 

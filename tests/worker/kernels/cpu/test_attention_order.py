@@ -11,13 +11,20 @@ import pytest
 import torch
 from equal_bits import assert_same_bits
 from kernel_levels import table_of, use_threads
-from paged import make_cache, make_step, rows_of
+from paged import make_cache, make_step, rows_of, unfit
 from torch import Tensor
 
 from models.context import ForwardContext
 from worker.kernels.cpu.operations import Table
 
 DIMS = (32, 64, 80, 96, 128, 256, 512)
+CACHES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+]
+"""Number types of queries and of the cache."""
 PIECES = (2, 3, 17, 64, 100)
 """New tokens of the rows into which a prompt is cut."""
 
@@ -50,6 +57,7 @@ def make_prompt(
     dtype: torch.dtype,
     dim: int,
     *,
+    cached: torch.dtype | None = None,
     sunk: bool = False,
     sloped: bool = False,
     **limits: Any,
@@ -60,16 +68,18 @@ def make_prompt(
     heads = group * kv_heads
     limits |= {"scale": dim**-0.5, "sinks": torch.randn(heads) if sunk else None}
     limits |= {"slopes": torch.rand(heads) / 8 if sloped else None}
-    return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, dtype), limits)
+    return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, cached or dtype), limits)
 
 
 def cut(length: int, piece: int) -> list[int]:
     return [*range(0, length, piece), length]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "cached"), CACHES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, dim: int) -> None:
+def test_a_query_has_the_same_bits_in_any_row(
+    level: str, dtype: torch.dtype, cached: torch.dtype, dim: int
+) -> None:
     for length, window, softcap, sunk in (
         (random.randint(1, 64), None, None, False),
         (random.randint(65, 200), random.choice([1, 7, 63, 64]), None, True),
@@ -77,6 +87,7 @@ def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, di
         (random.randint(513, 530), random.randint(200, 300), 5.0, True),
     ):
         limits: dict[str, Any] = {
+            "cached": cached,
             "window": window,
             "softcap": softcap,
             "sunk": sunk,
@@ -89,12 +100,16 @@ def test_a_query_has_the_same_bits_in_any_row(level: str, dtype: torch.dtype, di
         assert_same_bits(prompt.rows(cut(length, random.choice(PIECES))), at_once)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "cached"), CACHES)
 @pytest.mark.parametrize("window", [None, 700])
-def test_a_query_has_the_same_bits_in_any_step(level: str, dtype: torch.dtype, window: int | None) -> None:
+def test_a_query_has_the_same_bits_in_any_step(
+    level: str, dtype: torch.dtype, cached: torch.dtype, window: int | None
+) -> None:
     """Threads share the chunks of a row that is alone in its step."""
     length = 1500
-    prompt = make_prompt(table_of(level), length, dtype, 32, window=window, sloped=window is None)
+    prompt = make_prompt(
+        table_of(level), length, dtype, 32, cached=cached, window=window, sloped=window is None
+    )
     at_once = prompt.rows([0, length])
     assert_same_bits(prompt.alone(cut(length, 100)), at_once)
     for threads in (1, 2, 3):
@@ -103,18 +118,20 @@ def test_a_query_has_the_same_bits_in_any_step(level: str, dtype: torch.dtype, w
             assert_same_bits(prompt.rows([end - 1, end]), at_once[end - 1 : end])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "cached"), CACHES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_rows_that_follow_each_other_have_the_same_bits_together(
-    level: str, dtype: torch.dtype, dim: int
+    level: str, dtype: torch.dtype, cached: torch.dtype, dim: int
 ) -> None:
     """As guesses do. What the last one leaves in the cache is not finite, and the others do not see it."""
     for start in (1, 60, random.randint(245, 256), random.randint(257, 767), 1020):
         sunk, softcap, window = random.choice([(False, None, None), (True, 5.0, 2000), (True, None, 258)])
         end = start + random.randint(2, 12)
-        prompt = make_prompt(table_of(level), end, dtype, dim, sunk=sunk, softcap=softcap, window=window)
+        limits: dict[str, Any] = {"cached": cached, "sunk": sunk, "softcap": softcap, "window": window}
+        prompt = make_prompt(table_of(level), end, dtype, dim, **limits)
         size = prompt.whole.block_size
-        prompt.kv[:, prompt.whole.block_table[0, (end - 1) // size], :, (end - 1) % size] = torch.nan
+        last_block = prompt.whole.block_table[0, (end - 1) // size]
+        prompt.kv[:, last_block, :, (end - 1) % size] = unfit(cached)
         ends = [*range(start - 1, end + 1)]
         alone = prompt.alone(ends)
         assert alone[:-1].isfinite().all()
@@ -137,11 +154,13 @@ def test_rows_of_different_sequences_are_not_taken_for_one(level: str) -> None:
         assert_same_bits(alone, together[row : row + 1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_zeros_and_large_scores_have_the_same_bits_in_any_row(level: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "cached"), CACHES)
+def test_zeros_and_large_scores_have_the_same_bits_in_any_row(
+    level: str, dtype: torch.dtype, cached: torch.dtype
+) -> None:
     """Values of -0, scores so far apart that whole chunks weigh nothing, and equal scores."""
     for factor in (0.0, 1.0, 1e4):
-        prompt = make_prompt(table_of(level), 600, dtype, 64, window=300)
+        prompt = make_prompt(table_of(level), 600, dtype, 64, cached=cached, window=300)
         prompt.q *= factor
         prompt.kv[1, :, :, :, ::2] = -0.0
         assert_same_bits(prompt.rows(cut(600, 1)), prompt.rows([0, 600]))

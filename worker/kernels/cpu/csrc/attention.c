@@ -18,7 +18,7 @@
 typedef struct {
     const void *q;              // [tokens, heads, dim]
     void *out;                  // as q
-    const void *keys, *values;  // [blocks, kv_heads, block_size, dim]
+    const void *keys, *values;  // [blocks, kv_heads, block_size, row_numbers]
     const int *query_starts;    // [rows + 1]
     const int *kv_lens;         // [rows]
     const int *block_table;     // [rows, table_width]
@@ -52,9 +52,10 @@ INLINE long first_seen(const paged *p, long position) {
 INLINE long last_seen(const paged *p, long token, long position) { return p->last ? p->last[token] : position; }
 
 // The index of a head's key at `position`, and of its value; those up to the end of the cache block follow.
-INLINE long place_of(const paged *p, long row, long head, long position) {
+INLINE long place_of(const paged *p, kind k, long row, long head, long position) {
     long block = p->block_table[row * p->table_width + position / p->block_size];
-    return ((block * p->kv_heads + head) * p->block_size + position % p->block_size) * p->scoring.dim;
+    long place = (block * p->kv_heads + head) * p->block_size + position % p->block_size;
+    return place * row_numbers(p->scoring.dim, k);
 }
 
 INLINE long left_in_block(const paged *p, long position) { return p->block_size - position % p->block_size; }
@@ -63,8 +64,8 @@ INLINE long left_in_block(const paged *p, long position) { return p->block_size 
 INLINE void find_rows(const paged *p, kind k, long row, long head, long start, long count, const void **keys,
                       const void **values) {
     for (long i = 0; i < count;) {
-        long place = place_of(p, row, head, start + i), stop = least(count, i + left_in_block(p, start + i));
-        for (; i < stop; i++, place += p->scoring.dim) {
+        long place = place_of(p, k, row, head, start + i), stop = least(count, i + left_in_block(p, start + i));
+        for (; i < stop; i++, place += row_numbers(p->scoring.dim, k)) {
             keys[i] = at(p->keys, place, k);
             values[i] = at(p->values, place, k);
         }
@@ -75,7 +76,8 @@ INLINE void find_rows(const paged *p, kind k, long row, long head, long start, l
 INLINE void fetch_rows(const paged *p, kind k, long row, long head, long start, long stop) {
     for (long next; start < stop; start = next) {
         next = least(stop, start + left_in_block(p, start));
-        long place = place_of(p, row, head, start), bytes = (next - start) * p->scoring.dim * width_of(k);
+        long place = place_of(p, k, row, head, start);
+        long bytes = (next - start) * row_numbers(p->scoring.dim, k) * width_of(k);
         for (long i = 0; i < bytes; i += 64) {
             _mm_prefetch((const char *)at(p->keys, place, k) + i, _MM_HINT_T1);
             _mm_prefetch((const char *)at(p->values, place, k) + i, _MM_HINT_T1);
@@ -90,8 +92,8 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
     long position = p->kv_lens[u->row] - new_tokens(p, u->row) + u->first;
     for (long r = 0; r < TILE; r++) {
         long i = least(r, rows - 1) / group, place = (token + i) * p->heads + head * group + least(r, rows - 1) % group;
-        t->query_rows[r] = at(p->q, place * s.dim, s.kind);
-        t->out_rows[r] = at_out(p->out, place * s.dim, s.kind);
+        t->query_rows[r] = at(p->q, place * s.dim, s.outer);
+        t->out_rows[r] = at_out(p->out, place * s.dim, s.outer);
         if (p->sinks) t->sinks[r] = p->sinks[place % p->heads] * LOG2_E;
         if (p->slopes) t->slopes[r] = p->slopes[place % p->heads] * LOG2_E;
         t->first[r] = (float)first_seen(p, position + i);
@@ -156,7 +158,7 @@ INLINE void merge_chunk(const paged *p, scoring s, const unit *u, long start, fl
 INLINE void finish_rows(const paged *p, scoring s, const unit *u, long head, const float *parts) {
     long group = group_of(p), rows = p->together[u->row], token = p->query_starts[u->row] - rows + 1;
     for (long row = 0; row < rows; row++, token++, parts += group * part_size(s))
-        finish_parts(at_out(p->out, (token * p->heads + head * group) * s.dim, s.kind), parts, s, group,
+        finish_parts(at_out(p->out, (token * p->heads + head * group) * s.dim, s.outer), parts, s, group,
                      sinks_of(p, head));
 }
 
@@ -178,7 +180,7 @@ INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, con
     long group = group_of(p), rows = p->together[u->row], token = p->query_starts[u->row] - rows + 1;
     row_memory *m = row_begin(s, rows * group);
     for (long row = 0; row < rows; row++)
-        row_queries(m, s, group, row * group, at(p->q, ((token + row) * p->heads + head * group) * s.dim, s.kind));
+        row_queries(m, s, group, row * group, at(p->q, ((token + row) * p->heads + head * group) * s.dim, s.outer));
     m->slopes = p->slopes ? p->slopes + head * group : NULL;
     if (u->split >= 0) {
         attend_split(p, s, m, u, head, next);
@@ -197,6 +199,7 @@ INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, con
 INLINE void do_units(const paged *p, long first, long last, kind k) {
     scoring s = p->scoring;
     s.kind = k;
+    if (k != INT8) s.outer = k;
     s.biased = 0;
     for (long i = first; i < last; i++) {
         const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
@@ -207,6 +210,7 @@ INLINE void do_units(const paged *p, long first, long last, kind k) {
 
 static void do_float32(const void *task, long first, long last) { do_units(task, first, last, FLOAT32); }
 static void do_bfloat16(const void *task, long first, long last) { do_units(task, first, last, BFLOAT16); }
+static void do_int8(const void *task, long first, long last) { do_units(task, first, last, INT8); }
 
 static long tile_units(const paged *p, long row, unit *units) {
     long tokens = new_tokens(p, row), step = TILE / group_of(p), before = p->kv_lens[row] - tokens, n = 0;
@@ -262,6 +266,8 @@ enum {
     SHARES = 16,  // at least so many times a thread takes units, if there are enough: it prefetches for its next one
 };
 
+static const work works[] = {[FLOAT32] = do_float32, [BFLOAT16] = do_bfloat16, [INT8] = do_int8};
+
 static void run(paged *p, int split, unit *units, unit *sorted) {
     long n = 0, cost = 0;
     for (long row = 0; row < p->rows; row++) {
@@ -274,7 +280,7 @@ static void run(paged *p, int split, unit *units, unit *sorted) {
     long all = n * p->kv_heads, grain = 1;
     if (cost * p->kv_heads < SMALL) grain = all;
     else if (sorted->cost > 0) grain += cost * p->kv_heads / (sorted->cost * threads * SHARES);
-    spread(all, grain, p->scoring.kind == BFLOAT16 ? do_bfloat16 : do_float32, p);
+    spread(all, grain, works[p->scoring.kind], p);
 }
 
 static void run_split(paged *p, unit *units, unit *sorted) {
@@ -291,19 +297,21 @@ static void run_split(paged *p, unit *units, unit *sorted) {
     free(p->missing);
 }
 
-// q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, dim], all contiguous. dim is a multiple of 8 up
-// to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads] and
-// slopes [heads] NULL. So is last [tokens], which may not be given beside slopes. lowest: as in `paged`.
+// q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, row_numbers], all contiguous. dim is a multiple of
+// 8 up to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads]
+// and slopes [heads] NULL. So is last [tokens], which may not be given beside slopes. lowest: as in `paged`. kv is of the
+// kind of q, or INT8.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
-                      long table_width, long rows, float scale, float softcap, long window, int kind,
+                      long table_width, long rows, float scale, float softcap, long window, int kind, int cached,
                       const float *sinks, const float *slopes, const int *last, long lowest) {
-    paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, blocks * kv_heads * block_size * dim, kind),
+    long half = blocks * kv_heads * block_size * row_numbers(dim, cached);
+    paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, half, cached),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
                .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes, .last = last,
                .lowest = lowest,
-               .scoring = {kind, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL}};
+               .scoring = {cached, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL, kind}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
         long chunks = ceil_div(kv_lens[row], CHUNK);
@@ -324,6 +332,6 @@ EXPORT void attention(const void *q, void *out, const void *kv, long blocks, lon
 EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
-              a[15].whole, (int)a[16].whole, a[17].pointer, a[18].pointer, a[19].pointer,
-              a[20].whole);
+              a[15].whole, (int)a[16].whole, (int)a[17].whole, a[18].pointer, a[19].pointer, a[20].pointer,
+              a[21].whole);
 }

@@ -4,7 +4,7 @@
 // It adds in the order that `attention_tile.h` specifies. The lanes of a vector are keys for scores, so that a lane
 // adds the words of a key one after the other, and dimensions for values. Memory bounds a row alone, so every row of
 // the cache is prefetched some time before it is used: towards the end of a chunk those of the next one, or of the
-// next unit.
+// next unit. Whole numbers may be added in any order: of a cache of 8 bits the lanes are dimensions for scores, too.
 #pragma once
 
 #include "attention_tile.h"
@@ -32,6 +32,7 @@ typedef struct {
     const void *const *values;  // those of `rows`
     long ahead;                 // rows between a prefetch and its use
     float *queries;             // [head][word], each head padded to whole vectors
+    float *factors;             // [head]: of queries in words, their scales times `scale`
     float *scores;              // [head][CHUNK], by position in the chunk; then weights, or words of them
     float *decays;              // [head][CHUNK / KEYS]
     float *parts;               // [2][head][part_size]
@@ -50,28 +51,76 @@ INLINE long padded(long words) { return ceil_div(words, LANES) * LANES; }
 INLINE long part_size(scoring s) { return 2 + s.dim; }
 
 INLINE row_memory *row_begin(scoring s, long heads) {
-    long stride = padded(words_of(s)), floats = heads * (stride + CHUNK + CHUNK / KEYS + 2 * part_size(s));
+    long stride = padded(words_of(s)), floats = heads * (stride + 1 + CHUNK + CHUNK / KEYS + 2 * part_size(s));
     row_memory *m = scratch(sizeof(row_memory) + floats * sizeof(float));
     m->queries = (float *)(m + 1);
-    m->ahead = least(MOST_AHEAD, 1 + AHEAD / (s.dim * width_of(s.kind)));
+    m->ahead = least(MOST_AHEAD, 1 + AHEAD / (row_numbers(s.dim, s.kind) * width_of(s.kind)));
     m->scores = m->queries + heads * stride;
     m->decays = m->scores + heads * CHUNK;
     m->parts = m->decays + heads * (CHUNK / KEYS);
+    m->factors = m->parts + heads * 2 * part_size(s);
     return m;
 }
 
 // The queries of a row [group, dim], whose first head is `head`.
 INLINE void row_queries(const row_memory *m, scoring s, long group, long head, const void *query) {
     long words = words_of(s), stride = padded(words);
-    for (long last = head + group; head < last; head++, query = at(query, s.dim, s.kind))
-        for (long i = 0; i < words; i += LANES)
-            vec_store(m->queries + head * stride + i, load_words(query, i, words - i, s), FLOAT32);
+    for (long last = head + group; head < last; head++, query = at(query, s.dim, s.outer)) {
+        float *to = m->queries + head * stride;
+        if (s.kind == INT8) {
+            m->factors[head] = write_words((int16_t *)to, query, s.dim, s.outer) * s.scale;
+            memset(to + words, 0, (stride - words) * sizeof(float));
+        } else
+            for (long i = 0; i < words; i += LANES)
+                vec_store(to + i, load_words(query, i, words - i, s), FLOAT32);
+    }
 }
 
 INLINE void fetch_row(const void *row, scoring s) {
     const char *bytes = row;
-    for (long i = 0; i < s.dim * width_of(s.kind); i += 64) _mm_prefetch(bytes + i, _MM_HINT_T0);
+    for (long i = 0; i < row_numbers(s.dim, s.kind) * width_of(s.kind); i += 64) _mm_prefetch(bytes + i, _MM_HINT_T0);
 }
+
+// Computes the scores of LANES keys in 8 bits for some heads, but for the queries' factors.
+INLINE void score_codes(const row_memory *m, scoring s, const void *const *keys, long head, const int heads, int fetch,
+                        float *scores) {
+    const long words = words_of(s), stride = padded(words);
+    const float *query = m->queries + head * stride;
+    float scales[LANES];
+    vec sums[HEADS][LANES];
+    for (int key = 0; key < LANES; key += 2) {
+        const int8_t *one = keys[key], *two = keys[key + 1];
+        whole first[HEADS], second[HEADS];
+        for (int h = 0; h < heads; h++) first[h] = second[h] = whole_all(0);
+        for (long i = 0; i < words; i += LANES) {
+            whole a = words_of_bytes(one + 2 * i, s.dim - 2 * i), b = words_of_bytes(two + 2 * i, s.dim - 2 * i);
+            for (int h = 0; h < heads; h++) {
+                whole q = whole_load(query + h * stride + i);
+                first[h] = add_words(first[h], a, q);
+                second[h] = add_words(second[h], b, q);
+            }
+        }
+        for (int h = 0; h < heads; h++) sums[h][key] = (vec)first[h], sums[h][key + 1] = (vec)second[h];
+        scales[key] = scale_behind(one, s.dim), scales[key + 1] = scale_behind(two, s.dim);
+        for (int r = 0; fetch && r < 2; r++) fetch_row(keys[key + r + m->ahead], s);
+    }
+    for (int h = 0; h < heads; h++) {
+        whole total = whole_all(0);
+        vec_transpose(sums[h]);
+        for (int key = 0; key < LANES; key++) total += (whole)sums[h][key];
+        vec_store(scores + h * CHUNK, vec_mul(vec_of_whole(total), vec_load(scales, FLOAT32)), FLOAT32);
+    }
+}
+
+#define CODES(h)                                                                                              \
+    static __attribute__((noinline)) void codes_##h(const row_memory *m, scoring s, const void *const *keys, \
+                                                    long head, int fetch, float *scores) {                   \
+        s.kind = INT8;                                                                                        \
+        score_codes(m, s, keys, head, h, fetch, scores);                                                      \
+    }
+CODES(1) CODES(2) CODES(3) CODES(4)
+static void (*const code_loops[HEADS])(const row_memory *, scoring, const void *const *, long, int, float *) = {
+    codes_1, codes_2, codes_3, codes_4};
 
 // Columns of keys, 4 bytes each, transposed: a vector is a column of as many keys as it has lanes.
 typedef struct {
@@ -145,6 +194,14 @@ INLINE void score_vectors(const row_memory *m, scoring s, const void *const *key
     }
 }
 
+INLINE void score_coded_keys(const row_memory *m, scoring s, long head, long last, span k) {
+    for (long key = 0; key < k.count; key += LANES)
+        for (long h = head; h < last; h += HEADS) {
+            float *scores = m->scores + h * CHUNK + k.first + key;
+            code_loops[least(HEADS, last - h) - 1](m, s, m->rows + key, h, h == head, scores);
+        }
+}
+
 INLINE void score_keys(const row_memory *m, scoring s, long head, long last, span k) {
     float *scores = m->scores + head * CHUNK + k.first;
     long key = 0;
@@ -182,7 +239,7 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
     float *scores = m->scores + head * CHUNK, *decays = m->decays + head * (CHUNK / KEYS);
     long stop = k.first + k.count;
     for (long key = k.first; key < stop; key += LANES) {
-        vec score = vec_mul(vec_load(scores + key, FLOAT32), vec_all(s.scale));
+        vec score = vec_mul(vec_load(scores + key, FLOAT32), vec_all(s.kind == INT8 ? m->factors[head] : s.scale));
         vec_store(scores + key, s.softcap != 0 ? vec_cap(score, s.softcap) : score, FLOAT32);
     }
     if (s.sloping) slope_head(m, k, head, scores);
@@ -195,14 +252,18 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
     }
 }
 
-// Adds the values of a block, weighted: `rows` of [0, keys).
-INLINE void add_values(vec sums[HEADS][HEAD_VECS], scoring s, const void *const *rows, long keys,
-                        const float *weights, const int heads, long dim, const int vecs, long ahead) {
+// Adds the values of a block, weighted: `rows` of [0, keys). Weights are multiplied by scales where they are read first.
+INLINE void add_values(vec sums[HEADS][HEAD_VECS], scoring s, const void *const *rows, long keys, float *weights,
+                        const int heads, long dim, const int vecs, long ahead) {
     const int pairs = in_pairs(s.kind), step = 1 + pairs;
     for (long key = 0; key < keys; key += step, weights++) {
         vec value[HEAD_VECS], weight[HEADS];
         const void *other = rows[key + pairs < keys ? key + pairs : key];  // a last row alone has itself beside it
         for (int r = 0; ahead && r < step; r++) fetch_row(rows[key + r + ahead], s);
+        if (s.kind == INT8 && dim == 0) {
+            float scale = scale_behind(rows[key], s.dim);
+            for (int h = 0; h < heads; h++) weights[h * CHUNK] *= scale;
+        }
         for (int h = 0; h < heads; h++) weight[h] = vec_all(weights[h * CHUNK]);
         for (int c = 0; c < vecs; c++) {
             const void *row = at(rows[key], dim + c * LANES, s.kind);
@@ -254,10 +315,12 @@ INLINE void value_dims(const row_memory *m, scoring s, span k, long head, const 
     }
 VALUES(FLOAT32, 1) VALUES(FLOAT32, 2) VALUES(FLOAT32, 3) VALUES(FLOAT32, 4)
 VALUES(BFLOAT16, 1) VALUES(BFLOAT16, 2) VALUES(BFLOAT16, 3) VALUES(BFLOAT16, 4)
+VALUES(INT8, 1) VALUES(INT8, 2) VALUES(INT8, 3) VALUES(INT8, 4)
 
 static void (*const value_loops[][HEADS])(const row_memory *, scoring, span, long, long, float *) = {
     [FLOAT32] = {value_FLOAT32_1, value_FLOAT32_2, value_FLOAT32_3, value_FLOAT32_4},
     [BFLOAT16] = {value_BFLOAT16_1, value_BFLOAT16_2, value_BFLOAT16_3, value_BFLOAT16_4},
+    [INT8] = {value_INT8_1, value_INT8_2, value_INT8_3, value_INT8_4},
 };
 
 INLINE void value_keys(const row_memory *m, scoring s, span k, long head, long last, long ahead, float *parts) {
@@ -275,7 +338,8 @@ INLINE span seen_by(span k, long row, long over) {
 // heads each, of which the last sees all keys. Scores of keys that a row does not see are computed for nothing. Values
 // are left out: they may not be finite.
 INLINE void row_chunk(row_memory *m, scoring s, long group, long row, long rows, span k, long over, float *parts) {
-    score_keys(m, s, row * group, rows * group, k);
+    if (s.kind == INT8) score_coded_keys(m, s, row * group, rows * group, k);
+    else score_keys(m, s, row * group, rows * group, k);
     m->values = m->rows + k.count;
     for (long head = row * group; head < rows * group; head++)
         weigh_head(m, s, seen_by(k, head / group, over), head, parts + head * part_size(s));
@@ -306,7 +370,7 @@ INLINE void finish_parts(void *out, const float *parts, scoring s, long group, c
         vec share = share_of(vec_all(parts[0]), vec_all(parts[1]), sink, s.sinking);
         for (long dim = 0; dim < s.dim; dim += LANES) {
             vec sum = vec_fma(vec_load(parts + 2 + dim, FLOAT32), share, vec_zero());
-            vec_store(at_out(out, head * s.dim + dim, s.kind), sum, s.kind);
+            vec_store(at_out(out, head * s.dim + dim, s.outer), sum, s.outer);
         }
     }
 }

@@ -6,7 +6,9 @@
 // One order of sums, for a tile and for a row of its own (`attention_row.h`):
 // - A score is summed over words in their order, in one accumulator, by fused multiplication and addition. If the
 //   processor multiplies pairs of bfloat16, a word is such a pair: neighbours in a query and a key, or the same
-//   dimension of two values. Otherwise it is one float32, and bfloat16 keys and values are widened first.
+//   dimension of two values. Otherwise it is one float32, and bfloat16 keys and values are widened first. Of a cache of
+//   8 bits it is a pair of whole numbers, and the sum is exact; it is multiplied by the key's scale, then by the query's
+//   times `scale`. Values are widened to float32, and their scales multiplied with weights, each in the block of its own.
 // - Keys are taken in chunks of CHUNK, which begin at multiples of CHUNK in the sequence, and chunks in blocks of KEYS.
 //   Each chunk has a state of its own, which begins empty. A block multiplies the chunk's sums by 2 to the power of
 //   (largest score before it - largest score with it) and adds its own, with weights relative to the latter.
@@ -21,7 +23,7 @@
 // Encoders see all of a text in one chunk.
 #pragma once
 
-#include "pairs.h"
+#include "codes.h"
 #include "threads.h"
 
 enum { TILE = 64, KEYS = 64, CHUNK = 256, MAX_DIM = 512 };
@@ -38,13 +40,14 @@ enum { ROWS = 4, VECS = 2 };
 #define UNSEEN -3.0e38f  // the score of a key that is not seen: its weight is 0 even beside LOWEST
 
 typedef struct {
-    kind kind;
+    kind kind;  // of keys and values
     long dim;
     float scale;    // times log2(e): all scores here are exponents of 2
     float softcap;  // 0: scores are not capped
     int biased;     // whether a tile's `bias` is added
     int sinking;    // whether rows have sinks
     int sloping;    // whether rows have slopes
+    kind outer;     // of queries and results
 } scoring;
 
 // The states of the rows after some keys: the largest score, the sum of weights, and the sum of weighted values.
@@ -67,12 +70,16 @@ typedef struct {
     const void *key_rows[KEYS + TALL], *value_rows[KEYS];  // rows of a block
     float bias[TILE + KEYS];                               // bias[KEYS + r - i] is that of row r and key i
     float wide_keys[KEYS * MAX_DIM], wide_values[KEYS * MAX_DIM];
+    float factors[TILE];  // of queries in words: their scales times `scale`
+    float key_scales[KEYS + TALL], value_scales[KEYS];
 } tile;
 
-INLINE long words_of(scoring s) { return in_pairs(s.kind) ? s.dim / 2 : s.dim; }
+// Whether a word of queries and keys is a pair of neighbours.
+INLINE int is_paired(scoring s) { return s.kind == INT8 || in_pairs(s.kind); }
+INLINE long words_of(scoring s) { return is_paired(s) ? s.dim / 2 : s.dim; }
 
 // The address of word i of a query or a key, and the vector of words [i, i + LANES), of which `left` exist.
-INLINE kind word_kind(scoring s) { return in_pairs(s.kind) ? FLOAT32 : s.kind; }
+INLINE kind word_kind(scoring s) { return is_paired(s) ? FLOAT32 : s.kind; }
 INLINE const void *word_at(const void *row, long i, scoring s) { return at(row, i, word_kind(s)); }
 INLINE vec load_words(const void *row, long i, long left, scoring s) {
     return vec_load_upto(word_at(row, i, s), left, word_kind(s));
@@ -80,6 +87,11 @@ INLINE vec load_words(const void *row, long i, long left, scoring s) {
 
 INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
     return in_pairs(s.kind) ? pairs_fma(a, b, sum) : vec_fma(a, b, sum);
+}
+
+// The same for queries and keys, of which the bits of a vector may be whole numbers.
+INLINE vec score_fma(vec a, vec b, vec sum, scoring s) {
+    return s.kind == INT8 ? (vec)add_words((whole)sum, (whole)a, (whole)b) : words_fma(a, b, sum, s);
 }
 
 INLINE float exp2_of(float x) { return vec_lane(vec_exp2(vec_all(x), FLOAT32)); }
@@ -96,8 +108,18 @@ INLINE void tile_fresh(tile *t, tile_state *chunk) {
     t->chunk = chunk;
 }
 
+// Brings queries into words, for a cache of 8 bits.
+INLINE void code_queries(tile *t, scoring s) {
+    for (long row = 0; row < TILE; row++) {
+        int16_t *words = (int16_t *)t->wide_values + row * MAX_DIM;
+        t->factors[row] = write_words(words, t->query_rows[row], s.dim, s.outer) * s.scale;
+        t->query_rows[row] = words;
+    }
+}
+
 INLINE void tile_begin(tile *t, scoring s) {
     long words = words_of(s);
+    if (s.kind == INT8) code_queries(t, s);
     for (long row = 0; row < TILE; row += LANES)
         for (long i = 0; i < words; i += LANES) {
             vec square[LANES];
@@ -124,11 +146,17 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
         for (int r = 0; r < rows; r++) {
             vec same = vec_all(k[r][i]);
             for (int c = 0; c < vecs; c++)
-                sums[r][c] = words_fma(vec_load(q + c * LANES, FLOAT32), same, sums[r][c], s);
+                sums[r][c] = score_fma(vec_load(q + c * LANES, FLOAT32), same, sums[r][c], s);
         }
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < vecs; c++)
-            vec_store(scores + r * TILE + c * LANES, vec_mul(sums[r][c], vec_all(s.scale)), FLOAT32);
+        for (int c = 0; c < vecs; c++) {
+            vec score = sums[r][c], factor = vec_all(s.scale);
+            if (s.kind == INT8) {
+                score = vec_mul(vec_of_whole((whole)score), vec_all(t->key_scales[key + r]));
+                factor = vec_load(t->factors + lane + c * LANES, FLOAT32);
+            }
+            vec_store(scores + r * TILE + c * LANES, vec_mul(score, factor), FLOAT32);
+        }
 }
 
 // Adds weighted values to out[dimension][lane] for `words` of keys.
@@ -170,6 +198,11 @@ INLINE void value_all(tile *t, scoring s, long words, int fresh, long lanes) {
         for (long dim = 0; dim < s.dim; dim += TALL) value_block(t, s, words, fresh, dim, lane, TALL, 1);
 }
 
+// The weight that a key's value is multiplied by.
+INLINE vec value_weight(const tile *t, scoring s, vec weight, long key) {
+    return s.kind == INT8 ? vec_mul(weight, vec_all(t->value_scales[key])) : weight;
+}
+
 // Turns the scores of a vector of rows into weights, in place; `keys` is a multiple of LANES.
 INLINE void weigh(tile *t, scoring s, long keys, long lane) {
     float *column = t->scores + lane, *total = t->chunk->total + lane;
@@ -186,8 +219,8 @@ INLINE void weigh(tile *t, scoring s, long keys, long lane) {
             sums[i + 1] = vec_add(sums[i + 1], next);
             if (in_pairs(s.kind)) vec_store(column + (key + i) / 2 * TILE, pairs_narrow(weight, next), FLOAT32);
             else {
-                vec_store(score, weight, FLOAT32);
-                vec_store(score + TILE, next, FLOAT32);
+                vec_store(score, value_weight(t, s, weight, key + i), FLOAT32);
+                vec_store(score + TILE, value_weight(t, s, next, key + i + 1), FLOAT32);
             }
         }
     }
@@ -235,9 +268,13 @@ INLINE void hide_scores(tile *t, long start, long keys, long lane) {
 }
 
 // Keys and values in the form that products read: rows of words.
-INLINE void widen_row(float *wide, const void *row, long dim) {
+INLINE void widen_row(float *wide, const void *row, long dim, kind k) {
     for (long d = 0; d < dim; d += LANES)
-        vec_store_upto(wide + d, vec_load_upto(at(row, d, BFLOAT16), dim - d, BFLOAT16), dim - d, FLOAT32);
+        vec_store_upto(wide + d, vec_load_upto(at(row, d, k), dim - d, k), dim - d, FLOAT32);
+}
+
+INLINE void widen_codes(int16_t *words, const int8_t *row, long dim) {
+    for (long d = 0; d < dim; d += 2 * LANES) whole_store(words + d, words_of_bytes(row + d, dim - d));
 }
 
 INLINE void join_rows(float *words, const void *even, const void *odd, long dim) {
@@ -255,10 +292,14 @@ INLINE void prepare_rows(tile *t, scoring s, long keys) {
             join_rows(words, t->value_rows[key], key + 1 < keys ? t->value_rows[key + 1] : NULL, s.dim);
             t->value_rows[key / 2] = words;
         }
-    } else if (s.kind == BFLOAT16) {
+    } else if (s.kind != FLOAT32) {
         for (long key = 0; key < keys; key++) {
-            widen_row(t->wide_keys + key * s.dim, t->key_rows[key], s.dim);
-            widen_row(t->wide_values + key * s.dim, t->value_rows[key], s.dim);
+            if (s.kind == INT8) {
+                t->key_scales[key] = scale_behind(t->key_rows[key], s.dim);
+                t->value_scales[key] = scale_behind(t->value_rows[key], s.dim);
+                widen_codes((int16_t *)(t->wide_keys + key * s.dim), t->key_rows[key], s.dim);
+            } else widen_row(t->wide_keys + key * s.dim, t->key_rows[key], s.dim, s.kind);
+            widen_row(t->wide_values + key * s.dim, t->value_rows[key], s.dim, s.kind);
             t->key_rows[key] = t->wide_keys + key * s.dim;
             t->value_rows[key] = t->wide_values + key * s.dim;
         }
@@ -326,7 +367,7 @@ INLINE void tile_end(tile *t, scoring s, long rows) {
             }
             vec_transpose(square);
             for (int r = 0; r < least(LANES, rows - row); r++)
-                vec_store_upto(at_out(t->out_rows[row + r], dim, s.kind), square[r], s.dim - dim, s.kind);
+                vec_store_upto(at_out(t->out_rows[row + r], dim, s.outer), square[r], s.dim - dim, s.outer);
         }
     }
 }

@@ -60,7 +60,7 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
 
 INLINE void do_units(const packed *p, long first, long last, kind k) {
     scoring s = p->scoring;
-    s.kind = k;
+    s.kind = s.outer = k;
     s.softcap = 0;
     s.sloping = 0;
     for (long i = first; i < last; i++) attend_tile(p, s, p->units + i / p->kv_heads, i % p->kv_heads);
@@ -74,7 +74,7 @@ EXPORT void encoder_attention(const void *q, long q_stride, const void *k, long 
                               void *out, const int *query_starts, long rows, long heads, long kv_heads, long dim,
                               float scale, long window, const float *bias, long reach, int causal, int kind) {
     packed p = {q, k, v, q_stride, k_stride, v_stride, out, query_starts, rows, heads, kv_heads, window, causal, bias, reach,
-                {kind, dim, scale * LOG2_E, 0, bias != NULL, 0, 0}, NULL};
+                {kind, dim, scale * LOG2_E, 0, bias != NULL, 0, 0, kind}, NULL};
     long step = TILE / (heads / kv_heads), most = rows + query_starts[rows] / step, n = 0;
     unit *units = malloc(2 * most * sizeof(unit));
     if (units == NULL) abort();  // out of memory, where torch would throw

@@ -1,7 +1,8 @@
 // Vectors of floats, 16 wide with AVX-512 and 8 wide with AVX2.
 //
 // Kernels are written once, with `vec`, for float32 and for bfloat16: `kind` is always a constant where they are
-// called, so the compiler removes the other half. Arithmetic is float32; bfloat16 is rounded to nearest even.
+// called, so the compiler removes the other half. Arithmetic is float32; bfloat16 is rounded to nearest even. Whole
+// numbers of 8 bits are only loaded.
 #pragma once
 
 #include <immintrin.h>
@@ -13,9 +14,9 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t bf16;
-typedef enum { FLOAT32, BFLOAT16 } kind;
+typedef enum { FLOAT32, BFLOAT16, INT8 } kind;
 
-INLINE long width_of(kind k) { return k == BFLOAT16 ? 2 : 4; }
+INLINE long width_of(kind k) { return k == INT8 ? 1 : k == BFLOAT16 ? 2 : 4; }
 INLINE const void *at(const void *base, long i, kind k) { return (const char *)base + i * width_of(k); }
 INLINE void *at_out(void *base, long i, kind k) { return (char *)base + i * width_of(k); }
 INLINE long least(long a, long b) { return a < b ? a : b; }
@@ -98,9 +99,11 @@ INLINE __m256i narrow_lanes(vec a) {
 
 // n < LANES: the other lanes are 0, and memory past n is neither read nor written.
 INLINE vec vec_load(const void *p, kind k) {
+    if (k == INT8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
     return k == BFLOAT16 ? widen_lanes(_mm256_loadu_si256(p)) : _mm512_loadu_ps(p);
 }
 INLINE vec vec_load_part(const void *p, long n, kind k) {
+    if (k == INT8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes_mask(n), p)));
     return k == BFLOAT16 ? widen_lanes(_mm256_maskz_loadu_epi16(lanes_mask(n), p))
                          : _mm512_maskz_loadu_ps(lanes_mask(n), p);
 }
@@ -116,6 +119,10 @@ INLINE vec vec_of_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si25
 INLINE vec vec_of_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p))); }
 INLINE void vec_store_words(int16_t *p, vec a) {  // whole numbers, rounded to nearest even
     _mm256_storeu_si256((void *)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a)));
+}
+INLINE void vec_store_codes(int8_t *p, vec a, long n) {  // the same in 8 bits, n of them
+    __mmask16 kept = n >= LANES ? (__mmask16)0xffff : lanes_mask(n);
+    _mm_mask_storeu_epi8(p, kept, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
 #elif defined(__AVX2__)
@@ -179,6 +186,7 @@ INLINE __m128i narrow_lanes(vec a) {
 }
 
 INLINE vec vec_load(const void *p, kind k) {
+    if (k == INT8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
     return k == BFLOAT16 ? widen_lanes(_mm_loadu_si128(p)) : _mm256_loadu_ps(p);
 }
 INLINE vec vec_load_part(const void *p, long n, kind k) {
@@ -205,6 +213,13 @@ INLINE vec vec_of_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu
 INLINE void vec_store_words(int16_t *p, vec a) {
     __m256i all = _mm256_cvtps_epi32(a);
     _mm_storeu_si128((void *)p, _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+INLINE void vec_store_codes(int8_t *p, vec a, long n) {
+    int16_t words[LANES];
+    vec_store_words(words, a);
+    __m128i both = _mm_loadu_si128((const void *)words);
+    _mm_storel_epi64((void *)p, _mm_packs_epi16(both, both));
+    (void)n;  // a multiple of LANES
 }
 
 #else

@@ -56,6 +56,12 @@ INLINE whole add_words(whole sum, whole w, whole x) {
     return sum + (whole)_mm512_madd_epi16((__m512i)w, (__m512i)x);
 #endif
 }
+
+// Bytes as words, twice as many as there are lanes, of which `left` exist; others are 0.
+INLINE whole words_of_bytes(const int8_t *p, long left) {
+    __mmask32 there = left >= 2 * LANES ? 0xffffffffu : (1u << left) - 1;
+    return (whole)_mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(there, p));
+}
 #else
 INLINE whole whole_all(uint32_t x) { return (whole)_mm256_set1_epi32((int)x); }
 INLINE whole whole_load(const void *p) { return (whole)_mm256_loadu_si256(p); }
@@ -95,5 +101,9 @@ INLINE whole add_to_words(whole sums, whole w, whole x) {
 }
 INLINE whole add_words(whole sum, whole w, whole x) {
     return sum + (whole)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+}
+INLINE whole words_of_bytes(const int8_t *p, long left) {  // `left` is a multiple of 8
+    return (whole)_mm256_cvtepi8_epi16(left >= 2 * LANES ? _mm_loadu_si128((const void *)p)
+                                                         : _mm_loadl_epi64((const void *)p));
 }
 #endif
