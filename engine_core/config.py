@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import msgspec
 
-from worker.options import MODEL, SCHEDULER, Doc, WorkerOptions
+from worker.options import MEMORY, MODEL, SCHEDULER, Doc, WorkerOptions
 from worker.protocol import Task
 
 WORKERS = "Workers and replicas"
@@ -82,6 +82,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     returned_token_ids."""
 
     worker: WorkerOptions = WorkerOptions()
+    enable_sleep_mode: Annotated[bool, Doc(MEMORY)] = False
+    """Let administrators give the memory of weights and cache back (POST /sleep) until POST /wake_up."""
 
     tensor_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-tp")] = 1
     """Workers that share every layer of the model."""

@@ -37,14 +37,15 @@ from engine_core.scheduling.step_cost import StepTimes
 from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
 from models.config import read_config
 from models.quantization.config import check_quantization
+from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import StepOutput
+from worker.protocol import StepOutput, TimedSteps
 
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""
 
-_NO_MEMORY = ("OutOfMemoryError", "allocate memory", "out of memory")
-"""Words of torch's errors, which are plain RuntimeErrors on a CPU."""
+Loaded = tuple[Ready, Scheduler, Executor]
+"""The facts about a loaded model, what plans its steps, and what runs them."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +54,21 @@ class Engine:
     """Runs the requests of numbered clients; `step` returns outputs by client number."""
 
     def __init__(
-        self, ready: Ready, scheduler: Scheduler, executor: Executor, progress_page: str = ""
+        self,
+        ready: Ready,
+        scheduler: Scheduler,
+        executor: Executor,
+        progress_page: str = "",
+        load: Callable[[TimedSteps], Loaded] | None = None,
     ) -> None:
-        """`progress_page` is the file in which a supervisor reads how steps go on, if there is one."""
+        """`progress_page` is the file in which a supervisor reads how steps go on, if there is one; `load`
+        loads the model again."""
         self.ready = ready
+        self.refusal: tuple[str, str] | None = None
+        """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
+        self.asleep = False
+        """Whether weights and cache are given back, so that no step can run."""
+        self._load = load
         self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
         self._times = StepTimes()
         self._scheduler = scheduler
@@ -71,7 +83,6 @@ class Engine:
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
-        self._draining = False
         self._failed = False
         """Whether a step has failed, and none was planned since all that were in flight have landed."""
 
@@ -106,24 +117,39 @@ class Engine:
         def report_phase(phase: str, fraction: float, detail: str = "") -> None:
             report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
 
-        executor = make(worker_config, report_phase)
-        try:
-            facts = executor.start()
-            scheduler = Scheduler(config, facts, model.vocab_size)
-            _log.info(describe(facts))
-            return cls(make_ready(config, model, found, facts), scheduler, executor, progress_page)
-        except Exception:
-            executor.stop()
-            raise
+        def load(timed_steps: TimedSteps = ()) -> Loaded:
+            executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
+            try:
+                facts = executor.start()
+                scheduler = Scheduler(config, facts, model.vocab_size)
+                _log.info(describe(facts))
+                return make_ready(config, model, found, facts), scheduler, executor
+            except Exception:
+                executor.stop()
+                raise
+
+        return cls(*load(), progress_page, load)
 
     def stop(self) -> None:
         if self._compile_queue is not None:
             self._compile_queue.stop()
         self._executor.stop()
 
+    def fall_asleep(self) -> None:
+        """Give weights and cache back to the system. Call this when nothing runs."""
+        self._executor.stop()
+        self.asleep = True
+
+    def wake(self) -> None:
+        """Load the model again. If that raises an error, the engine sleeps on."""
+        if self.asleep and self._load is not None:
+            self.ready, self._scheduler, self._executor = self._load(self.ready.worker.timed_steps)
+        self.asleep, self.refusal = False, None
+
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
-        self._executor.register(poller)
+        if not self.asleep:
+            self._executor.register(poller)
         if self._compile_queue is not None:
             self._compile_queue.register(poller)
 
@@ -139,11 +165,12 @@ class Engine:
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
-        return self._executor.idle(wait=wait)
+        return not self.asleep and self._executor.idle(wait=wait)
 
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
-        self._executor.check()
+        if not self.asleep:
+            self._executor.check()
 
     @property
     def busy(self) -> bool:
@@ -179,8 +206,8 @@ class Engine:
 
     def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
-        if self._draining:
-            self._collect({client: [Failed(id=request.id, code=503, message="the engine is shutting down")]})
+        if self.refusal is not None:
+            self._collect({client: [Failed(request.id, 503, *self.refusal)]})
         elif request.grammar is not None and matcher is None:
             if refused := self._compile(client, request, request.grammar):
                 self._collect({client: [refused]})
@@ -248,7 +275,7 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse requests from now on; those that are here run on."""
-        self._draining = True
+        self.refusal = "the engine is shutting down", ""
 
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.reset_prefixes()
@@ -371,8 +398,3 @@ class Engine:
         """Keep outputs until the next call of `step`, or its end."""
         for client, new in outputs.items():
             self._outputs.setdefault(client, []).extend(new)
-
-
-def is_short_of_memory(error: Exception) -> bool:
-    """Whether a step failed for want of memory, in Python, on a CPU or on another device."""
-    return isinstance(error, MemoryError) or any(words in repr(error) for words in _NO_MEMORY)

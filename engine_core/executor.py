@@ -150,6 +150,7 @@ class InlineExecutor:
             self._thread.submit(self._runner.close)
         self._bounds.put(None)
         self._thread.shutdown()
+        self._runner = None
         for end in self._step_done or ():
             end.close()
 

@@ -13,7 +13,9 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from math import ceil
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -23,11 +25,13 @@ from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
 from engine_core.ranks.ranks_executor import make_executor
+from engine_core.reason_codes import SENTENCES
 from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.child import BROKE, CANNOT_START, STOPPED
+from worker.host.machine import forget_files
 
 _SMALLEST_PROGRESS = 0.01
 _BROKEN = "the engine failed and has to be restarted; its log says why"
@@ -86,13 +90,19 @@ class EngineLoop:
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
         self._terminated = False
+        self._sleep_orders: deque[protocol.Sleep] = deque()
+        """Orders to sleep or to wake that have not been obeyed yet."""
         self._stats_filter = StatsFilter()
         self._signalled, self._wake = socket.socketpair()
-        self._poller = zmq.Poller()
-        self._poller.register(self._signalled, zmq.POLLIN)
-        for end in ends:
-            self._poller.register(end.requests.sock, zmq.POLLIN)
-            self._poller.register(end.monitor, zmq.POLLIN)
+        self._poller = self._make_poller()
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._signalled, zmq.POLLIN)
+        for end in self._ends:
+            poller.register(end.requests.sock, zmq.POLLIN)
+            poller.register(end.monitor, zmq.POLLIN)
+        return poller
 
     def run(self) -> None:
         self._catch_signals()
@@ -107,6 +117,33 @@ class EngineLoop:
             if outputs := self._engine.take_outputs():
                 self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
             self._write(self._engine.step(wait=False))
+            while self._sleep_orders and not self._engine.busy:
+                self._obey(self._sleep_orders.popleft())
+
+    def _obey(self, order: protocol.Sleep) -> None:
+        """Sleep or wake, and tell all servers. An engine that cannot wake tells why, and sleeps on.
+
+        Level 1 leaves the checkpoint's pages in the system's cache of files, level 2 has it drop them.
+        """
+        self._engine.progress.rest()
+        problem = ""
+        try:
+            if order.level:
+                gc.unfreeze()
+                self._engine.fall_asleep()
+                if order.level > 1:
+                    forget_files(Path(self._engine.ready.folder))
+            else:
+                self._engine.wake()
+                gc.freeze()
+        except Exception as error:
+            problem = logs.one_line(error)
+            _log.error("the engine cannot wake, and sleeps on: %s", problem)
+        self._poller = self._make_poller()  # what runs steps is another one now
+        if self._engine.asleep:
+            _send_all(self._ends, protocol.Progress("asleep", 1.0, self._engine.ready.folder, problem))
+        else:
+            _send_all(self._ends, self._engine.ready)
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""
@@ -171,6 +208,8 @@ class EngineLoop:
                 ready = self._engine.ready
                 end.send(protocol.Progress(phase="ready", fraction=1.0, folder=ready.folder))
                 end.send(ready)
+                if self._engine.asleep:
+                    end.send(protocol.Progress("asleep", 1.0, ready.folder))
 
     def _handle(self, client: int, request: protocol.Request) -> None:
         match request:
@@ -193,6 +232,12 @@ class EngineLoop:
                 self._drain(seconds)
             case protocol.ResetPrefixCache():
                 self._engine.reset_prefix_cache()
+            case protocol.Sleep(level, abort):
+                self._sleep_orders.append(request)
+                if level:
+                    self._engine.refusal = SENTENCES["asleep"], "asleep"
+                if abort:
+                    self._engine.abort_all()
 
     def _write(self, outputs: protocol.OutputsByClient) -> None:
         """Send its outputs to each server, and statistics now and then."""

@@ -19,8 +19,7 @@ from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFac
 Finish = Literal["stop", "length", "abort"]
 
 ALONE_TOKENS = 4
-"""The tokens after which a request that runs alone has passed the place at which an engine ended with it: the
-last tokens of that engine may never have arrived."""
+"""The tokens after which a request that runs alone has passed the place at which an engine ended with it."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -52,8 +51,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The language in which an answer, or a part of it, is written."""
 
     kind: Literal["json", "regex", "lark", "llguidance"]
-    """What `text` is: a JSON schema, a regular expression, a grammar in llguidance's form of Lark, or several
-    grammars that refer to each other, as llguidance has them in JSON."""
+    """The form of `text`: JSON schema, regular expression, llguidance's Lark, or its grammars in JSON."""
     text: str
     wakes: tuple[tuple[int, ...], ...] = ()
     """The grammar begins behind any of these sequences of tokens; if there are none, with the first token."""
@@ -131,8 +129,7 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The language of the answer, if it has one."""
     thinking: Thinking | None = None
     alone: bool = False
-    """Whether no other request may run beside it until it has ALONE_TOKENS more tokens, because engines have
-    ended while they computed it."""
+    """Whether it runs alone until it has ALONE_TOKENS more tokens, because engines have ended with it."""
     media: tuple[Media, ...] = ()
     """The media of the prompt, in the order of their positions, which do not overlap."""
     most_guesses: int | None = None
@@ -179,7 +176,15 @@ class Ask(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
 
 
-Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache
+class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order to give weights and cache back once nothing runs, or to load them again if `level` is 0."""
+
+    level: int
+    abort: bool = False
+    """Whether what runs is ended, and not waited for."""
+
+
+Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache | Sleep
 Greeting = Hello | Join
 
 
@@ -256,8 +261,7 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     code: int
-    """An HTTP status: 400 for a request that cannot be run, 500 if it broke, 503 if it is refused now, 504 if
-    it took too long."""
+    """An HTTP status: 400 if it cannot be run, 500 if it broke, 503 if it is refused now, 504 if too late."""
     message: str
     error: str = ""
     """A name of the error for programs, if it has one: QUARANTINED, DEADLINE, or a code of `reasons`."""
@@ -315,12 +319,13 @@ PHASES = {
     "cache": "allocating its cache",
     "warmup": "warming up",
     "ready": "serving",
+    "asleep": "asleep",
 }
 """The phases of an engine's life in order, each with what the engine is doing then."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The progress of an engine's start: its phase, from download to warmup, and the share that is done."""
+    """The progress of an engine's start, or the news that it is asleep: its phase, and the share done."""
 
     phase: str
     """A key of PHASES."""
@@ -329,7 +334,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
     folder: str = ""
     """The checkpoint's folder, once it is known: the server loads its tokenizer from there."""
     detail: str = ""
-    """Details for people, such as which of several workers is the last."""
+    """Details for people: which of several workers is the last, or why it cannot wake."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):

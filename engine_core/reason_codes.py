@@ -21,6 +21,7 @@ Reason = Literal[
     "api_given_up",
     "too_slow",
     "draining",
+    "asleep",
 ]
 
 QUARANTINED = "request_quarantined"
@@ -42,6 +43,7 @@ SENTENCES: dict[Reason, str] = {
     "api_given_up": "The HTTP server has ended and is not started again; the log says why.",
     "too_slow": "The model did not compute a token in time.",
     "draining": "The server is shutting down. Try again later or on another instance.",
+    "asleep": "The model is asleep and takes no requests until somebody wakes it (POST /wake_up).",
 }
 
 MissReason = Literal[

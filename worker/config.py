@@ -130,5 +130,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     balancing: Balancing | None = None
     """How experts are copied and moved by load; None: they stay where they are."""
     drafter: DrafterConfig | None = None
+    timed_steps: tuple[tuple[int, float], ...] = ()
+    """The steps that an earlier worker of this configuration was timed with: a CPU then runs none again."""
     run_folder: str = ""
     """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""

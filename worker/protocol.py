@@ -77,6 +77,9 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     """Late interaction: the query against which this document is scored. The result is one number."""
 
 
+TimedSteps = tuple[tuple[int, float], ...]
+"""The tokens of steps that were run, and the seconds that each took."""
+
 Runs = tuple[tuple[int, int], ...]
 """Runs of positions: the first of each, and their number."""
 
@@ -301,7 +304,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
     has_idle_work: bool = False
     """Whether there is work to do while no step runs, that makes later steps quicker (`Executor.idle`)."""
-    timed_steps: tuple[tuple[int, float], ...] = ()
+    timed_steps: TimedSteps = ()
     """The tokens and the seconds of steps that were run at warm-up."""
     kernel_compilations: int = 0
     """How many kernels the worker compiled at its start."""

@@ -9,6 +9,7 @@ sample and pool, and one of them returns outputs.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -181,15 +182,16 @@ class Runner:
         return self._device.lost(error)
 
     def close(self) -> None:
-        """Give the cache back. The runner is of no use afterwards."""
+        """Give all memory back. The runner is of no use afterwards."""
         if self._cache.page_toucher is not None:
             self._cache.page_toucher.close()
-        for layer in self._attention_layers:
-            layer.kv = None
-        self._cache = no_cache(0)
         self._compute.close()
-        self._groups.close()
-        self._device.close()
+        groups, device, folder = self._groups, self._device, Path(self._config.folder)
+        self.__dict__.clear()  # what it has holds all tensors
+        gc.collect()  # some parts refer to each other
+        groups.close()
+        device.close()
+        release_after_loading(folder)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -360,7 +362,8 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        timed_steps = self._warm_up()
+        known = self._config.timed_steps if self._device.target.type == "cpu" else ()
+        timed_steps = known or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         return msgspec.structs.replace(
             self.facts,

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from engine_core import protocol
 from engine_core.client.dispatcher import Dispatcher
 from engine_core.client.in_flight import AddOptions, InFlight, Stream
+from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Address, Replicas
@@ -72,6 +73,7 @@ class EngineClient:
         self._table = ReplicaTable(replicas, servers)
         self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
         self.standing, self.abort = self._dispatcher.standing, self._dispatcher.abort
+        self.orders = Orders(self._table, self._dispatcher.notify)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -191,11 +193,7 @@ class EngineClient:
 
     def drain(self, seconds: float) -> None:
         """Let the engines finish what they have, within that time, and end."""
-        self._notify_all(protocol.Drain(seconds=seconds))
-
-    def reset_prefix_cache(self) -> None:
-        self._table.forget_prefixes()
-        self._notify_all(protocol.ResetPrefixCache())
+        self.orders.tell(protocol.Drain(seconds=seconds))
 
     # Engines end.
 
@@ -270,6 +268,7 @@ class EngineClient:
         self._dispatcher.close(reason, code)
         for event in (self.folder_known, self.ready_or_dead, self.died):
             event.set()
+        self.orders.notice()
 
     def close(self) -> None:
         self.fail("the server has stopped", "draining")
@@ -283,10 +282,6 @@ class EngineClient:
     def _send(self, number: int, request: protocol.Request) -> None:
         self._end.send(number, request)
         self._read_greetings()  # sending may clear the socket's one notice that something can be read
-
-    def _notify_all(self, request: protocol.Request) -> None:
-        for replica in self.replicas:
-            self._dispatcher.notify(replica.number, request)
 
     # Messages from an engine.
 
@@ -350,9 +345,8 @@ class EngineClient:
         replica.connected, replica.connected_at = True, time.monotonic()
         if again:
             self._refresh()
-            self._dispatcher.hand_over(
-                replica, ready
-            )  # it aborted all its requests when its connection ended
+            # It aborted all its requests when its connection ended.
+            self._dispatcher.hand_over(replica, ready)
 
     def _receive(self, replica: Replica, answer: protocol.Answer) -> None:
         match answer:
@@ -363,7 +357,8 @@ class EngineClient:
             case protocol.Stats():
                 replica.stats = answer
             case protocol.Progress(folder=folder):
-                replica.progress = answer
+                replica.note_progress(answer)
+                self.orders.notice()
                 if folder and replica.number in self._table.layout.local:
                     self.folder = folder
                     self.folder_known.set()
@@ -391,6 +386,7 @@ class EngineClient:
 
     def _refresh(self) -> None:
         changed = self._table.refresh()
+        self.orders.notice()
         if self.ready is not None:
             self.ready_or_dead.set()
         if changed:

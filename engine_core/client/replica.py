@@ -54,6 +54,8 @@ class Replica:
         """Whether it has work and makes no progress, so that it gets no more."""
         self.leaving = False
         """Whether it finishes its requests and takes no others."""
+        self.asleep = False
+        """Whether it has given weights and cache back, and has to be woken."""
         self.spelled = False
         """Whether it has been told how tokens are spelled."""
         self.connected = False
@@ -76,8 +78,12 @@ class Replica:
             self.lost = self.lost if self.lost.endswith(how) else f"{self.lost}: {how}"
         self.end_code = end_code(exit_code)
 
+    def note_progress(self, progress: Progress) -> None:
+        self.progress = progress
+        self.asleep |= progress.phase == "asleep"
+
     def begin_work(self, ready: Ready) -> None:
-        self.ready, self.end_code = ready, None
+        self.ready, self.end_code, self.asleep = ready, None, False
         self.progress = replace(self.progress, phase="ready", fraction=1.0)
 
     @property

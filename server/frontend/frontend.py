@@ -29,7 +29,7 @@ from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
-from server.http.error_answers import READY, Status, loading
+from server.http.error_answers import ASLEEP, READY, Status, loading
 from server.media.kept_items import Item as MediaItem
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
@@ -91,6 +91,9 @@ class Frontend:
         self.admissions = Admissions(
             config.engine.max_num_queued_reqs, config.engine.max_num_queued_tokens, client, metrics.rejected
         )
+        self.idle = self.admissions.idle
+        """Set while no request runs."""
+        self.orders = client.orders
         metrics.watch(lambda: client.replicas)
 
     async def start(self) -> None:
@@ -165,6 +168,8 @@ class Frontend:
             return Status("dead", "engine_given_up", fraction=0.0, refuses=True)
         if self._draining is not None:
             return self._draining
+        if self.orders.asleep:
+            return ASLEEP
         if self._facts is not None and (reason := self._client.restarting) is not None:
             state = "stalled" if reason == "engine_stalled" else "restarting"
             return Status(state, reason, fraction=0.0, since=self._restarting_since)
@@ -329,11 +334,6 @@ class Frontend:
     def begin_drain(self, *, refuse: bool) -> None:
         """Notes that the server will end. Until it shall `refuse` new requests, it takes them as before."""
         self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)
-
-    @property
-    def idle(self) -> asyncio.Event:
-        """Set while no request runs."""
-        return self.admissions.idle
 
     def _admit(self, places: int, request_id: str) -> Admission:
         """Finds places for a request that has none yet."""

@@ -17,7 +17,7 @@ from server.errors import ApiError, HttpError, Internal, Unavailable, error_body
 class Status(msgspec.Struct, frozen=True):
     """The state of the server, in the words of its health routes."""
 
-    state: Literal["ready", "loading", "restarting", "stalled", "draining", "dead"]
+    state: Literal["ready", "loading", "restarting", "stalled", "draining", "asleep", "dead"]
     """While it is restarting or stalled, requests are let in, and wait for an engine that makes progress."""
     reason: Reason | Literal[""] = ""
     """Why it is not ready."""
@@ -42,6 +42,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 READY = Status("ready")
+ASLEEP = Status("asleep", "asleep", fraction=0.0, refuses=True)
 
 
 def loading(stage: str, fraction: float) -> Status:

@@ -223,7 +223,10 @@ PAGE_FOLDER = "/page/"
 """The beginning of the paths of the page's files, which anybody may read."""
 DEEP = "deep"
 """The query parameter of /health with which it has the model compute a token."""
-ADMIN_PATHS = frozenset({"/metrics", "/load", "/live/events", "/docs", "/openapi.json"})
+ADMIN_PATHS = frozenset(
+    {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
+    | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
+)
 """Paths that a key of a file must be an administrator's for."""
 
 KEY_NAME: ContextVar[str] = ContextVar("key_name")

@@ -51,6 +51,12 @@ class KeptItems:
             self.bytes -= _size(dropped)
         return item
 
+    def clear(self) -> None:
+        """Drop all items, and their names."""
+        self._items.clear()
+        self._names.clear()
+        self.bytes = 0
+
     def name(self, uuid: str, key: str, salt: str, item: Item) -> None:
         """Name an item for later requests with the same API key and cache salt."""
         name = _digest(uuid, key, salt)

@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,6 +28,7 @@ from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
+from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.requests.vectors import as_array
 from server.run.progress_bar import ProgressDisplay
@@ -175,8 +176,25 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         await self._ready()
         if self._connection is not None:
-            self._connection.client.reset_prefix_cache()
+            self._connection.client.orders.reset_prefix_cache()
         return True
+
+    async def sleep(self, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> None:
+        """Gives the memory of weights and cache back, on all replicas, until wake_up(); it needs
+        enable_sleep_mode=True. Requests that run are ended, or waited for."""
+        await self._ready()
+        level = sleep_level(level, self.config.engine)
+        if self._connection is not None:
+            await self._connection.client.orders.sleep(level, abort=mode == "abort")
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the weights again from the checkpoint's files; raises Unavailable if they cannot be."""
+        check_tags(tags)
+        if self._connection is not None and (problem := await self._connection.client.orders.wake()):
+            raise Unavailable(problem)
+
+    async def is_sleeping(self) -> bool:
+        return self._connection is not None and self._connection.client.orders.asleep
 
     async def check_health(self) -> None:
         """Raises Unavailable if no engine works any more."""

@@ -188,6 +188,18 @@ class LLM:
         self.llm_engine.reset_prefix_cache()
         return True
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of weights and cache back, until wake_up(); it needs enable_sleep_mode=True.
+
+        Level 2 has the system drop the checkpoint from its cache of files, too.
+        """
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the weights again from the checkpoint's files."""
+        self.llm_engine.wake_up(tags)
+        self.facts = self.llm_engine.facts
+
     def close(self) -> None:
         """Gives the memory back. The LLM cannot be used afterwards."""
         self.llm_engine.shutdown()

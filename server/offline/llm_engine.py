@@ -12,8 +12,9 @@ import msgspec
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
+from engine_core.reason_codes import SENTENCES
 from server.grammars.form_grammar import AskedForm, build_grammar
-from server.model_facts import GENERATE, require_task
+from server.model_facts import GENERATE, Facts, require_task
 from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
 from server.offline.program_media import Encoded, ProgramMedia, encode_rows
 from server.offline.prompt_forms import (
@@ -30,8 +31,10 @@ from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
+from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
+from worker.host.machine import forget_files
 
 _MOST_GRAMMARS = 1024
 """Grammars that are kept for later requests."""
@@ -55,9 +58,10 @@ class LLMEngine:
         self.config = from_python({"model": model, **options})
         _check_alone(self.config)
         self._engine = _start(self.config)
+        self._prepare()
         self._folder = Path(self._engine.ready.folder)
         self.tokenizer = open_tokenizer(self.config, self._folder)
-        self.facts = find_facts(self.config, self._engine.ready, self._folder, self.tokenizer)
+        self.facts = self._find_facts()
         self._grammars: dict[bytes, Grammar] = {}
         """Grammars by the form that was asked for, as msgpack."""
         self._transformers_tokenizer: Any = None
@@ -133,9 +137,41 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of weights and cache back, until wake_up(). All requests must be finished.
+
+        Level 2 has the system drop the checkpoint from its cache of files, too.
+        """
+        level = sleep_level(level, self.config.engine)
+        if self._sequences:
+            raise RuntimeError("sleep() is for an engine without requests: finish or abort them first")
+        self.finish_steps()
+        self._engine.refusal = SENTENCES["asleep"], "asleep"
+        self._engine.fall_asleep()
+        if level > 1:
+            forget_files(self._folder)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the weights again from the checkpoint's files."""
+        check_tags(tags)
+        self._engine.wake()
+        self._prepare()
+        self.facts = self._find_facts()
+
+    def is_sleeping(self) -> bool:
+        return self._engine.asleep
+
     def shutdown(self) -> None:
         """Gives the memory back. The engine cannot be used afterwards."""
         self._engine.stop()
+
+    def _find_facts(self) -> Facts:
+        return find_facts(self.config, self._engine.ready, self._folder, self.tokenizer)
+
+    def _prepare(self) -> None:
+        """Does the work that makes steps quicker: a batch of prompts leaves no idle moment for it."""
+        while self._engine.prepare(wait=True):
+            pass
 
     def generation_requests(
         self,
@@ -264,6 +300,4 @@ def _start(config: ServerConfig) -> Engine:
     display = ProgressDisplay()
     engine = Engine.start(config.engine, lambda now: display.show(now.phase, now.fraction, now.detail))
     display.done()
-    while engine.prepare(wait=True):  # a batch of prompts leaves no idle moment for it
-        pass
     return engine

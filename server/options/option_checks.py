@@ -43,6 +43,11 @@ def check(config: ServerConfig) -> None:
         raise OptionError(f"--media-io-kwargs: {error}") from error
     _check_nodes(config)
     _check_replicas(config)
+    if config.engine.enable_sleep_mode and (config.engine.nnodes > 1 or config.replicas.together):
+        raise OptionError(
+            "--enable-sleep-mode needs each replica on one machine, with experts of its own: leave it out, "
+            "or --nnodes and --enable-expert-parallel"
+        )
 
 
 def _check_tls(options: ConnectionOptions) -> None:

@@ -162,6 +162,8 @@ def _requests(frontend: Frontend) -> list[LiveRequest]:
 def _replica(one: Replica) -> ReplicaState:
     if one.given_up or one.lost is not None:
         state = "given up" if one.given_up else "lost"
+    elif one.works and one.asleep:
+        state = "asleep"
     elif one.works:
         state = "stalled" if one.stalled else "leaving" if one.leaving else "works"
     else:

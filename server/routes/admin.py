@@ -1,4 +1,4 @@
-"""Routes for operators: health, metrics, load, version, and ending requests by id."""
+"""Routes for operators: health, metrics, load, version, sleep, caches, and ending requests by id."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.client_identity import begin_request
 from server.api.fields import FIRST_ERROR
+from server.errors import BadRequest, Unavailable
+from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
+from server.http.error_answers import path_of
 from server.http.middleware import DEEP
 from server.metrics.server_metrics import CONTENT_TYPE
 from server.model_facts import GENERATE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
+from server.requests.sleep_mode import check_tags, sleep_level
 from server.routes.request_context import admit, frontend_of, require_json
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
@@ -49,7 +53,8 @@ async def live() -> JSONResponse:
 async def health(request: Request) -> JSONResponse:
     """Answer 200 when requests are taken; otherwise 503 with the progress of loading or the reason.
 
-    With ?deep=1, which needs a key if there are any, the model computes a token first, within 10 seconds.
+    A server that was put to sleep is healthy, but not ready. With ?deep=1, which needs a key if there are
+    any, the model computes a token first, within 10 seconds.
     """
     status = frontend_of(request).status
     body: dict[str, object] = {"state": status.state, "reason": status.reason}
@@ -69,6 +74,8 @@ async def health(request: Request) -> JSONResponse:
             body["elapsed_s"] = round(time.monotonic() - STARTED, 1)
         case "restarting":
             body["elapsed_s"] = round(time.monotonic() - status.since, 1)
+        case "asleep" if path_of(request.scope) != "/ready":
+            return JSONResponse(body)
         case _:
             pass
     return JSONResponse(body, 503, {"Retry-After": "2"})
@@ -114,3 +121,58 @@ async def abort(request: Request, body: AbortBody) -> JSONResponse:
     others = caller is None or caller.key is None or caller.key.admin
     found = await frontend_of(request).abort(body.request_ids, None if others else caller)
     return JSONResponse({"aborted": found})
+
+
+@router.post("/sleep")
+async def sleep(request: Request) -> JSONResponse:
+    """Give the memory of weights and cache back to the system, on all replicas, until /wake_up.
+
+    It needs --enable-sleep-mode. New requests get 503; those that run are finished first, or ended with
+    ?mode=abort. With ?level=1, the default, the checkpoint stays in the system's cache of files; with
+    ?level=2 it is dropped from there.
+    """
+    query, frontend = request.query_params, frontend_of(request)
+    level, mode = sleep_level(query.get("level", "1"), frontend.config.engine), query.get("mode", "wait")
+    if mode not in ("wait", "abort"):
+        raise BadRequest(f"`mode` is wait or abort, for requests that run; got {mode[:32]!r}.", "mode")
+    _require_engine(frontend)
+    await frontend.orders.sleep(level, abort=mode == "abort")
+    return JSONResponse({"is_sleeping": frontend.orders.asleep})
+
+
+@router.post("/wake_up")
+async def wake_up(request: Request) -> JSONResponse:
+    """Load the weights again from the checkpoint's files, and answer when requests are taken."""
+    check_tags(request.query_params.getlist("tags"))
+    frontend = frontend_of(request)
+    _require_engine(frontend)
+    if await frontend.orders.wake():
+        raise Unavailable("The model cannot be loaded, and sleeps on; the log says why.", retry_after=10)
+    return JSONResponse({"is_sleeping": frontend.orders.asleep})
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: Request) -> JSONResponse:
+    """Tell whether a replica of the model sleeps."""
+    return JSONResponse({"is_sleeping": frontend_of(request).orders.asleep})
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> JSONResponse:
+    """Have all replicas forget what they keep of prompts that begin alike."""
+    frontend_of(request).orders.reset_prefix_cache()
+    return JSONResponse({"success": True})
+
+
+@router.post("/reset_mm_cache")
+async def reset_mm_cache(request: Request) -> JSONResponse:
+    """Drop the prepared media that this API process keeps for later requests."""
+    if (media := frontend_of(request).media) is not None:
+        media.kept.clear()
+    return JSONResponse({"success": True})
+
+
+def _require_engine(frontend: Frontend) -> None:
+    """Raises Unavailable if there is no engine that could sleep or wake."""
+    if not frontend.orders.asleep:
+        frontend.require_ready()

@@ -13,8 +13,11 @@ import numpy as np
 from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions, Stream
+from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
-from engine_core.protocol import Failed, Pooled, Progress, Ready, Standing, Stats, Tokens
+from engine_core.client.replica_table import ReplicaTable
+from engine_core.config import Replicas
+from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Stats, Tokens
 from worker.protocol import Pooling, Sampling, Vectors
 
 
@@ -55,7 +58,19 @@ class FakeClient:
         self.paused: set[int] = set()
         self.standings: dict[int, Standing] = {}
         """How far requests have come, for those who ask."""
+        self.told: list[Request] = []
+        """The orders that the operator has given."""
+        self.cannot_wake = ""
+        self._table = ReplicaTable(Replicas(), 1)
+        self.orders = Orders(self._table, self._obey)
         self._numbers = count(1 << 40)
+
+    def _obey(self, number: int, order: Request) -> None:
+        self.told.append(order)
+        if isinstance(order, Sleep):
+            replica = self._table.replicas[number]
+            replica.asleep = bool(order.level or self.cannot_wake)
+            replica.progress = Progress("asleep", 1.0, detail=self.cannot_wake)
 
     def locate(self, folder: Path) -> None:
         self.progress = Progress(phase="import", fraction=0.0, folder=str(folder))

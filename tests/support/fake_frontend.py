@@ -20,6 +20,7 @@ from fake_client import FakeClient
 from model_facts import READY, changed
 
 from engine_core.client.in_flight import AddOptions
+from engine_core.client.orders import Orders
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport
 from engine_core.prompt_media import Media
@@ -147,6 +148,7 @@ class FakeFrontend:
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     media: MediaReader | None = None
+    orders: Orders = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = error_answers.READY
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)

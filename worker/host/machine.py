@@ -174,6 +174,8 @@ def _text(path: Path) -> str | None:
 _GIB = 1 << 30
 _NOT_MAPPED = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "can't start new")
 """Words of the system, of its loader, of torch and of Python."""
+_NO_MEMORY = ("OutOfMemoryError", "allocate memory", "out of memory")
+"""Words of torch's errors, which are plain RuntimeErrors on a CPU."""
 
 
 class OutOfMemory(OSError):
@@ -206,6 +208,20 @@ def explain_shortage(error: Exception) -> str | None:
             "or lower --kv-cache-memory-bytes or --max-num-seqs"
         )
     return None
+
+
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether a step failed for want of memory, in Python, on a CPU or on another device."""
+    return isinstance(error, MemoryError) or any(words in repr(error) for words in _NO_MEMORY)
+
+
+def forget_files(folder: Path) -> None:
+    """Have the system drop what its cache holds of the files of a folder, as far as nobody uses them."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in folder.iterdir():
+        with suppress(OSError), open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def times_killed(folder: str, name: str) -> int:

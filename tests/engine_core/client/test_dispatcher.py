@@ -105,7 +105,7 @@ async def test_a_prompt_that_begins_like_another_follows_it(two: Two) -> None:
     for _ in range(3):
         client.submit([2] * BLOCK * 4 + [9], PARAMS)
     assert len(await second.received(3)) == 3
-    client.reset_prefix_cache()
+    client.orders.reset_prefix_cache()
     client.submit([2] * BLOCK * 4, PARAMS)  # no replica holds it now, and the first one has less to do
     assert [type(request) for request in await first.received(2)] == [ResetPrefixCache, Add]
 

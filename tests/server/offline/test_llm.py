@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from facet import LLM, SamplingParams, StructuredOutputsParams
-from server.errors import BadRequest
+from server.errors import ApiError, BadRequest, Unavailable
 from server.requests.pooling import PoolingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -316,3 +316,22 @@ def test_what_is_not_enforced_is_logged(llm: LLM, caplog: pytest.LogCaptureFixtu
     unique = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
     llm.generate("a", held_to(json=unique), use_tqdm=False)
     assert "structured_outputs: not enforced: uniqueItems" in caplog.text
+
+
+def test_it_sleeps_and_wakes():
+    with LLM("demo", enable_sleep_mode=True, **OPTIONS) as llm:
+        before = llm.generate(CAPITAL, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        for level in (1, 2):
+            llm.sleep(level)
+            assert llm.llm_engine.is_sleeping()
+            with pytest.raises(Unavailable, match="asleep"):
+                llm.generate(CAPITAL, GREEDY, use_tqdm=False)
+            llm.wake_up()
+            assert llm.generate(CAPITAL, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
+        with pytest.raises(BadRequest, match="`level` is 1"):
+            llm.sleep(3)
+
+
+def test_a_model_that_may_not_sleep_says_so(llm: LLM):
+    with pytest.raises(ApiError, match="enable-sleep-mode"):
+        llm.sleep()
