@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from models.plugins import register_model
+    from models.pooling.config import PoolerConfig
+    from models.registry import ModelRegistry
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.form_grammar import StructuredOutputsParams
-    from server.offline.async_llm import AsyncLLM
+    from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
     from server.offline.prompt_forms import TextPrompt, TokensPrompt
@@ -39,6 +41,7 @@ __all__ = [
     "ApiError",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BadRequest",
     "ClassificationOutput",
     "ClassificationRequestOutput",
@@ -48,6 +51,8 @@ __all__ = [
     "EngineArgs",
     "LLMEngine",
     "Logprob",
+    "ModelRegistry",
+    "PoolerConfig",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -69,9 +74,12 @@ _HOMES = {
     "ApiError": "server.errors",
     "AsyncEngineArgs": "server.options.server_options",
     "AsyncLLM": "server.offline.async_llm",
+    "AsyncLLMEngine": "server.offline.async_llm",
     "BadRequest": "server.errors",
     "EngineArgs": "server.options.server_options",
     "LLMEngine": "server.offline.llm_engine",
+    "ModelRegistry": "models.registry",
+    "PoolerConfig": "models.pooling.config",
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 
 from models.composites import COMPOSITES
 from models.config import ModelConfig
-from models.plugins import load, registered
+from models.plugins import load, register_model, registered
 
 _DECODERS = {
     "ApertusForCausalLM": "llama_like.apertus:ApertusForCausalLM",
@@ -136,6 +136,17 @@ ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED} | {
 
 _FAMILIES = "models.families."
 _FALLBACK = "models.families.transformers_fallback"
+
+
+class ModelRegistry:
+    """vLLM's names for the functions that register classes and list architectures."""
+
+    register_model = staticmethod(register_model)
+
+    @staticmethod
+    def get_supported_archs() -> list[str]:
+        """The architectures that are served with code of our own or a registered class."""
+        return supported()
 
 
 class UnknownArchitecture(ValueError):

@@ -77,8 +77,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a separator stands between the texts of a pair; None leaves it to the tokenizer."""
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of --pooler-config, as vLLM 0.32 and 0.11 name them."""
+class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of --pooler-config, as vLLM 0.32 and 0.11 name them. `LLM` takes one, too."""
 
     task: str | None = None
     pooling_type: str | None = None
@@ -180,11 +180,11 @@ def scores_by_tokens(config: ModelConfig) -> bool:
     return head.classifier_from_token is not None or head.is_original_qwen3_reranker
 
 
-def _read_asked(pooler_config: Mapping[str, object]) -> _Asked:
+def _read_asked(pooler_config: Mapping[str, object]) -> PoolerConfig:
     try:
-        asked = msgspec.convert(dict(pooler_config), _Asked)
+        asked = msgspec.convert(dict(pooler_config), PoolerConfig)
     except msgspec.ValidationError as error:
-        fields = ", ".join(_Asked.__struct_fields__)
+        fields = ", ".join(PoolerConfig.__struct_fields__)
         raise ConfigError(f"--pooler-config: {error}; its fields are {fields}") from None
     if asked.logit_sigma == 0:
         raise ConfigError("--pooler-config: logit_sigma cannot be 0 (division by zero)")
@@ -206,7 +206,7 @@ def _read_head(config: ModelConfig) -> _Head:
         raise ConfigError(f"config.json of this {config.architecture}: {error}") from None
 
 
-def _asked_modes(asked: _Asked) -> tuple[tuple[Mode, ...], Literal["ALL", "STEP"] | None]:
+def _asked_modes(asked: PoolerConfig) -> tuple[tuple[Mode, ...], Literal["ALL", "STEP"] | None]:
     """The modes for texts and for tokens; `pooling_type` stands for whichever of the two knows its word."""
     general = _upper(asked.pooling_type)
     of_text, of_tokens = _upper(asked.seq_pooling_type), _upper(asked.tok_pooling_type)
@@ -248,7 +248,7 @@ def _task(name: str | None) -> Task | None:
 
 
 def _classifier_tokens(
-    folder: Path, head: _Head, modules: Modules, asked: _Asked
+    folder: Path, head: _Head, modules: Modules, asked: PoolerConfig
 ) -> tuple[tuple[int, ...], bool]:
     """Find (the tokens whose logits are the labels, whether two of them make one label)."""
     if asked.returned_token_ids:

@@ -279,6 +279,10 @@ class AsyncLLM:
         return await self._connection.ready()
 
 
+AsyncLLMEngine = AsyncLLM
+"""The name that older versions of vLLM have for it."""
+
+
 class Connection:
     """Connects one event loop to the engines. Create it in that loop."""
 

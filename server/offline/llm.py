@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
+import msgspec
+
 from server.errors import ApiError, BadRequest
 from server.offline import prompt_forms, request_outputs
 from server.offline.engine_requests import NO_ITEMS, EngineRequest, Output, PoolingRequest
@@ -58,14 +60,17 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        truncate_prompt_tokens: int | None = None,
         **others: Any,
     ) -> list[request_outputs.RequestOutput]:
         """Returns the answers in the order of the prompts. Give one SamplingParams for all, or one for each.
 
-        If any request is refused, none runs.
+        `truncate_prompt_tokens` is for those that do not say it themselves: the last tokens of a prompt are
+        kept, and those of a text to pool are its first. If any request is refused, none runs.
         """
         refuse_keywords("generate", others, _UNSUPPORTED)
-        return self._generate(prompt_forms.read_prompts(prompts), sampling_params, use_tqdm, priority)
+        read = prompt_forms.read_prompts(prompts)
+        return self._generate(read, sampling_params, use_tqdm, priority, keep=truncate_prompt_tokens)
 
     def chat(
         self,
@@ -218,11 +223,20 @@ class LLM:
         priority: Sequence[int] | None = None,
         *,
         add_special_tokens: bool = True,
+        keep: int | None = None,
     ) -> list[request_outputs.RequestOutput]:
+        params = prompt_forms.for_each(sampling_params, self.get_default_sampling_params(), len(prompts))
+        if keep is not None:
+            params = [
+                each
+                if each.truncate_prompt_tokens is not None
+                else msgspec.structs.replace(each, truncate_prompt_tokens=keep)
+                for each in params
+            ]
         requests = self.llm_engine.generation_requests(
             self._new_ids(len(prompts)),
             prompts,
-            prompt_forms.for_each(sampling_params, self.get_default_sampling_params(), len(prompts)),
+            params,
             kind=RequestOutputKind.FINAL_ONLY,
             add_special_tokens=add_special_tokens,
         )

@@ -278,19 +278,17 @@ def build_parser(
         if option.doc.group not in groups:
             groups[option.doc.group] = parser.add_argument_group(option.doc.group)
         group = groups[option.doc.group]
-        group.add_argument(*option.flags, dest=option.field, **_argparse_form(option))
+        group.add_argument(*option.flags, dest=option.field, **argparse_form(option))
     for other in vllm_flags:
-        form: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if other.is_switch else {}
-        form |= {"nargs": "+"} if other.is_list else {}
-        parser.add_argument(*other.flags, dest=other.flag, help=argparse.SUPPRESS, **form)
+        parser.add_argument(*other.flags, dest=other.flag, help=argparse.SUPPRESS, **argparse_form(other))
     return parser
 
 
-def _argparse_form(option: Option) -> dict[str, Any]:
-    if option.is_switch or option.type == bool | None:
+def argparse_form(option: Option | VllmFlag) -> dict[str, Any]:
+    if option.is_switch or (isinstance(option, Option) and option.type == bool | None):
         return {"action": argparse.BooleanOptionalAction}
-    if option.is_list:
-        return {"nargs": "+", "metavar": "X"}
+    if option.is_list or isinstance(option, VllmFlag):
+        return {"nargs": "+", "metavar": "X"} if option.is_list else {}
     kind = {int: "N", float: "X", dict: "JSON"}.get(plain_type(option.type), "TEXT")
     return {"metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else kind}
 

@@ -4,12 +4,13 @@ reader of the environment but for what the system says there (`worker.host.machi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -21,6 +22,7 @@ from server.options.option_table import (
     Option,
     OptionError,
     VllmFlag,
+    argparse_form,
     assemble,
     build_parser,
     canonical,
@@ -116,9 +118,10 @@ def parse(
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Read keyword options, such as max_model_len="32k", as flags are read.
 
-    Of the variables only that of the cluster's key counts: a secret should not stand in a program. Raises
-    OptionError, which names options as keywords.
+    Of the variables only that of the cluster's key counts: a secret should not stand in a program. A struct
+    of fields, such as a PoolerConfig, is a JSON object. Raises OptionError, which names options as keywords.
     """
+    keywords = {name: _as_object(given) for name, given in keywords.items()}
     try:
         key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
         values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
@@ -126,6 +129,14 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
         return _build(values)
     except OptionError as error:
         raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), str(error))) from error
+
+
+def _as_object(given: object) -> object:
+    """The fields of a struct that differ from its defaults, or the value itself."""
+    if not isinstance(given, msgspec.Struct):
+        return given
+    fields = {field.name: field.default for field in msgspec.structs.fields(given)}
+    return {name: value for name, default in fields.items() if (value := getattr(given, name)) != default}
 
 
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
@@ -170,7 +181,9 @@ def _add_guesses(values: dict[str, object]) -> None:
     values["speculative_config"] = whole
 
 
-_DEFAULTS = {option.field: option.default for option in OPTIONS}
+_DEFAULTS = {
+    option.field: None if option.default is msgspec.NODEFAULT else option.default for option in OPTIONS
+}
 
 
 class EngineArgs:
@@ -185,6 +198,30 @@ class EngineArgs:
         from_python({"model": model, **options})
         self.model = model
         self.__dict__.update(options)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Adds the options of `serve` to a program's own parser, for `from_cli_args`; returns the parser."""
+        for option in OPTIONS:
+            default = _DEFAULTS[option.field]
+            text = option.text.replace("%", "%%")
+            parser.add_argument(
+                *option.flags, dest=option.field, default=default, help=text, **argparse_form(option)
+            )
+        for other in VLLM_FLAGS:
+            form = {**argparse_form(other), "dest": other.keyword, "default": None}
+            parser.add_argument(*other.flags, help=argparse.SUPPRESS, **form)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Reads what a parser with these options has found. Other arguments of the program are passed over.
+
+        Raises ValueError as the constructor does.
+        """
+        known = {**_DEFAULTS, **{other.keyword: None for other in VLLM_FLAGS}}
+        given = {name: value for name, value in vars(args).items() if value != known.get(name, value)}
+        return cls(**given)
 
     def options(self) -> dict[str, Any]:
         return dict(self.__dict__)

@@ -42,6 +42,17 @@ def test_one_answer_for_each_prompt_in_order(llm: LLM):
     assert len({output.request_id for output in together}) == 3
 
 
+def test_the_beginning_of_a_long_prompt_is_cut_off_if_asked(llm: LLM):
+    ids = llm.tokenizer.encode(CAPITAL)
+    own = SamplingParams(temperature=0, max_tokens=2, truncate_prompt_tokens=2)
+    outputs = llm.generate([CAPITAL] * 2, [GREEDY, own], truncate_prompt_tokens=3, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [ids[-3:], ids[-2:]]
+    (all_of_it,) = llm.generate(CAPITAL, GREEDY, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert all_of_it.prompt_token_ids == ids
+    with pytest.raises(BadRequest, match="at least -1"):
+        llm.generate(CAPITAL, truncate_prompt_tokens=-2, use_tqdm=False)
+
+
 def test_every_form_of_a_prompt(llm: LLM):
     ids = llm.tokenizer.encode(CAPITAL)
     (expected,) = llm.generate(CAPITAL, GREEDY, use_tqdm=False)
