@@ -6,11 +6,14 @@ What import-linter keeps (floors, rooms, torch) is in pyproject.toml.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("server", "engine_core", "worker", "models")
@@ -36,6 +39,14 @@ WHOLE_ALTHOUGH = re.compile(
     r"((In|On|At|By|From|With|Without|For|Until|Beyond|Under|Among|Between|Beside|Besides|Where) [^.:;]*, )"
 )
 """A sentence may begin with an adverbial that a comma ends."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_collection() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Trees of all files are no garbage, which Python would look for in them again and again."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache

@@ -17,6 +17,7 @@ def client(demo: LiveServer) -> Any:
     return hub.InferenceClient(base_url=demo.url, api_key="-")
 
 
+@pytest.mark.slow
 def test_chat_whole_and_streamed(client: Any) -> None:
     whole = client.chat_completion(QUESTION, model="demo", temperature=0).choices[0].message.content
     stream = client.chat_completion(QUESTION, model="demo", temperature=0, stream=True)

@@ -24,6 +24,7 @@ def server() -> Iterator[LiveServer]:
         yield found
 
 
+@pytest.mark.slow
 def test_the_process_that_holds_the_port_is_small(server: LiveServer) -> None:
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 30 << 10

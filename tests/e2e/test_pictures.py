@@ -304,6 +304,7 @@ def test_signs_of_life_come_while_large_pictures_are_read(server: LiveServer) ->
     assert sorted(waits)[len(waits) // 2] < 0.5
 
 
+@pytest.mark.slow
 def test_no_child_is_left(llava: Llava) -> None:
     with serving(str(llava.folder), *SIZES) as server:
         assert not server._running(CHILD)  # pyright: ignore[reportPrivateUsage]

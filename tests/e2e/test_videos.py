@@ -50,6 +50,7 @@ def asked(url: str) -> dict[str, Any]:
     return {**body, "ignore_eos": True, "return_token_ids": True}
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "architecture", ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"]
 )

@@ -50,6 +50,7 @@ def compare(
         return drafted, engine.stats()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_it_guesses_what_is_published(
@@ -65,6 +66,7 @@ def test_it_guesses_what_is_published(
     assert not wrong
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ranks: Ranks) -> None:

@@ -93,6 +93,7 @@ def test_help_names_every_command() -> None:
     assert [name for name in ("serve", "bench", *TERMINAL) if name not in words] == []
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])
 def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
     arguments = ["serve"] if module == "facet" else []

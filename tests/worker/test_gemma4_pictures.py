@@ -156,6 +156,7 @@ def test_prompts_with_pictures_get_the_tokens_of_transformers(gemma: Gemma4, chu
     assert_answers(engine.run(gemma.asked, OUTPUT, ahead=chunk % 2), gemma.answers)
 
 
+@pytest.mark.turns
 def test_stages_give_the_tokens_of_one(gemma: Gemma4, tmp_path: Path) -> None:
     """What tokens' vectors for layers are made of goes on to the second stage."""
     ranks = Ranks(2, tmp_path)

@@ -108,6 +108,7 @@ async def test_a_request_that_ends_its_engine_is_found_and_those_of_others_are_n
     assert engines.engines[0].starts <= 4
 
 
+@pytest.mark.slow
 async def test_a_first_start_that_fails_ends_all_with_its_reason(kept: Keep, model: Path) -> None:
     (model / "no-weights-1").touch()
     _, client, ends = await kept(worked=False, ready=False)

@@ -193,6 +193,7 @@ def test_stop_ends_all_ranks_in_order_and_leaves_no_folder(started: Make, tmp_pa
         executor.submit(read(1, [1]))
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_ended_by_force(started: Make) -> None:
     executor = started(tensor=2)
     for process in processes(executor):

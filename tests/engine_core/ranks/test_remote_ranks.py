@@ -170,6 +170,7 @@ def test_a_machine_that_is_lost_is_named(cluster: Cluster) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost_in_a_step_is_named(cluster: Cluster) -> None:
     node = cluster.start()
     rank = int((cluster.there / "pid-1").read_text())

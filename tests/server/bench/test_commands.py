@@ -103,6 +103,7 @@ def test_beside_other_work_defaults_are_those_of_a_stream() -> None:
     assert options().random_output_len == 128
 
 
+@pytest.mark.slow
 async def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written, drawn = tmp_path / "r.json", tmp_path / "p.html"
     flags = ["--concurrency", "1,3", "--num-prompts", "6", "--num-warmups", "2", "--input-len", "5"]

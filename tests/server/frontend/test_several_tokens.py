@@ -85,6 +85,7 @@ def whole(deltas: Sequence[Delta]) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("interval", [1, 4])
 @untimed(40)

@@ -59,6 +59,7 @@ async def idle(engine: AsyncLLM) -> None:
     raise TimeoutError(f"still {client.stats}")
 
 
+@pytest.mark.slow
 async def test_a_prompt_loses_its_beginning_if_asked(engine: AsyncLLM):
     for prompt in (CAPITAL, [5, 6, 7, 8], "Once upon a time. " * 4096):
         params = SamplingParams(truncate_prompt_tokens=2, max_tokens=1)
@@ -264,6 +265,7 @@ async def test_shutdown_while_the_model_loads():
             await cancelled
 
 
+@pytest.mark.slow
 async def test_requests_that_run_at_a_shutdown_end_with_an_error():
     with shut_down(AsyncLLM("demo", **OPTIONS)) as engine:
         stream = engine.generate(CAPITAL, SamplingParams(max_tokens=None, ignore_eos=True))

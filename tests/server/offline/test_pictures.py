@@ -152,6 +152,7 @@ def test_prompts_with_pictures_are_cut_before_them_only(pictured: Pictured) -> N
     assert first.prompt_token_ids == whole.prompt_token_ids[:-1]
 
 
+@pytest.mark.slow
 async def test_asyncio_programs_have_pictures(pictured: Pictured) -> None:
     prompt: Any = {"prompt": "user: see <image> ", "multi_modal_data": {"image": ONE}}
     twice: Any = {"prompt": "user: <image> or <image> ", "multi_modal_data": {"image": [saved(TWO), ONE]}}

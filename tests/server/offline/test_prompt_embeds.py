@@ -41,6 +41,7 @@ def answers(llm: LLM, prompts: Any, params: SamplingParams = GREEDY) -> list[lis
     return [one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("options", "preempts"),
     [
@@ -120,6 +121,7 @@ def test_models_that_read_more_of_a_prompt_are_refused(tmp_path: Path) -> None:
         LLM(str(tiny_checkpoint("BertModel", tmp_path)), **OPTIONS)
 
 
+@pytest.mark.slow
 async def test_asyncio_programs_give_embeddings(folder: Path, table: torch.Tensor) -> None:
     async with AsyncLLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as engine:
         found = []

@@ -14,6 +14,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]):
     names: dict[str, object] = {"__name__": "__main__"}
     compared = 0

@@ -104,6 +104,7 @@ async def test_what_comes_back_has_stand_ins_for_texts(make: Callable[..., Any])
     assert body.model_fields_set == {"prompt", "temperature", "request_id"}
 
 
+@pytest.mark.slow
 async def test_a_process_that_takes_too_long_is_replaced(make: Callable[..., Any]) -> None:
     async with make() as helper:
         await tokenized(helper)
@@ -120,6 +121,7 @@ async def test_a_process_that_takes_too_long_is_replaced(make: Callable[..., Any
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 async def test_a_template_that_never_ends_is_ended(make: Callable[..., Any]) -> None:
     async with make(template_seconds=2.0) as helper:
         error = await refusal(helper, talk(RUNAWAY))
@@ -162,6 +164,7 @@ async def test_greedy_templates_end_one_way_or_the_other(make: Callable[..., Any
         await tokenized(helper)
 
 
+@pytest.mark.slow
 async def test_a_body_gets_only_so_much_memory(make: Callable[..., Any]) -> None:
     async with make(memory=32 << 20) as helper:
         values = b"[" + b",".join([b"[[]]"] * (LARGE // 2)) + b"]"
@@ -228,6 +231,7 @@ async def test_nobody_reads_for_a_client_that_has_left(make: Callable[..., Any])
         assert pid_of(helper) == pid  # the template that would have ended it did not run
 
 
+@pytest.mark.slow
 async def test_long_bodies_wait_for_each_other_only(make: Callable[..., Any]) -> None:
     async with make() as helper:
         await tokenized(helper, "the fox " * (LARGE // 8 + 1))

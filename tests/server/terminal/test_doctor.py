@@ -120,6 +120,7 @@ def test_a_report_has_versions_and_no_name_of_the_user(monkeypatch: pytest.Monke
     assert "\ntorch: 2." in text
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", sorted(TERMINAL))
 def test_commands_import_no_torch(name: str) -> None:
     program = (

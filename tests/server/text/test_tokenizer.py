@@ -145,6 +145,7 @@ def test_named_templates(tmp_path: Path) -> None:
     assert chat.render(MESSAGES, tools=[{"type": "function"}]) == "tools"
 
 
+@pytest.mark.slow
 def test_older_files_are_converted_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     raw = json.loads(zoo.byte_level().to_str())["model"]
     vocab = {**raw["vocab"], "<|endoftext|>": len(raw["vocab"])}

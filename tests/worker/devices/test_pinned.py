@@ -179,6 +179,7 @@ def gguf(folder: Path, recipe: GgufRecipe) -> Path:
     return make_folder(file, file.parent)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_models_are_the_same(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ def test_what_was_read_once_is_given_back(tmp_path: Path, linked: bool) -> None:
     assert torch.equal(kept, values)
 
 
+@pytest.mark.slow
 @has_proc
 def test_pages_are_given_back_while_others_are_read(tmp_path: Path) -> None:
     stored, values = tmp_path / "model.safetensors", torch.randn(256, 1024)

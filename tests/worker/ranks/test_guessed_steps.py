@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Gemma2ForCausalLM", tmp_path_factory.mktemp("gemma"))
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)
 def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:

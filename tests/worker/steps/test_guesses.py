@@ -113,6 +113,7 @@ def assert_same(found: Sequence[Written], truth: Sequence[Written]) -> None:
         assert one.answer == other.answer
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses of all rows are right, partly right and wrong, in steps of several sequences."""
@@ -157,6 +158,7 @@ def plain(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     runner.close()
 
 
+@pytest.mark.slow
 def test_without_kernels_tokens_are_the_same_and_logprobs_nearly(plain: Runner) -> None:
     """The products of torch differ in the last digits by the number of rows."""
     for name, asked in each_option(plain).items():

@@ -314,6 +314,7 @@ def test_prompt_in_chunks(built: Built, size: int) -> None:
     assert_equal(run_in_chunks(driver, 2, PROMPT, size), built.expected)
 
 
+@pytest.mark.turns(3)
 def test_sequences_packed_into_steps(built: Built) -> None:
     """A whole prompt, others in pieces and continuations share steps, and each row is as if it were alone."""
     driver = Driver(load_ranks(built.folder))

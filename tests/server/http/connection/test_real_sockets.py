@@ -165,6 +165,7 @@ def test_an_answer_is_read_whole(connect: Connect) -> None:
     assert len(read(client).partition(b"\r\n\r\n")[2]) == LONG + 2
 
 
+@pytest.mark.turns
 @pytest.mark.usefixtures("hurried")
 def test_a_reader_that_takes_nothing_is_given_up(connect: Connect) -> None:
     client = connect()

@@ -60,6 +60,7 @@ def masks_of_transformers(family: str, length: int, items: list[range], window: 
     return {kind: mask[0, 0] == 0 for kind, mask in masks.items()}
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
 def test_the_mask_is_that_of_transformers(table: Table, family: str, dtype: torch.dtype) -> None:

@@ -141,6 +141,7 @@ def test_results_are_those_of_the_cpu(
     assert all(set(device.graphs.replayed) & {*kind} for kind in kinds), "steps of all kinds were replayed"
 
 
+@pytest.mark.slow
 def test_texts_of_encoders_are_replayed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Pairs of texts too, and a text that is too long for graphs is computed as it comes."""
     folder = tiny_checkpoint("BertModel", tmp_path, num_hidden_layers=2)
@@ -293,6 +294,7 @@ def test_a_long_sequence_is_not_read_in_far_fewer_splits() -> None:
     assert place.stage([0, 1], [8191, 0], [1, 9]) is None
 
 
+@pytest.mark.slow
 def test_a_graph_is_at_most_twice_as_large_as_its_step(
     tmp_path: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
