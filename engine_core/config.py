@@ -159,10 +159,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""
-    speculative_config: Annotated[dict[str, object] | None, Doc(SCHEDULER, short="-sc")] = None
-    """Guess tokens of answers and compute several in a step, where that is faster: {"method": "ngram"} or
-    "suffix", num_speculative_tokens and others (docs/speculation.md). Answers stay the same to the bit. none
-    guesses nothing."""
+    speculative_config: Annotated[dict[str, object] | None, Doc(SCHEDULER, short="-sc")] = {}
+    """Guess tokens of answers and compute several in a step, where that is faster: {"method": "ngram"} is the
+    default, others are "suffix", "draft_model" (docs/speculation.md). Answers stay the same to the bit.
+    none guesses nothing."""
 
     @property
     def ranks(self) -> int:

@@ -143,10 +143,8 @@ def _method(given: Mapping[str, object]) -> Method:
     """The method that is named, or else the one that the name of the model says."""
     model = given.get("model")
     named = given.get("method", str(model).strip("[]") if model in ("ngram", "[ngram]") else None)
-    if named is None and model is None:
-        _refuse(f"name a method: {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named is None:
-        named = _named_by(str(model))
+        named = "ngram" if model is None else _named_by(str(model))
     if named in _LATER:
         _refuse(f"{named} is not supported yet; there are {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named == "ngram_gpu":

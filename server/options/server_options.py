@@ -51,7 +51,7 @@ class _Shorthands(msgspec.Struct, frozen=True):
     async_scheduling: Annotated[bool | None, Doc(SCHEDULER)] = None
     """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
     spec_method: Annotated[str | None, Doc(SCHEDULER)] = None
-    """method of --speculative-config: ngram or suffix."""
+    """method of --speculative-config: ngram (the default), suffix, draft_model, eagle, eagle3 or mtp."""
     spec_model: Annotated[str | None, Doc(SCHEDULER)] = None
     """model of --speculative-config."""
     spec_tokens: Annotated[int | None, Doc(SCHEDULER)] = None

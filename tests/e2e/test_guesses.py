@@ -80,7 +80,7 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[LiveServer, LiveServer]]:
     with (
-        serving(*FLAGS) as plain,
+        serving(*FLAGS, "--speculative-config", "none") as plain,
         serving(
             *FLAGS, "--speculative-config", CONFIG, "--per-request-spec-decode-metrics", "summary"
         ) as guesses,

@@ -42,6 +42,7 @@ class Decoding:
     def __init__(self, rows: int, servers: int = 1, **options: object) -> None:
         limits = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "max_model_len": 256}
         found = facts(num_blocks=4000, block_size=16, most_rows=128, **limits)
+        options = {"speculative_config": None, **options}
         self.scheduler = Scheduler(EngineConfig(model="fake", **options), found, vocab_size=50)  # pyright: ignore[reportArgumentType]
         self.worker = FakeWorker(found)
         for id in range(rows):

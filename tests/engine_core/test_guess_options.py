@@ -13,8 +13,9 @@ def read(**given: object) -> GuessOptions | None:
     return read_guess_options(EngineConfig(model="m", speculative_config=given))
 
 
-def test_nothing_is_guessed_if_nobody_asks() -> None:
-    assert read_guess_options(EngineConfig(model="m")) is None
+def test_guesses_come_from_the_text_unless_somebody_says_otherwise() -> None:
+    assert read_guess_options(EngineConfig(model="m")) == GuessOptions(method="ngram", most=16)
+    assert read_guess_options(EngineConfig(model="m", speculative_config=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,6 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "name a method: ngram, suffix, draft_model, eagle, eagle3, mtp"),
         ({"method": "draft_model"}, "draft_model needs a drafter: name it by model"),
         ({"model": "a/b", "quantization": "fp8"}, "quantization of a drafter is that of the model that it"),
         (

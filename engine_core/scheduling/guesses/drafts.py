@@ -31,14 +31,17 @@ _log = logging.getLogger(__name__)
 
 
 def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: CacheManager) -> Drafts | None:
-    """What adds guesses to steps, if they are asked for and the model takes some."""
-    options = read_guess_options(config)
-    if options is None:
+    """What adds guesses to steps, unless nobody wants them or the model takes none."""
+    options, asked = read_guess_options(config), bool(config.speculative_config)
+    if options is None or (
+        not asked and facts.device != "cpu"
+    ):  # elsewhere nobody has measured that it gains
         return None
     if not facts.most_rows:
-        _log.warning(
-            "no tokens are guessed: models that keep states, and those that generate no text, take none"
-        )
+        if asked:
+            _log.warning(
+                "no tokens are guessed: models that keep states, and those that generate no text, take none"
+            )
         return None
     pace.most_tokens = 1 + options.most
     guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, pace.line)
