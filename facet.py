@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from server.offline.llm_engine import LLMEngine
     from server.offline.prompt_forms import TextPrompt, TokensPrompt
     from server.offline.request_outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         ClassificationOutput,
         ClassificationRequestOutput,
         CompletionOutput,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from server.options.server_options import AsyncEngineArgs, EngineArgs
+    from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
 
@@ -43,6 +46,9 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BadRequest",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -76,6 +82,7 @@ _HOMES = {
     "AsyncLLM": "server.offline.async_llm",
     "AsyncLLMEngine": "server.offline.async_llm",
     "BadRequest": "server.errors",
+    "BeamSearchParams": "server.requests.beam_search",
     "EngineArgs": "server.options.server_options",
     "LLMEngine": "server.offline.llm_engine",
     "ModelRegistry": "models.registry",

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.engine_stats import ExpertStats, GuessReport, GuessTotals, Rates, StepBuckets
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
@@ -74,10 +75,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """How tokens are spelled, so that the engine can follow a grammar.
-
-    A server sends it before its first grammar.
-    """
+    """How tokens are spelled, so that the engine can follow a grammar; sent before the first one."""
 
     tokens: list[bytes]
     """The bytes of each token as the server's own tokenizer writes them; of special tokens, their names."""
@@ -119,10 +117,7 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     times_each: bool = False
     """Whether every answer shall carry the times so far, because the server may end the text by itself."""
     prompt_len: int = 0
-    """If not 0, the tokens from here on are not the prompt's: another engine has emitted them and ended.
-
-    Only tokens behind them are emitted, exactly those that it would have emitted next.
-    """
+    """If not 0, tokens from here on were emitted by another engine, and only those that follow are to be."""
     began: float = 0.0
     """When the first of those tokens came, on the same clock as `sent`."""
     grammar: Grammar | None = None
@@ -136,6 +131,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The most tokens that are guessed for it at a time, if that is fewer than the engine would."""
     reports_guesses: bool = False
     """Whether its last answer shall tell what became of guesses."""
+    beams: BeamParams | None = None
+    """The search for its answers, if these are not drawn. All of them come with the only answer."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -242,6 +239,8 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """Why no longer prefix was cached, if asked for. It comes with the first tokens only."""
     guesses: GuessReport | None = None
     """What became of guesses, if asked for. It comes with the times."""
+    beams: list[Beam] = []
+    """What a beam search has found, the best answer first; `tokens` are empty then."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

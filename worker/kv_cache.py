@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from models.config import ModelConfig
 from models.layers.attention import Attention, CachedAttention
@@ -52,6 +53,8 @@ class Cache:
     hidden: HiddenStore | None = None
     """The store of hidden states, if a task reads those of earlier steps."""
     page_toucher: PageToucher | None = None
+    parts: Sequence[Tensor] = ()
+    """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and hidden states."""
 
 
 def no_cache(max_model_len: int) -> Cache:

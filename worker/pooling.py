@@ -50,6 +50,11 @@ class HiddenStore:
         self._block_size = block_size
         self._rows = allocate(count * width * dtype.itemsize).view(dtype).view(count, width)
 
+    @property
+    def blocks(self) -> Tensor:
+        """The rows of each block [blocks, positions, width]."""
+        return self._rows.unflatten(0, (-1, self._block_size))
+
     @staticmethod
     def block_bytes(block_size: int, width: int, dtype: torch.dtype) -> int:
         return block_size * width * dtype.itemsize

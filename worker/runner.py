@@ -55,6 +55,7 @@ from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
 from worker.state_memory import StateMemory, make_states, state_layers
 from worker.steps.batch import Batch, StepPlanner
+from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
 from worker.steps.drafting import Drafter, Proposed, add_drafts
 from worker.steps.output import StepHandle, fetch_output
@@ -145,6 +146,9 @@ class Runner:
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
+        if step.beams:
+            copy_states = self._states.copy if self._states is not None else None
+            continue_beams(step.beams, self._slots, self._cache.parts, copy_states)
         batch = self._planner.plan(step, self._staging.open())
 
         def write_bounds(logits: Tensor) -> None:
@@ -328,7 +332,8 @@ class Runner:
         hidden = None
         if stores_hidden:
             hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
-        return Cache(size, hidden, device.page_toucher(parts, size.num_blocks) if parts else None)
+        page_toucher = device.page_toucher(parts, size.num_blocks) if parts else None
+        return Cache(size, hidden, page_toucher, [*parts, *([hidden.blocks] if hidden else ())])
 
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
         model, size = self._model, self._cache.size

@@ -52,6 +52,10 @@ class StateMemory:
     def nbytes(self) -> int:
         return self._rows.nbytes
 
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the states of some places [N] to others [N]."""
+        self._rows[targets] = self._rows[sources]
+
 
 def make_states(
     layers: Sequence[StateLayer],

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from engine_core import protocol
 from engine_core.client.dispatcher import Dispatcher
-from engine_core.client.in_flight import AddOptions, InFlight, Stream
+from engine_core.client.in_flight import AddOptions, InFlight, Stream, open_stream
 from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
@@ -135,15 +135,16 @@ class EngineClient:
     ) -> list[Stream[protocol.Tokens]]:
         """Send a request for several answers to one prompt, whose media are sent once to each replica.
 
-        The option `diagnoses` is for the first, which tells for all.
+        The option `diagnoses` is for the first, which tells for all. A beam search, of one of `params`, has
+        several answers.
         """
         sent, requests = self._now(), list[InFlight]()
         for each in params:
             add = protocol.Add(id=self.new_number(), tokens=tokens, params=each, sent=sent, **options)
-            requests.append(InFlight(add, Stream[protocol.Tokens](add.id, self._loop), replica))
+            requests.append(InFlight(add, open_stream(add, self._loop), replica))
             options.pop("diagnoses", None)
         self._dispatcher.dispatch(requests)
-        return [one.stream for one in requests]
+        return [answer for one in requests for answer in one.stream.answers]
 
     def submit_many(
         self,

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
+from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.guesses.drafts import make_drafts
 from engine_core.scheduling.media import MediaItems
@@ -82,8 +83,9 @@ class Scheduler:
         self.deadlines = Deadlines()
         self._preemption = Preemption(self.waiting, self.owners, self._preempt, by_priority=by_priority)
         self.drafts = make_drafts(config, facts, self.pace, self.cache)
+        self._beams = BeamRows(self.cache, self.pace, self.suspects, facts.block_size)
         self.results = StepResults(
-            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts),
+            *(self.pace, self.cache, self.media, self.paused, self.suspects, self.drafts, self._beams),
             preempt=self._preempt,
             end=self._end,
         )
@@ -281,6 +283,8 @@ class Scheduler:
 
     def _continue(self, seq: Sequence, step: StepBuilder) -> float:
         """Add a row for a running sequence, if it fits; returns the seconds that it takes."""
+        if seq.search is not None and (seq.search.beams or seq.pending):
+            return self._beams.plan(seq, seq.search, step, self._grow)
         count = step.chunk(seq, seq.gap, seq.computed, alone=len(self.running) == 1)
         fits = count and step.can_pool(seq, ends=count == seq.gap)
         if not fits or (gained := self._grow(seq, seq.computed + count)) is None:
@@ -330,6 +334,9 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again; what steps in flight still bring for it is dropped."""
         self._release(seq)
+        if seq.search is not None:
+            seq.search.restart()
+            del seq.tokens[seq.prompt_len :]
         seq.computed = seq.pending = 0
         seq.void_before = self.counters.steps + 1
         seq.prompt_logprobs = []
@@ -375,26 +382,13 @@ class Scheduler:
         return self.pace.expected_wait(work_class, now, slots, seq)
 
     def stats(self, now: float) -> Stats:
-        counters = self.counters
-        return Stats(
+        return self.counters.stats(
             running=len(self.running),
-            waiting=self.waiting.count,
-            waiting_tokens=self.waiting.tokens,
+            waiting=self.waiting,
             kv_usage=self.cache.pool.usage,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            preemptions=counters.preemptions,
-            steps=counters.steps,
-            step_tokens=counters.step_tokens,
-            busy=self.pace.busy,
+            pace=self.pace,
             expected_wait=self._expected_wait(WorkClass.FIRST_TOKEN, now),
-            rates=self.pace.rates(self._slots(newcomers=0)),
-            landed=counters.landed.buckets,
-            kernel_compilations=counters.kernel_compilations,
-            experts=counters.experts.stats,
-            media_encoded=self.media.encoded,
-            media_reused=self.media.reused,
-            media_embeddings=self.media.embeddings,
-            media_bytes=self.media.bytes,
-            guesses=None if self.drafts is None else self.drafts.totals,
+            slots=self._slots(newcomers=0),
+            media=self.media,
+            drafts=self.drafts,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_core.beams.beam_search import BeamSearch
 from engine_core.engine_stats import GuessReport
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
@@ -39,6 +40,8 @@ class Sequence:
     """The term of the cost line that counts its sampled or pooled rows."""
     tokens: list[int] = field(init=False)
     """All known tokens: the prompt, and those that landed steps have sampled."""
+    search: BeamSearch | None = None
+    """The search for its answers; `tokens` are those of the likeliest one then."""
     media_end: int = 0
     """The position behind its last media item; 0 if it has none."""
     computed: int = 0
@@ -89,6 +92,9 @@ class Sequence:
         self.work_class = class_of(self.request)
         self.term = sampling_term(self.request.params)
         self.tokens = list(self.request.tokens)
+        if self.request.beams is not None and isinstance(self.request.params, Sampling):
+            stops = self.request.params.stop_token_ids
+            self.search = BeamSearch(self.request.beams, stops, self.prompt_len, self.limit)
         if self.request.media:
             self.media_end = self.request.media[-1].end
         if self.resumed:

@@ -15,6 +15,10 @@ from engine_core.engine_stats import (
     StepBuckets,
 )
 from engine_core.protocol import Stats
+from engine_core.scheduling.guesses.drafts import Drafts
+from engine_core.scheduling.media import MediaItems
+from engine_core.scheduling.pace import Pace, Slots
+from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import Balancedness, ExpertReport, StepOutput
 
@@ -76,6 +80,42 @@ class Counters:
     kernel_compilations: int = 0
     landed: LandedSteps = field(default_factory=LandedSteps)
     experts: BalancedExperts = field(default_factory=BalancedExperts)
+
+    def stats(
+        self,
+        *,
+        running: int,
+        waiting: WaitingQueue,
+        kv_usage: float,
+        pace: Pace,
+        expected_wait: float,
+        slots: Slots,
+        media: MediaItems,
+        drafts: Drafts | None,
+    ) -> Stats:
+        """What is sent of the engine: these totals, and what its parts tell of this moment."""
+        return Stats(
+            running=running,
+            waiting=waiting.count,
+            waiting_tokens=waiting.tokens,
+            kv_usage=kv_usage,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
+            preemptions=self.preemptions,
+            steps=self.steps,
+            step_tokens=self.step_tokens,
+            busy=pace.busy,
+            expected_wait=expected_wait,
+            rates=pace.rates(slots),
+            landed=self.landed.buckets,
+            kernel_compilations=self.kernel_compilations,
+            experts=self.experts.stats,
+            media_encoded=media.encoded,
+            media_reused=media.reused,
+            media_embeddings=media.embeddings,
+            media_bytes=media.bytes,
+            guesses=None if drafts is None else drafts.totals,
+        )
 
     def heed(self, output: StepOutput) -> None:
         self.kernel_compilations = output.kernel_compilations

@@ -26,7 +26,7 @@ from engine_core.scheduling.step_cost import (
     CostLine,
     Work,
 )
-from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
+from worker.protocol import BeamToken, NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class StepBuilder:
         self.new: list[NewSeq] = []
         """The sequences that enter their slots with this step."""
         self._rows: list[SeqStep] = []
+        self._beams: list[BeamToken] = []
         self._seqs: list[Sequence] = []
         self._costs: list[float] = []
 
@@ -159,6 +160,17 @@ class StepBuilder:
         seq.in_flight += 1
         return cost
 
+    def add_beam(self, seq: Sequence, beam: BeamToken, new_blocks: list[int]) -> float:
+        """Add a row for one of the answers that a beam search follows; returns the seconds it will take."""
+        index = beam.at + 1 - seq.prompt_len
+        self._beams.append(beam)
+        self._rows.append(SeqStep(beam.slot, beam.at, 1, new_blocks, True, index))
+        self._seqs.append(seq)
+        self.budget -= 1
+        seq.pending += 1
+        seq.in_flight += 1
+        return self._count(seq, 1, beam.at, ends=True)
+
     @property
     def decoding(self) -> list[Sequence]:
         """The sequences of its rows, if each row computes a single token of an answer; else none."""
@@ -201,7 +213,8 @@ class StepBuilder:
         if not self._rows:
             return None
         media = self._media
-        step = StepInput(number, self.new, self._rows, encode=media.encode, forget=media.forget)
+        encode, forget = media.encode, media.forget
+        step = StepInput(number, self.new, self._rows, encode=encode, forget=forget, beams=self._beams)
         bounded = self.left < inf
         return PlannedStep(
             *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),

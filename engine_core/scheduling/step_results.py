@@ -11,6 +11,7 @@ from itertools import repeat
 from engine_core.grammar.guess_bounds import find_bounds
 from engine_core.grammar.matcher import GrammarError, TokenMatcher
 from engine_core.protocol import Failed, Finish, OutputsByClient, Pooled, Tokens, quarantined
+from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.guesses.drafts import Drafts
 from engine_core.scheduling.media import MediaItems
@@ -36,6 +37,7 @@ class StepResults:
         paused: PausedSequences,
         suspects: Suspects,
         drafts: Drafts | None,
+        beams: BeamRows,
         *,
         preempt: Change,
         end: Change,
@@ -46,6 +48,7 @@ class StepResults:
         self._paused = paused
         self._suspects = suspects
         self._drafts = drafts
+        self._beams = beams
         self._preempt = preempt
         self._end = end
 
@@ -67,8 +70,13 @@ class StepResults:
                 put(outputs, seq, self._fail(seq, 503 if reason == QUERY_GONE else 500, reason))
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
-            self._cache.publish(seq, row.start + row.count)
-            if row.samples:
+            if (search := seq.search) is None or not search.beams:
+                self._cache.publish(seq, row.start + row.count)
+            if row.samples and search is not None:
+                if (found := self._beams.land(seq, search, row.slot, entry, now)) is not None:
+                    put(outputs, seq, found)
+                    self._end(seq)
+            elif row.samples:
                 tokens, entries = [token], [] if entry is None else [entry]
                 if row.guesses:
                     held = output.held.get(row.slot, [])
@@ -97,8 +105,8 @@ class StepResults:
         number, rows = planned.step.number, list(zip(planned.seqs, planned.step.seqs, strict=True))
         for seq, row in rows:
             self._cache.land_states(seq, row, wanted=False)
-        again = [seq for seq, row in rows if seq.land(number, row)]
-        if not behind and again == planned.seqs and len(again) == 1:
+        again = list(dict.fromkeys([seq for seq, row in rows if seq.land(number, row)]))
+        if not behind and len(again) == 1 and set(planned.seqs) == set(again):
             [seq] = again
             self._end(seq)
             short = Failed(seq.id, 503, "there is too little memory for this request now")

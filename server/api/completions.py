@@ -45,7 +45,7 @@ class CompletionRequest(GenerationBody, BudgetOptions):
 
     best_of: int | None = optional(
         "Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
-        "in the mean. Not with `stream`, unless it equals n."
+        "in the mean. Not with `stream`, unless it equals n. Of a beam search it is the width."
     )
 
     @model_validator(mode="after")
@@ -68,14 +68,13 @@ class CompletionRequest(GenerationBody, BudgetOptions):
         return self
 
     @property
-    def shown(self) -> int:
-        """The number of answers to each prompt that the client gets."""
-        return 1 if self.n is None else self.n
-
-    @property
     def chooses(self) -> bool:
         """Whether more answers are drawn than shown."""
-        return self.best_of is not None and self.best_of > self.shown
+        return self.best_of is not None and self.best_of > self.shown and not self.use_beam_search
+
+    @property
+    def width(self) -> int:
+        return self.best_of or self.shown
 
     @property
     def scores_only(self) -> bool:

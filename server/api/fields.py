@@ -78,9 +78,6 @@ Neutral = tuple[object, ...]
 UNSUPPORTED: Mapping[str, Neutral] = {
     "suffix": ("",),
     "prompt_embeds": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
     "logprob_token_ids": (),
     "return_token_offsets": (False,),
     "repetition_detection": (),
@@ -121,8 +118,6 @@ SYNONYMS: Mapping[str, str] = {
 """Other names for our fields, too different to be found by comparing letters."""
 
 REASONS: Mapping[str, str] = {
-    "use_beam_search": "is not offered: beams hold the cache of many answers to keep one, which reads worse "
-    "than a drawn one; `best_of` of the completions endpoint chooses among drawn ones",
     "functions": "has been replaced by `tools`",
     "function_call": "has been replaced by `tool_choice`",
     "moderation": "asks for a check that this server does not have",

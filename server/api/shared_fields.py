@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from engine_core.beams.beam_params import BeamParams
 from server.api.answer_form import StructuredBody
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts, optional
 from server.errors import BadRequest
@@ -232,6 +233,20 @@ class GenerationBody(RequestBody, StructuredBody):
         "Write tokens of logprobs as `token_id:123`. null: what the server was started with."
     )
 
+    use_beam_search: Flag | None = Field(
+        default=False,
+        description="Search for the likeliest answers, of which n are followed at a time. Not with `stream`, "
+        "nor with what bounds or changes the choice of tokens.",
+    )
+    length_penalty: float | None = Field(
+        default=1.0,
+        description="Beam search compares answers by the sum of their logprobs by their length, the prompt's "
+        "included, to this power.",
+    )
+    early_stopping: Flag | None = Field(
+        default=False, description="End a beam search with the n-th answer that ends, likely or not."
+    )
+
     speculative_tokens: int | None = optional(
         "The most tokens that are guessed at a time; 0 guesses none. null leaves it to the server. No answer "
         "depends on it."
@@ -258,13 +273,36 @@ class GenerationBody(RequestBody, StructuredBody):
             raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        if self.use_beam_search and self.stream:
+            raise BadRequest("Streaming is not currently supported with beam search.", "stream")
+        if not self.use_beam_search and (self.early_stopping or self.length_penalty not in (None, 1.0)):
+            name = "early_stopping" if self.early_stopping else "length_penalty"
+            raise BadRequest(f"`{name}` is for beam search: set `use_beam_search` too.", name)
         return self
+
+    @property
+    def shown(self) -> int:
+        """The number of answers to each prompt that the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def width(self) -> int:
+        """The number of answers that a beam search follows."""
+        return self.shown
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """The beam search, if one is asked for."""
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamParams(self.width, self.shown, penalty, early_stopping=bool(self.early_stopping))
 
     def sampling(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
         return SamplingParams(
-            n=1 if self.n is None else self.n,
+            n=self.shown,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

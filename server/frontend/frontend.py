@@ -36,6 +36,7 @@ from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.reading.helper import Helper
 from server.reading.prompts import ReadingContext, ReadingOptions
+from server.requests.beam_search import search_params
 from server.requests.checkpoint_facts import find_facts, find_folder, load_tokenizer, tokenizer_files
 from server.requests.pooling import Item, items_to_send
 from server.requests.sampling import SamplingParams
@@ -209,15 +210,15 @@ class Frontend:
         """
         self.require_ready()
         params = params or sampling.resolve(self.facts, self.tokenizer, count_ids(prompt))
+        if "beams" in options:
+            options["beams"], params = search_params(options["beams"], sampling, params, self.facts)
         if admission is None:
             self.admissions.check(ANYONE, len(params))
         else:
             admission.check()
         if self.config.log.enable_log_requests:
-            _log.info(
-                "request %s: %d prompt tokens, %d x %s",
-                *(request_id, count_ids(prompt), len(params), params[0]),
-            )
+            told = request_id, count_ids(prompt), len(params), params[0]
+            _log.info("request %s: %d prompt tokens, %d x %s", *told)
         options["streams"] = interval < ALL_TOKENS
         options["most_guesses"] = sampling.speculative_tokens
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
@@ -349,9 +350,8 @@ class Frontend:
         try:
             own.check()
             prompt = unpack(asked.prompt)
-            streams += self._client.submit_choices(
-                prompt, asked.params, replica=asked.replica, **asked.options
-            )
+            sent = asked.params[:1] if "beams" in asked.options else asked.params  # a search has all answers
+            streams += self._client.submit_choices(prompt, sent, replica=asked.replica, **asked.options)
             own.streams.update(stream.id for stream in streams)
             choices = [self._generate(asked, index, stream) for index, stream in enumerate(streams)]
             async with aclosing(merged(choices)) as deltas:

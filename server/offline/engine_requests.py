@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.protocol import Failed, Grammar, Pooled, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
@@ -15,6 +16,8 @@ from server.model_facts import Facts
 from server.offline.program_media import Encoded, PreparedItems
 from server.offline.prompt_forms import Prompt
 from server.offline.request_outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     CompletionOutput,
     Logprob,
     LogprobsByToken,
@@ -23,6 +26,7 @@ from server.offline.request_outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from server.requests.beam_search import BeamSearchParams, search_params
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.vectors import as_array
@@ -131,16 +135,17 @@ class OutputBuilder:
             metrics.scheduled_ts = metrics.scheduled_ts or metrics.queued_ts + delta.timing.queued
 
     def _named(self, entries: Iterable[TokenLogprobs]) -> Sequence[LogprobsByToken]:
-        return [self._by_token(entry) for entry in entries]
-
-    def _by_token(self, entry: TokenLogprobs) -> LogprobsByToken:
-        """The chosen token comes first; `entry` repeats it among the most likely if it is one of these."""
         name = self._tokenizer.token_text if self._names_tokens else lambda _: None
-        ranks = (entry.rank, *range(1, len(entry.ids)))
-        table: LogprobsByToken = {}
-        for token, value, rank in zip(entry.ids, entry.values, ranks, strict=True):
-            table.setdefault(token, Logprob(value, rank, name(token)))
-        return table
+        return [_by_token(entry, name) for entry in entries]
+
+
+def _by_token(entry: TokenLogprobs, name: Callable[[int], str | None]) -> LogprobsByToken:
+    """The chosen token comes first; `entry` repeats it among the most likely if it is one of these."""
+    ranks = (entry.rank, *range(1, len(entry.ids)))
+    table: LogprobsByToken = {}
+    for token, value, rank in zip(entry.ids, entry.values, ranks, strict=True):
+        table.setdefault(token, Logprob(value, rank, name(token)))
+    return table
 
 
 def _copy(answer: CompletionOutput) -> CompletionOutput:
@@ -152,7 +157,7 @@ NO_ITEMS: PreparedItems = MappingProxyType({})
 _NOTHING = Vectors(b"", (0,))
 """The vectors of a request that failed."""
 
-Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput] | BeamSearchOutput
 
 
 class GenerationRequest:
@@ -182,6 +187,7 @@ class GenerationRequest:
         """Whether a stop string may end a sequence, which the engine cannot see."""
         self.salt = prompt.salt
         self.grammar = grammar
+        self.beams: BeamParams | None = None
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
@@ -231,6 +237,7 @@ class PoolingRequest:
         self.most_guesses: int | None = None
         self.salt = ""
         self.grammar: Grammar | None = None
+        self.beams: BeamParams | None = None
         self.finished = False
         self.vectors = _NOTHING
         self._cached = 0
@@ -256,4 +263,54 @@ class PoolingRequest:
         )
 
 
-EngineRequest = GenerationRequest | PoolingRequest
+class BeamRequest:
+    """One prompt and the search for its likeliest answers: one sequence of the engine."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        encoded: Encoded,
+        search: BeamSearchParams,
+        facts: Facts,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Raises BadRequest."""
+        self.request_id = request_id
+        self.tokens, self.media, self.salt = encoded.ids, encoded.media, prompt.salt
+        asked = search.sampling()
+        resolved = asked.resolve(facts, tokenizer, len(self.tokens))
+        self.beams, params = search_params(search.beams(), asked, resolved, facts)
+        self.params: Sequence[Sampling | Pooling] = params
+        self.may_end_early = False
+        self.most_guesses: int | None = None
+        self.grammar: Grammar | None = None
+        self.finished = False
+        self._search, self._tokenizer = search, tokenizer
+        self._output = BeamSearchOutput(request_id=request_id)
+
+    def take(self, index: int, answer: Tokens | Pooled | Failed) -> bool:
+        if isinstance(answer, Failed):
+            self._output.error = from_engine(answer)
+        elif isinstance(answer, Tokens):
+            self._output.sequences = [self._sequence(beam) for beam in answer.beams]
+        self.finished = True
+        return True
+
+    def output(self) -> Output | None:
+        return self._output
+
+    def _sequence(self, beam: Beam) -> BeamSearchSequence:
+        tokens, stops = [*self.tokens, *beam.tokens], beam.finish == "stop"
+        written = tokens if not stops or self._search.include_stop_str_in_output else tokens[:-1]
+        return BeamSearchSequence(
+            tokens=tokens,
+            logprobs=[_by_token(entry, self._tokenizer.token_text) for entry in beam.logprobs],
+            cum_logprob=beam.total,
+            text=self._tokenizer.decode(written, False),
+            finish_reason=beam.finish,
+            stop_reason=tokens[-1] if stops else None,
+        )
+
+
+EngineRequest = GenerationRequest | PoolingRequest | BeamRequest

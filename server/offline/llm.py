@@ -13,6 +13,7 @@ from server.offline import prompt_forms, request_outputs
 from server.offline.engine_requests import NO_ITEMS, EngineRequest, Output, PoolingRequest
 from server.offline.llm_engine import LLMEngine
 from server.offline.program_media import PreparedItems
+from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
@@ -111,6 +112,26 @@ class LLM:
             )
             prompts.append(prompt_forms.Prompt(text, pictures=pictures))
         return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)
+
+    def beam_search(
+        self,
+        prompts: prompt_forms.Prompts,
+        params: BeamSearchParams,
+        lora_request: object = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[request_outputs.BeamSearchOutput]:
+        """Finds the likeliest answers to each prompt, for `concurrency_limit` prompts at a time, if given."""
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise ValueError(f"concurrency_limit must be 1 or more, got {concurrency_limit}")
+        refuse_keywords("beam_search", {"lora_request": lora_request}, _UNSUPPORTED)
+        read = prompt_forms.read_prompts(prompts)
+        requests = self.llm_engine.beam_requests(self._new_ids(len(read)), read, params)
+        outputs: list[Output] = []
+        most = concurrency_limit or len(requests)
+        for first in range(0, len(requests), max(1, most)):
+            outputs += self._run(requests[first : first + most], "generate" if use_tqdm else "")
+        return [output for output in outputs if isinstance(output, request_outputs.BeamSearchOutput)]
 
     def encode(
         self,

@@ -15,7 +15,13 @@ from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from engine_core.reason_codes import SENTENCES
 from server.grammars.form_grammar import AskedForm, build_grammar
 from server.model_facts import GENERATE, Facts, require_task
-from server.offline.engine_requests import EngineRequest, GenerationRequest, Output, PoolingRequest
+from server.offline.engine_requests import (
+    BeamRequest,
+    EngineRequest,
+    GenerationRequest,
+    Output,
+    PoolingRequest,
+)
 from server.offline.program_media import Encoded, ProgramMedia, encode_rows
 from server.offline.prompt_forms import (
     Prompt,
@@ -28,6 +34,7 @@ from server.offline.prompt_forms import (
 )
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
+from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
@@ -183,11 +190,36 @@ class LLMEngine:
         add_special_tokens: bool = True,
     ) -> list[GenerationRequest]:
         """Checks and encodes requests, so that all are right before one is submitted. Raises BadRequest."""
+        encoded = self._encode(prompts, params, add_special_tokens=add_special_tokens)
+        return [
+            GenerationRequest(
+                *(request_id, prompt, each, sampling, self.facts, self.tokenizer),
+                kind=kind,
+                least_interval=self.config.stream_interval,
+                grammar=self._grammar(asked) if (asked := sampling.asked_form()) else None,
+            )
+            for request_id, prompt, each, sampling in zip(request_ids, prompts, encoded, params, strict=True)
+        ]
+
+    def beam_requests(
+        self, request_ids: list[str], prompts: list[Prompt], search: BeamSearchParams
+    ) -> list[BeamRequest]:
+        """The same for beam searches."""
+        encoded = self._encode(prompts, [search.sampling()] * len(prompts), add_special_tokens=True)
+        return [
+            BeamRequest(request_id, prompt, each, search, self.facts, self.tokenizer)
+            for request_id, prompt, each in zip(request_ids, prompts, encoded, strict=True)
+        ]
+
+    def _encode(
+        self, prompts: list[Prompt], params: list[SamplingParams], *, add_special_tokens: bool
+    ) -> list[Encoded]:
+        """The tokens of prompts that are to be answered. Raises BadRequest."""
         require_task(GENERATE, self.facts.tasks)
         texts = [prompt for prompt in prompts if not prompt.pictures and prompt.rows is None]
         of_texts = iter(encode_prompts(texts, self.tokenizer, add_special_tokens=add_special_tokens))
-        requests: list[GenerationRequest] = []
-        for request_id, prompt, sampling in zip(request_ids, prompts, params, strict=True):
+        found: list[Encoded] = []
+        for prompt, sampling in zip(prompts, params, strict=True):
             if prompt.rows is not None:
                 encoded = encode_rows(prompt.rows, sampling, self.facts)
             elif prompt.pictures:
@@ -197,20 +229,8 @@ class LLMEngine:
             else:
                 encoded = Encoded(prompt.text, sampling.cut_prompt(next(of_texts), self.facts))
             self.facts.check_token_ids(encoded.ids, "prompt")
-            requests.append(
-                GenerationRequest(
-                    request_id,
-                    prompt,
-                    encoded,
-                    sampling,
-                    self.facts,
-                    self.tokenizer,
-                    kind=kind,
-                    least_interval=self.config.stream_interval,
-                    grammar=self._grammar(asked) if (asked := sampling.asked_form()) else None,
-                )
-            )
-        return requests
+            found.append(encoded)
+        return found
 
     def pooling_requests(
         self,
@@ -279,6 +299,7 @@ class LLMEngine:
                 grammar=request.grammar,
                 media=request.media,
                 most_guesses=request.most_guesses,
+                beams=request.beams,
             )
             self._engine.add(_CLIENT, add)
 

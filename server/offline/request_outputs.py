@@ -115,6 +115,33 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """One of the answers that a beam search has found."""
+
+    tokens: list[int]
+    """The prompt and the answer, the stop token included."""
+    logprobs: list[LogprobsByToken]
+    """One dictionary for each token of the answer."""
+    cum_logprob: float = 0.0
+    text: str | None = None
+    """The text of the prompt and of the answer."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """The stop token, if one ended the answer."""
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The answers that a beam search has found to one prompt, the best one first."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list[BeamSearchSequence])
+    request_id: str = ""
+    finished: bool = True
+    error: ApiError | None = None
+    """The reason why the engine could not finish the request. `LLM` raises it."""
+
+
+@dataclass(slots=True)
 class PoolingOutput:
     data: Floats
     """[D], or a row for each token."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fake_states import ROOT, mix
 
-from worker.protocol import SeqStep, WorkerFacts
+from worker.protocol import BeamToken, SeqStep, WorkerFacts
 
 
 def entries_of(tokens: Iterable[int]) -> list[int | None]:
@@ -17,6 +17,16 @@ def entries_of(tokens: Iterable[int]) -> list[int | None]:
         entry = mix(entry, token)
         entries.append(entry)
     return entries
+
+
+def sum_up(entries: list[int | None]) -> int:
+    """A number that depends on all entries and on their places."""
+    total = 0
+    for index, entry in enumerate(entries):
+        if entry is None:
+            raise ValueError("a cache entry was read before it was written")
+        total += entry * (index + 1)
+    return total % 49999
 
 
 class FakeCache:
@@ -48,6 +58,26 @@ class FakeCache:
                 if table[position // self._size] == self._scratch:
                     raise ValueError("an entry would be written to the scratch block")
                 self._entries[self._place(seq.slot, position, group)] = entry + group
+
+    def seen(self, seq: SeqStep, tokens: list[int]) -> list[int | None]:
+        """The entries of the first group up to the end of a row; what they were if it has a window."""
+        end = seq.start + seq.count
+        if self._windows[0]:
+            return entries_of(tokens[:end])
+        return [self.entry(seq.slot, position) for position in range(end)]
+
+    def fork(self, beams: Iterable[BeamToken]) -> None:
+        """Let slots go on with the blocks of others, but for copies of some, all at the same time."""
+        size, copies = self._size, [pair for beam in beams for pair in beam.copies]
+        data = [self._entries[block * size : (block + 1) * size] for block, _ in copies]
+        tables = {
+            beam.slot: [table[: beam.at // size] for table in self._tables[beam.source]]
+            for beam in beams
+            if beam.slot != beam.source
+        }
+        for (_, block), entries in zip(copies, data, strict=True):
+            self._entries[block * size : (block + 1) * size] = entries
+        self._tables.update(tables)
 
     def check(self, seq: SeqStep, tokens: list[int]) -> None:
         """Assert that queries find what they read, unless all layers read all: then texts show it."""

@@ -6,14 +6,14 @@ text that comes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from zlib import crc32
 
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from worker.buffers import Buffer
-from worker.protocol import MediaPlace, NewSeq, Runs, SeqStep, StepInput, WorkerFacts
+from worker.protocol import BeamToken, MediaPlace, NewSeq, Runs, SeqStep, StepInput, WorkerFacts
 
 UNKNOWN = -(1 << 40)
 """The token in place of an embedding that no step has read yet."""
@@ -52,6 +52,10 @@ class FakeMedia:
         self.whole = facts.whole_media
         self._rows: dict[int, list[int]] = {}
         self._places: dict[int, tuple[MediaPlace, ...]] = {}
+
+    def fork(self, beams: Iterable[BeamToken]) -> None:
+        """Let the media of slots be those of others."""
+        self._places.update({beam.slot: self._places[beam.source] for beam in beams})
 
     def begin(self, new: NewSeq) -> list[int]:
         """Note that a sequence enters its slot; returns its tokens, those of embeddings unknown."""

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-from fake_cache import FakeCache, entries_of
+from fake_beams import fork_rows, likely_after
+from fake_cache import FakeCache, entries_of, sum_up
 from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_states import FakeStates
@@ -52,19 +53,13 @@ KILLS_PROCESS = 43
 LOSES_DEVICE = 44
 SLOW_STEP = 45
 HANGS_STEP = 46
-
 SLOW_SECONDS = 0.5
 
 WHOLE_TASKS = ("token_embed",)
 
 
 def _attend(entries: list[int | None]) -> int:
-    total = 0
-    for index, entry in enumerate(entries):
-        if entry is None:
-            raise ValueError("a cache entry was read before it was written")
-        total += entry * (index + 1)
-    return total % 49999 % VOCAB
+    return sum_up(entries) % VOCAB
 
 
 def text_after(tokens: Iterable[int]) -> int:
@@ -153,15 +148,16 @@ class _Row:
     told: list[int]
     """The tokens about which logprobs of the prompt are told, if they are asked for."""
     pooling: Pooling | None
+    logprobs: int | None = None
 
 
 def _row(new: NewSeq, tokens: list[int]) -> _Row:
     if isinstance(new.params, Pooling):
         return _Row(tokens, new.prompt_len, told=[], pooling=new.params)
-    tells_prompt = new.params.prompt_logprobs is not None
-    if tells_prompt and len(new.tokens) > new.prompt_len:
+    told = list(new.tokens) if new.params.prompt_logprobs is not None else []
+    if told and len(new.tokens) > new.prompt_len:
         raise ValueError("prompt logprobs are asked for again")
-    return _Row(tokens, new.prompt_len, list(new.tokens) if tells_prompt else [], pooling=None)
+    return _Row(tokens, new.prompt_len, told, pooling=None, logprobs=new.params.logprobs)
 
 
 @dataclass(slots=True)
@@ -236,6 +232,8 @@ class FakeWorker:
         for new in step.new:
             self._rows[new.slot] = _row(new, self.media.begin(new))
             self._cache.begin(new.slot)
+        if step.beams:
+            fork_rows(step.beams, self._rows, self._cache, self.media, self._states)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
         self.media.follow(step, tokens_of)
         if self._states is not None:
@@ -255,7 +253,11 @@ class FakeWorker:
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
         drafts = run_drafter(step, tokens_of, self._cache.has_room, self.drafter)
-        return Landed(StepOutput(step.number, tokens, [], prompt_logprobs, failed, given, held, {}, drafts))
+        entries = [likely_after(seq, self._rows[seq.slot], self._cache, self._states) for seq in step.seqs]
+        likely = entries if any(entries) else []
+        return Landed(
+            StepOutput(step.number, tokens, likely, prompt_logprobs, failed, given, held, {}, drafts)
+        )
 
     def prepare(self) -> bool:
         self.prepared += 1  # of three things, if facts say that there is something

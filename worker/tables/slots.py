@@ -176,6 +176,20 @@ class Slots:
             self.pooling[slot], self.texts[slot] = None, ()
             self._admit_sampling(slot, new.params)
 
+    def fork(self, source: int, target: int, blocks: int) -> None:
+        """Note that a slot goes on where the sequence of another one is, with its first blocks.
+
+        The device has so many of them in each table. Its media are read: only their places count on.
+        """
+        self.prompt_len[target] = self.prompt_len[source]
+        self.without_tokens[target] = self.without_tokens[source]
+        self.shift[target] = self.shift[source]
+        self.blocks[target] = blocks
+        self.media.pop(target, None)
+        self.wants_prompt_logprobs.discard(target)
+        self.pooling[target], self.texts[target] = None, ()
+        self._admit_sampling(target, self.params[source])
+
     def _admit_sampling(self, slot: int, params: Sampling) -> None:
         self.params[slot] = params
         self.temperature[slot] = params.temperature

@@ -70,7 +70,7 @@ class CacheManager:
         All its known tokens must fit, not only the first chunk: otherwise it would be admitted into a full
         cache again and again, only to be preempted.
         """
-        if not self.free_slots:
+        if not self.free_slots or (seq.search is not None and len(self.free_slots) < seq.search.width):
             return None
         prefix = self._cached_prefix(seq)
         kept = [block for table in prefix for block in table if block != self._scratch]
@@ -94,6 +94,8 @@ class CacheManager:
         seq.published = len(prefix[0])
         seq.computed = len(prefix[0]) * self._facts.block_size
         seq.slot = self.free_slots.pop()
+        if seq.search is not None:
+            seq.search.spare_slots = [self.free_slots.pop() for _ in range(seq.search.width - 1)]
         if self.states is not None:
             self.states.begin(seq, self._known_blocks(seq)[0])
         if not seq.preemptions:
@@ -165,10 +167,24 @@ class CacheManager:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.memory.end(seq)
-        self.free_slots.append(seq.slot)
-        in_order = (block for column in zip(*seq.tables, strict=True) for block in column)
-        self.pool.release([block for block in in_order if block != self._scratch])
+        beams = seq.search.beams if seq.search is not None else []
+        for slot, tables in [(beam.slot, beam.tables) for beam in beams] or [(seq.slot, seq.tables)]:
+            self.free_slots.append(slot)
+            self.release_tables(tables)
+        if seq.search is not None:
+            self.free_slots += seq.search.spare_slots
         seq.slot, seq.tables, seq.published = None, [], 0
+
+    def release_tables(self, tables: Tables) -> None:
+        """Give back one use of each block of these tables."""
+        in_order = (block for column in zip(*tables, strict=True) for block in column)
+        self.pool.release([block for block in in_order if block != self._scratch])
+
+    def share_tables(self, tables: Tables, count: int) -> Tables:
+        """Tables with the first `count` blocks of each of these, which have one use more."""
+        shared = [table[:count] for table in tables]
+        self.pool.share(block for table in shared for block in table if block != self._scratch)
+        return shared
 
     def _diagnose(self, seq: Sequence) -> None:
         """Find out why no longer prefix was cached, if the request or the log asks for it."""

@@ -1,0 +1,46 @@
+"""`LLM.beam_search` finds what a program finds that asks for one token at a time, as vLLM does it."""
+
+from __future__ import annotations
+
+import pytest
+from fake_beams import search
+
+from engine_core.beams.beam_params import BeamParams
+from facet import LLM, BadRequest, BeamSearchParams, SamplingParams
+
+PROMPTS = ["The capital of France is", "Once upon a time", "One and one is"]
+
+
+def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
+    with LLM("demo", dtype="float32", kv_cache_memory_bytes="64m", cpu_threads="1") as llm:
+        stops = llm.facts.eos_token_ids
+
+        def likely(tokens: list[int], count: int) -> list[tuple[int, float]]:
+            params = SamplingParams(temperature=0, max_tokens=1, logprobs=count)
+            (output,) = llm.generate(tokens, params, use_tqdm=False)
+            assert output.outputs[0].logprobs is not None
+            return [(token, each.logprob) for token, each in output.outputs[0].logprobs[0].items()]
+
+        found = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=4, max_tokens=12), concurrency_limit=2)
+        for prompt, output in zip(PROMPTS, found, strict=True):
+            ids = llm.tokenizer.encode(prompt)
+            expected = search(likely, ids, BeamParams(4, 4), 12, stops)
+            assert [each.tokens for each in output.sequences] == [
+                [*ids, *tokens] for tokens, _, _ in expected
+            ]
+            assert [each.cum_logprob for each in output.sequences] == [total for _, total, _ in expected]
+            assert [each.finish_reason for each in output.sequences] == [finish for _, _, finish in expected]
+            best = output.sequences[0]
+            assert best.text is not None and best.text.startswith(prompt)
+            assert [next(iter(each)) for each in best.logprobs] == best.tokens[len(ids) :]
+            assert all(len(each) == 8 for each in best.logprobs)
+        assert "Paris" in (found[0].sequences[0].text or "")
+
+        (endless,) = llm.beam_search("Hi", BeamSearchParams(2, 30, ignore_eos=True))
+        assert [len(each.logprobs) for each in endless.sequences] == [30, 30]
+        with pytest.raises(BadRequest, match="width of a beam search must be from 1"):
+            llm.beam_search("Hi", BeamSearchParams(0, 5))
+        with pytest.raises(BadRequest, match="length_penalty must be from -10 to 10"):
+            llm.beam_search("Hi", BeamSearchParams(2, 5, length_penalty=99.0))
+        with pytest.raises(ValueError, match="concurrency_limit must be 1 or more"):
+            llm.beam_search("Hi", BeamSearchParams(2, 5), concurrency_limit=0)
