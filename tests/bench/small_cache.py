@@ -1,6 +1,6 @@
 """What a cache of 8 bits gains beside one of bfloat16: attention alone, and whole steps of a model; a table.
 
-    PYTHONPATH=.:tests/support python tests/bench/small_cache.py [MODEL] [--rows 1 8 32] [--context 1024]
+    PYTHONPATH=.:tests/support python tests/bench/small_cache.py [MODEL] [--rows 1 8 32] [--one-thread]
 
 Both caches take turns in one process, so a machine that is busy for a while slows both down; the ratio is the
 median of those of neighbours in time. Layers of attention hold more bytes together than processors cache.
@@ -38,17 +38,18 @@ _SHAPES = (([1], 1024), ([1], 16384), ([1] * 8, 1024), ([1] * 32, 1024), ([9], 4
 """New tokens of each row, and all tokens of one."""
 
 
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def print_row(title: str, works: Sequence[Callable[[], object]], turns: int) -> None:
+def print_row(title: str, works: Sequence[Callable[[], object]], given: argparse.Namespace) -> None:
     """Time two works in turns, and print a row of a table in milliseconds."""
+    clock = time.process_time if given.one_thread else time.perf_counter
+
+    def seconds(work: Callable[[], object]) -> float:
+        started = clock()
+        work()
+        return clock() - started
+
     for work in works:
         work()
-    found = [[seconds(work) * 1e3 for work in works] for _ in range(turns)]
+    found = [[seconds(work) * 1e3 for work in works] for _ in range(given.turns)]
     least = " | ".join(f"{min(each):.2f}" for each in zip(*found, strict=True))
     print(f"| {title} | {least} | {statistics.median(a / b for a, b in found):.2f} |", flush=True)
 
@@ -71,14 +72,16 @@ def attention_work(table: Any, step: ForwardContext, dtype: torch.dtype) -> Call
     return attend
 
 
-def open_runner(folder: str, cache: str, rows: int, context: int, quantization: str | None) -> Runner:
+def open_runner(cache: str, given: argparse.Namespace) -> Runner:
+    folder, rows, context = given.model, max(given.rows), given.context
     model = read_config(Path(folder))
     served_as = Conversion(runner="generate", convert="none", architecture=model.architecture)
     sizes: dict[str, Any] = {"max_num_seqs": rows, "block_size": _BLOCK, "max_model_len": context + 64}
     options = WorkerOptions(
         load_format="dummy",
-        quantization=quantization,
+        quantization=given.quantization,
         device="cpu",
+        cpu_threads=1 if given.one_thread else None,
         dtype="bfloat16",
         kv_cache_dtype=cache,
         **sizes,
@@ -116,21 +119,22 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=15)
+    about = "measure the processor's time of one thread, which other programs hardly change"
+    parser.add_argument("--one-thread", action="store_true", help=about)
     parser.add_argument("--quantization", choices=["int8", "int8-dynamic", "int4"])
     given = parser.parse_args()
     print(f"| | {', ms | '.join(_CACHES)}, ms | times as fast |\n|---|---:|---:|---:|")
     if given.model is None:
-        table = open_kernels(2, None)
+        table = open_kernels(1 if given.one_thread else 2)
         for new, total in _SHAPES:
             step = make_step(new, [total] * len(new), _BLOCK)
             works = [attention_work(table, step, dtype) for dtype in _CACHES.values()]
-            print_row(f"{len(new)} x {new[0]} tokens of {total}", works, given.turns)
+            print_row(f"{len(new)} x {new[0]} tokens of {total}", works, given)
         return
-    most = max(given.rows)
-    runners = [open_runner(given.model, each, most, given.context, given.quantization) for each in _CACHES]
+    runners = [open_runner(each, given) for each in _CACHES]
     for rows in given.rows:
         works = [step_work(runner, rows, given.context) for runner in runners]
-        print_row(f"{rows} rows of {given.context} tokens", works, given.turns)
+        print_row(f"{rows} rows of {given.context} tokens", works, given)
 
 
 if __name__ == "__main__":
