@@ -176,6 +176,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(ahead + 1, self.pipeline_parallel_size)
 
 
+def check_kv_cache_dir(config: EngineConfig) -> None:
+    """Refuse options that contradict the folder for blocks of the KV cache, or mean nothing without it."""
+    if config.worker.kv_cache_dir is None:
+        if config.worker.kv_cache_disk_gib is not None:
+            raise ValueError("--kv-cache-disk-gib says how large --kv-cache-dir may get: give that, too")
+    elif not config.enable_prefix_caching:
+        raise ValueError(
+            "--kv-cache-dir keeps what --no-enable-prefix-caching would never look for: leave out one of them"
+        )
+    elif config.ranks > 1 or config.distributed_executor_backend in ("mp", "ray"):
+        raise ValueError(
+            "--kv-cache-dir is for one worker in the engine's process for now: leave it out, or leave out "
+            "-tp, -pp and --distributed-executor-backend"
+        )
+
+
 def cluster_key_needed(what: str) -> ValueError:
     """The error when `what`, an option by which machines join each other, is given without a secret."""
     return ValueError(f"{what} needs a secret that all machines share; {_KEY_REMEDY}")

@@ -13,39 +13,31 @@ from collections.abc import Callable, Iterable
 import zmq
 from msgspec.structs import replace
 
-from engine_core.config import EngineConfig, ProcessConfig
+from engine_core.config import EngineConfig
 from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.joint_steps import JointExecutor
+from engine_core.loading import Loaded, ReportProgress, make_loader
 from engine_core.protocol import (
     Add,
     Failed,
     Grammar,
     OutputsByClient,
-    Progress,
     Ready,
     Spelling,
     Stats,
     Tokens,
 )
-from engine_core.ranks.layout import check_layout
-from engine_core.ranks.ranks_executor import make_executor
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes
-from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
-from models.config import read_config
-from models.quantization.config import check_quantization
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepOutput, TimedSteps
 
-ReportProgress = Callable[[Progress], None]
-"""A function that is called from any thread to say how far the start has come."""
-
-Loaded = tuple[Ready, Scheduler, Executor]
-"""The facts about a loaded model, what plans its steps, and what runs them."""
+_MOST_WRITING = 5.0
+"""The seconds for which an engine that ends or falls asleep writes prefixes to disk at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,45 +91,25 @@ class Engine:
 
         `make` makes another executor than the one that the configuration asks for.
         """
-        make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
-
-        def report_download(fraction: float) -> None:
-            report(Progress(phase="download", fraction=fraction))
-
-        found = find_checkpoint(config, report_download)
-        model = read_config(found, config.hf_overrides)
-        check_quantization(model, config.worker.quantization)
-        check_layout(config, model, expert_replicas)
-        worker_config = make_worker_config(config, model, found)
-        drafter = find_drafter(config, worker_config, expert_replicas, report_download)
-        worker_config = replace(worker_config, drafter=drafter)
-        folder = worker_config.folder
-        report(Progress(phase="import", fraction=0.0, folder=folder))
-
-        def report_phase(phase: str, fraction: float, detail: str = "") -> None:
-            report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
-
-        def load(timed_steps: TimedSteps = ()) -> Loaded:
-            executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
-            try:
-                facts = executor.start()
-                scheduler = Scheduler(config, facts, model.vocab_size)
-                _log.info(describe(facts))
-                return make_ready(config, model, found, facts), scheduler, executor
-            except Exception:
-                executor.stop()
-                raise
-
+        load = make_loader(config, report, make, expert_replicas)
         return cls(*load(), progress_page, load)
 
     def stop(self) -> None:
         if self._compile_queue is not None:
             self._compile_queue.stop()
+        self._stop_executor()
+
+    def _stop_executor(self) -> None:
+        """Write what prefixes can be written in a moment, and give weights and cache back."""
+        if (disk := self._scheduler.disk) is not None and not self.asleep:
+            until = time.monotonic() + _MOST_WRITING
+            while disk.write_rest(time.monotonic(), until):
+                pass
         self._executor.stop()
 
     def fall_asleep(self) -> None:
         """Give weights and cache back to the system. Call this when nothing runs."""
-        self._executor.stop()
+        self._stop_executor()
         self.asleep = True
 
     def wake(self) -> None:
@@ -156,16 +128,26 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
-        return self._blocked and bool(self._in_flight) and not self._in_flight[0][1].done()
+        if not self._blocked:
+            return False
+        if self._in_flight:
+            return not self._in_flight[0][1].done()
+        return self._scheduler.disk is not None and self._scheduler.disk.is_reading
 
     @property
     def next_deadline(self) -> float | None:
         """The time by which `step` must be called, though no step is done and no request has come."""
-        return self._scheduler.deadlines.next
+        disk = None if self._scheduler.disk is None else self._scheduler.disk.next_deadline
+        due = self._scheduler.deadlines.next
+        return disk if due is None else due if disk is None else min(due, disk)
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
-        return not self.asleep and self._executor.idle(wait=wait)
+        if self.asleep:
+            return False
+        if self._scheduler.disk is not None:
+            self._scheduler.disk.write(time.monotonic(), idle=True)
+        return self._executor.idle(wait=wait)
 
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
@@ -279,6 +261,8 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.reset_prefixes()
+        if self._scheduler.disk is not None:
+            self._scheduler.disk.forget()
 
     def step(self, *, wait: bool = True) -> OutputsByClient:
         """Plan a step if another one may be in flight, else finish the oldest; returns all new outputs.
@@ -292,6 +276,8 @@ class Engine:
             self._schedule_compiled(wait=wait and self.idle)
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
             self._collect(self._scheduler.end_overdue(time.monotonic()))
+        if (disk := self._scheduler.disk) is not None:
+            disk.land(time.monotonic())
         if self._scheduler.suspects.groups and not self._own_in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
         if not (self._failed and self._in_flight) and self._may_plan():
@@ -300,6 +286,8 @@ class Engine:
             self._submit(planned)
         elif self._joint is not None:
             self._follow(self._joint)
+        if disk is not None:
+            disk.follow(time.monotonic(), steps=bool(self._in_flight), wait=wait)
         self._blocked = planned is None or not self._may_plan()
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))

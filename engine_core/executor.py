@@ -20,6 +20,7 @@ from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.start import start
 
 if TYPE_CHECKING:
+    from worker.disk.block_store import BlockStore
     from worker.runner import Runner
 
 
@@ -109,7 +110,14 @@ class InlineExecutor:
         if self._runner.facts.has_idle_work:
             self._prepared = Future()
             self._prepared.set_result(True)
+        if self._runner.store is not None:
+            self._runner.store.begin(self._thread.submit, self._tell)
         return self._runner.facts
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The blocks of the cache on disk, if some are kept there."""
+        return None if self._runner is None else self._runner.store
 
     def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:

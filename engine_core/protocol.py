@@ -15,7 +15,7 @@ from engine_core.engine_stats import ExpertStats, GuessReport, GuessTotals, Rate
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
-from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
+from worker.protocol import DiskTotals, Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -308,6 +308,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The bytes that the media of live requests take."""
     guesses: GuessTotals | None = None
     """What became of guesses in total, if the engine makes some."""
+    disk: DiskTotals | None = None
+    """What became of cache blocks on disk, if some are kept there."""
 
 
 PHASES = {
@@ -391,8 +393,7 @@ Answer = Hello | Outputs | Stats | Progress | Ready | Leaving | Dead
 def _digest() -> str:
     messages = [Request, Answer, Greeting, Welcome]
     parts = msgspec.json.schema_components(messages, schema_hook=schema_of_buffer)[1]
-    schema = msgspec.json.encode(parts, order="sorted")
-    return hashlib.sha256(schema).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
 
 
 PROTOCOL = _digest()

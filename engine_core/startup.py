@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from engine_core.config import TASKS, EngineConfig
+from engine_core.config import TASKS, EngineConfig, check_kv_cache_dir
 from engine_core.expert_options import balancing_of
 from engine_core.guess_options import FROM_TEXT, read_guess_options
 from engine_core.protocol import Ready
@@ -55,6 +55,7 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
 
 
 def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
+    check_kv_cache_dir(config)
     options = config.worker
     if options.max_num_batched_tokens is None and not config.enable_chunked_prefill:
         whole_prompt = options.max_model_len or model.max_len  # which each step must be able to hold

@@ -21,6 +21,7 @@ from models.ops.attention_inputs import CODES
 from models.parallel.experts import count_chosen
 from worker.config import Place, WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
+from worker.disk.block_files import Bytes
 from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
@@ -55,6 +56,11 @@ class Cache:
     page_toucher: PageToucher | None = None
     parts: Sequence[Tensor] = ()
     """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and hidden states."""
+
+    @property
+    def pieces(self) -> list[Bytes]:
+        """All that is kept of blocks, in the host's memory: for each part the bytes [blocks, bytes]."""
+        return [part.reshape(len(part), -1).view(torch.uint8).numpy() for part in self.parts]
 
 
 def no_cache(max_model_len: int) -> Cache:

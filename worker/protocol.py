@@ -282,6 +282,20 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, gc=False):
     experts: ExpertReport | None = None
 
 
+class DiskTotals(msgspec.Struct, frozen=True, gc=False):
+    """What became of cache blocks on disk, in total."""
+
+    written: int
+    bytes_written: int
+    read: int
+    """Blocks that came back into the cache."""
+    bytes_read: int
+    failures: int
+    """Files that could not be written, could not be read, or were damaged."""
+    held: int
+    """The bytes of all files in the folder."""
+
+
 class CosineScores(msgspec.Struct, frozen=True, gc=False):
     """How a model makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
 

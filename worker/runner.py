@@ -32,6 +32,7 @@ from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
 from worker.devices.fingerprint import fingerprint
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
+from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
 from worker.host.machine import times_killed
 from worker.host.memory import release_after_loading
@@ -187,8 +188,9 @@ class Runner:
 
     def close(self) -> None:
         """Give all memory back. The runner is of no use afterwards."""
-        if self._cache.page_toucher is not None:
-            self._cache.page_toucher.close()
+        for each in (self._cache.page_toucher, self.store):
+            if each is not None:
+                each.close()
         self._compute.close()
         groups, device, folder = self._groups, self._device, Path(self._config.folder)
         self.__dict__.clear()  # what it has holds all tensors
@@ -212,8 +214,8 @@ class Runner:
         if self._stage and outcome.tokens:
             self._stage.send_tokens(outcome.tokens.tokens)
         pooled = self._pool(batch, outcome)
-        balancer = self._balancer if self._config.place.returns_outputs else None
-        experts = balancer.take_report() if balancer else None
+        told = self._balancer if self._config.place.returns_outputs else None
+        experts = told.take_report() if told else None
         return fetch_output(self._device, batch, outcome.tokens, outcome.prompt_tables, pooled, experts)
 
     def _make_balancer(self) -> Balancer | None:
@@ -278,11 +280,9 @@ class Runner:
     def _make_states(
         self, limits: WorkerLimits, tasks: tuple[str, ...]
     ) -> tuple[StateMemory | None, int | None, WorkerLimits]:
-        layers, asked = state_layers(self._model.modules()), self._config.options
-        return make_states(
-            *(layers, limits, asked),
-            *(lambda: self._budget(limits, tasks), self._groups.minimum, self._device),
-        )
+        layers, budget = state_layers(self._model.modules()), lambda: self._budget(limits, tasks)
+        asked, minimum = self._config.options, self._groups.minimum
+        return make_states(layers, limits, asked, budget, minimum, self._device)
 
     def _keep_media(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerLimits:
         budget, model, dtype = lambda: self._budget(limits, tasks), self._model, self._dtype
@@ -367,8 +367,8 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        known = self._config.timed_steps if self._device.target.type == "cpu" else ()
-        timed_steps = known or self._warm_up()
+        self.store = open_store(self._config.options, self.facts, lambda: self._cache.pieces)
+        timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         return msgspec.structs.replace(
             self.facts,

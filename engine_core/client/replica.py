@@ -131,14 +131,15 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses")
+    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses", "disk")
     names = [name for name in Stats.__struct_fields__ if name not in special]
     return Stats(
         **{name: sum(getattr(one, name) for one in known) for name in names},
         kv_usage=sum(one.kv_usage for one in known) / len(known),
         expected_wait=min(one.expected_wait for one in known),
         landed=None,  # what several engines have computed,
-        experts=None,  # and on which experts, is shown by engine
+        experts=None,  # on which experts, and what is on disk, is shown by engine
+        disk=None,
         rates=_all_rates([one.rates for one in known if one.rates is not None]),
         guesses=_all_guesses([one.guesses for one in known if one.guesses is not None]),
     )

@@ -29,6 +29,7 @@ from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
 from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
+from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.guesses.drafts import make_drafts
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace, Slots
@@ -78,6 +79,7 @@ class Scheduler:
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.cache = CacheManager(facts, caches=self._caches)
         self.media = MediaItems(config, facts)
+        self.disk: DiskPrefixes | None = None  # unless the worker keeps blocks there
         self._shares = TimeShares()
         self.suspects = Suspects()
         self.deadlines = Deadlines()
@@ -134,16 +136,12 @@ class Scheduler:
         reason = refusal(request, self._config, self._facts, self._vocab_size)
         if reason := reason or self.media.refusal(request):
             return Failed(id=request.id, code=400, message=reason)
-        queued, limit = (
-            self.waiting.count + compiling - len(self.cache.free_slots),
-            self._config.max_num_queued_reqs,
-        )
+        queued = self.waiting.count + compiling - len(self.cache.free_slots)
+        limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit and not request.prompt_len:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
         if request.media and self.media.lacks_room(request) and not request.prompt_len:
-            return Failed(
-                id=request.id, code=503, message="other requests have too many media: try again later"
-            )
+            return Failed(request.id, 503, "other requests have too many media: try again later")
         return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
@@ -261,6 +259,8 @@ class Scheduler:
                         waiting = set()  # nor must they take the room in steps that its next item waits for
             elif first is None:
                 classes = classes - {turn}
+            elif self.disk is not None and self.disk.fetch(first, now):
+                continue
             elif (prefix := self.cache.match(first)) is None:
                 if victim := self.paused.victim():
                     self._preempt(victim)
@@ -364,7 +364,7 @@ class Scheduler:
         del self.live[seq.key]
         if seq.slot is not None:
             self._release(seq)
-        elif not seq.paused:
+        elif not (seq.paused or seq.is_fetching):
             self.waiting.remove(seq)
         self.paused.discard(seq)
 
@@ -391,4 +391,5 @@ class Scheduler:
             slots=self._slots(newcomers=0),
             media=self.media,
             drafts=self.drafts,
+            disk=self.disk,
         )

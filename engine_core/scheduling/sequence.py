@@ -55,6 +55,10 @@ class Sequence:
     """The tokens that it must get before it runs with all others again; 0 if it does (failed_steps.py)."""
     paused: bool = False
     """It is in no step and waits for no slot, because its reader does not keep up."""
+    was_fetched: bool = False
+    """Blocks of its prefix were looked for on disk."""
+    is_fetching: bool = False
+    """It waits for such blocks, and not for a slot."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 

@@ -15,6 +15,7 @@ from engine_core.engine_stats import (
     StepBuckets,
 )
 from engine_core.protocol import Stats
+from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.guesses.drafts import Drafts
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.pace import Pace, Slots
@@ -92,6 +93,7 @@ class Counters:
         slots: Slots,
         media: MediaItems,
         drafts: Drafts | None,
+        disk: DiskPrefixes | None,
     ) -> Stats:
         """What is sent of the engine: these totals, and what its parts tell of this moment."""
         return Stats(
@@ -115,6 +117,7 @@ class Counters:
             media_embeddings=media.embeddings,
             media_bytes=media.bytes,
             guesses=None if drafts is None else drafts.totals,
+            disk=None if disk is None else disk.totals,
         )
 
     def heed(self, output: StepOutput) -> None:

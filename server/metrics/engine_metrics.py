@@ -49,6 +49,7 @@ class EngineNumbers(Collector):
         yield from self._steps(stats_of)
         yield from self._experts(stats_of)
         yield from self._guesses(stats_of)
+        yield from self._disk(stats_of)
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
         """The requests that wait, by vLLM's two reasons."""
@@ -101,6 +102,15 @@ class EngineNumbers(Collector):
                     tokens.add_metric([self._model, number, str(layer), str(expert)], total)
         yield from (count, seconds, tokens)
 
+    def _disk(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+        """What became of cache blocks on disk, where some are kept."""
+        told = {number: stats.disk for number, stats in stats_of.items() if stats.disk is not None}
+        for kind, name, field, text in _DISK if told else ():
+            family = kind(name, text, labels=LABELS)
+            for number, totals in told.items():
+                family.add_metric([self._model, number], getattr(totals, field))
+            yield family
+
     def _guesses(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
         """Counters of guessed tokens, where engines guess."""
         told = {number: stats.guesses for number, stats in stats_of.items() if stats.guesses is not None}
@@ -146,6 +156,16 @@ _NUMBERS = (
     (_COUNTER, "facet:kernel_compilations", "kernel_compilations", "Kernels that a worker has compiled."),
 )
 """Kind of metric, its name, the field of Stats that it shows, its help text."""
+
+_DISK = (
+    (_COUNTER, "facet:disk_blocks_written", "written", "Cache blocks written to disk."),
+    (_COUNTER, "facet:disk_bytes_written", "bytes_written", "Bytes of these blocks."),
+    (_COUNTER, "facet:disk_blocks_read", "read", "Cache blocks brought back from disk."),
+    (_COUNTER, "facet:disk_bytes_read", "bytes_read", "Bytes of these blocks."),
+    (_COUNTER, "facet:disk_failures", "failures", "Files of blocks that failed, or were damaged."),
+    (_GAUGE, "facet:disk_bytes_held", "held", "Bytes of all files of blocks in the folder."),
+)
+"""Kind of metric, its name, the field of DiskTotals that it shows, its help text."""
 
 _STEP_HISTOGRAMS = (
     ("facet:step_seconds", "seconds", STEP_SECONDS, "Seconds of a step."),

@@ -23,13 +23,13 @@ _SWITCHES = """
 
 _VALUES = """
     tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
-    kv-offloading-size kv-cache-dtype-skip-layers cpu-offload-params
+    kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids fault-tolerance-config
     tool-server reasoning-config lora-modules max-cpu-loras
     lora-target-modules default-mm-loras grpc-port
     collect-detailed-traces custom-histogram-buckets
-    kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config additional-config
+    kv-events-config ec-transfer-config weight-transfer-config additional-config
     middleware tool-parser-plugin reasoning-parser-plugin io-processor-plugin
     logits-processors worker-extension-cls profiler-config
 """
@@ -40,7 +40,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     "ignore-patterns": ("original/**/*",),
     "logprobs-mode": ("raw_logprobs",),
     "renderer-num-workers": ("1",),
-    "kv-offloading-backend": ("native",),
     "cpu-offload-gb": ("0", "0.0"),
     "offload-backend": ("auto",),
     "max-num-partial-prefills": ("1",),
@@ -77,6 +76,22 @@ _STATES = [
     VllmFlag("--mamba-block-size", instead="is --block-size here: states are remembered behind full blocks"),
 ]
 """Flags about the states of hybrids."""
+
+_ON_DISK = "give --kv-cache-dir to keep prefixes on disk, where they are found again after a restart"
+_OFFLOADED = [
+    VllmFlag(
+        "--kv-offloading-size",
+        instead="is memory of the host, in which the KV cache of a CPU is anyway: raise "
+        f"--kv-cache-memory-bytes, or {_ON_DISK}",
+    ),
+    VllmFlag("--kv-offloading-backend", ("native",), instead=f"has no other backend: {_ON_DISK}"),
+    VllmFlag(
+        "--kv-transfer-config",
+        is_object=True,
+        instead=f"is for connectors such as LMCache's, of which there are none here: {_ON_DISK}",
+    ),
+]
+"""Flags that keep blocks of the KV cache outside of it."""
 
 _INSTEAD = {
     "task": "is two options: --runner generate or pooling, and --convert embed or classify for a model that "
@@ -180,7 +195,6 @@ _SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-
 _OBJECTS = (
     "attention-config",
     "kernel-config",
-    "kv-transfer-config",
 )
 _LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-processors")
 
@@ -202,6 +216,7 @@ VLLM_FLAGS = [
     VllmFlag("--worker-cls", ("auto",), instead=f"is not supported: {_OTHER_CONTRACT}"),
     *_SHORT,
     *_STATES,
+    *_OFFLOADED,
     *(
         VllmFlag(f"--{name}", neutral, is_object=name in _OBJECTS, is_list=name in _LISTS)
         for name, neutral in (dict.fromkeys(_VALUES.split(), ()) | _NEUTRAL_VALUES).items()

@@ -26,6 +26,7 @@ class Runner(FakeWorker):
     fails: BaseException | None = None
     threads: set[int] = set()
     closed = False
+    store = None
     has_idle_work = False
     read: ClassVar[list[int]] = []
 

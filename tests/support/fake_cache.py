@@ -44,6 +44,13 @@ class FakeCache:
     def entry(self, slot: int, position: int, group: int = 0) -> int | None:
         return self._entries[self._place(slot, position, group)]
 
+    def block(self, block: int) -> list[int | None]:
+        """The entries of a block."""
+        return self._entries[block * self._size : (block + 1) * self._size]
+
+    def put(self, block: int, entries: list[int | None]) -> None:
+        self._entries[block * self._size : (block + 1) * self._size] = entries
+
     def write(self, seq: SeqStep, tokens: list[int]) -> None:
         """Write the entries of a row, in all groups."""
         tables = self._tables[seq.slot]

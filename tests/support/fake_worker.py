@@ -213,7 +213,7 @@ class SlowStep(Landed):
 class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
-        self._cache = FakeCache(facts)
+        self.cache = FakeCache(facts)
         self.media = FakeMedia(facts)
         self._rows: dict[int, _Row] = {}
         self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
@@ -231,9 +231,9 @@ class FakeWorker:
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new, self.media.begin(new))
-            self._cache.begin(new.slot)
+            self.cache.begin(new.slot)
         if step.beams:
-            fork_rows(step.beams, self._rows, self._cache, self.media, self._states)
+            fork_rows(step.beams, self._rows, self.cache, self.media, self._states)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
         self.media.follow(step, tokens_of)
         if self._states is not None:
@@ -244,7 +244,7 @@ class FakeWorker:
             token, bound = self._run(seq), bounds.get((seq.slot, seq.output_index))
             return token if bound is None else nearest(token, allowed_ids(bound))
 
-        tokens, held = run_rows(step, self.facts, tokens_of, write=self._cache.write, sample=sample)
+        tokens, held = run_rows(step, self.facts, tokens_of, write=self.cache.write, sample=sample)
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].told
         }
@@ -252,8 +252,8 @@ class FakeWorker:
         failed = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, str)}
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
-        drafts = run_drafter(step, tokens_of, self._cache.has_room, self.drafter)
-        entries = [likely_after(seq, self._rows[seq.slot], self._cache, self._states) for seq in step.seqs]
+        drafts = run_drafter(step, tokens_of, self.cache.has_room, self.drafter)
+        entries = [likely_after(seq, self._rows[seq.slot], self.cache, self._states) for seq in step.seqs]
         likely = entries if any(entries) else []
         return Landed(
             StepOutput(step.number, tokens, likely, prompt_logprobs, failed, given, held, {}, drafts)
@@ -270,7 +270,7 @@ class FakeWorker:
         if not self.facts.causal:
             return self._run_whole(seq)
         row = self._rows[seq.slot]
-        self._cache.check(seq, row.tokens)
+        self.cache.check(seq, row.tokens)
         if not seq.samples:
             return -1
         end = seq.start + seq.count
@@ -281,9 +281,9 @@ class FakeWorker:
         if self.facts.windows[0]:
             token = text_after(row.tokens[:end])
         else:
-            token = _attend([self._cache.entry(seq.slot, position) for position in range(end)])
+            token = _attend([self.cache.entry(seq.slot, position) for position in range(end)])
         if self._states is not None:
-            last = self._cache.entry(seq.slot, end - 1) or 0
+            last = self.cache.entry(seq.slot, end - 1) or 0
             token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
         return token
 
@@ -301,7 +301,7 @@ class FakeWorker:
             return QUERY_GONE
         if not self.facts.causal:
             return vectors_of(row.tokens, row.pooling)
-        entries = [self._cache.entry(seq.slot, position) for position in range(len(row.tokens))]
+        entries = [self.cache.entry(seq.slot, position) for position in range(len(row.tokens))]
         return _pool(entries, row.pooling)
 
     def _prompt_logprobs(self, seq: SeqStep) -> list[TokenLogprobs]:

@@ -19,8 +19,8 @@ from sizes import engine_config
 
 from engine_core.engine import Engine
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.joint_steps import Halving, JointExecutor
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
+from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 

@@ -17,7 +17,7 @@ from engine_core.engine_stats import (
 )
 from engine_core.protocol import Stats, Timing
 from server.metrics.server_metrics import Metrics
-from worker.protocol import Balancedness
+from worker.protocol import Balancedness, DiskTotals
 
 SHOWN_BY = {"counter": "_total", "gauge": "", "histogram": ""}
 """What stands behind a family's name in queries, by its kind."""
@@ -45,8 +45,13 @@ def busy_metrics() -> Metrics:
     replica = Replica(0)
     landed = StepBuckets(seconds, tokens, decoding=rows, prompts=rows, texts=rows)
     experts = ExpertStats(Balancedness(0.5, 0.9, 0.6, 0.8), _buckets(REARRANGEMENT_SECONDS), {0: [3, 1]})
+    disk = DiskTotals(1, 1, 1, 1, 0, 1)
     replica.stats = Stats(
-        1, 1, 0.5, 4, 2, 0, 1, 4, landed=landed, experts=experts, guesses=GuessTotals(1, 1, [1])
+        *(1, 1, 0.5, 4, 2, 0, 1, 4),
+        landed=landed,
+        experts=experts,
+        guesses=GuessTotals(1, 1, [1]),
+        disk=disk,
     )
     metrics.watch(lambda: [replica])
     return metrics

@@ -10,6 +10,7 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Container
 
 from engine_core.protocol import CacheMiss
 from engine_core.scheduling.cache.block_pool import BlockPool
@@ -23,6 +24,12 @@ _log = logging.getLogger(__name__)
 
 Tables = list[list[int]]
 """The blocks of each group of layers, all as many. The scratch block is where there is none."""
+
+Find = Callable[[bytes], int | None]
+"""The type of a function that finds the block of a name."""
+
+_ELSEWHERE = -1
+"""The number of a block that is not in the pool, but can be brought there."""
 
 
 def blocks_needed(tokens: int, facts: WorkerFacts, computed: int = 0) -> int:
@@ -50,6 +57,8 @@ class CacheManager:
         self._windows = [(group, window) for group, window in enumerate(facts.windows) if window]
         self._names = [bytes([group]) if group else b"" for group in range(len(facts.windows))]
         """What follows the hash of a block in its name, for each group."""
+        self.published: dict[bytes, None] | None = None
+        """Gets the name of each block that is published, if somebody wants to know."""
         self.memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
 
     def begin_step(self) -> None:
@@ -97,7 +106,7 @@ class CacheManager:
         if seq.search is not None:
             seq.search.spare_slots = [self.free_slots.pop() for _ in range(seq.search.width - 1)]
         if self.states is not None:
-            self.states.begin(seq, self._known_blocks(seq)[0])
+            self.states.begin(seq, self._known_blocks(seq, self.pool.find)[0])
         if not seq.preemptions:
             self._diagnose(seq)
         if self._caches:
@@ -161,6 +170,8 @@ class CacheManager:
             for table, name in zip(seq.tables, self._names, strict=True):
                 if (block := table[seq.published]) != self._scratch:
                     self.pool.publish(block, hash + name)
+                    if self.published is not None:
+                        self.published[hash + name] = None
             seq.published += 1
 
     def release(self, seq: Sequence) -> None:
@@ -210,19 +221,46 @@ class CacheManager:
         if self.states is not None:
             self.states.forget_all()
 
-    def _cached_prefix(self, seq: Sequence) -> Tables:
+    @property
+    def block_size(self) -> int:
+        return self._facts.block_size
+
+    def prefix_with(
+        self, seq: Sequence, others: Container[bytes]
+    ) -> tuple[int, list[tuple[bytes, int | None]]]:
+        """The longest prefix of a waiting sequence if blocks of the names in `others` were in the pool, too.
+
+        Returns its length in blocks, and in order the name of each block that is read, with its number (None:
+        it is one of the others).
+        """
+
+        def find(name: bytes) -> int | None:
+            block = self.pool.find(name)
+            return _ELSEWHERE if block is None and name in others else block
+
+        tables = self._cached_prefix(seq, find)
+        size, count = self._facts.block_size, len(tables[0])
+        return count, [
+            (seq.block_hash(index, size) + name, None if table[index] == _ELSEWHERE else table[index])
+            for index in range(count)
+            for table, name in zip(tables, self._names, strict=True)
+            if table[index] != self._scratch
+        ]
+
+    def _cached_prefix(self, seq: Sequence, find: Find | None = None) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""
-        count, tables = self._known_blocks(seq)
+        find = find or self.pool.find
+        count, tables = self._known_blocks(seq, find)
         if self._windows or self.states is not None:
-            count = self._shorten(seq, count)
+            count = self._shorten(seq, count, find)
             tables = [table[:count] for table in tables]
         for group, window in self._windows:
             first = self._first_read(count, window)
-            found = (self._find(seq, index, group) for index in range(first, count))
+            found = (find(self._name(seq, index, group)) for index in range(first, count))
             tables.append([self._scratch] * first + [block for block in found if block is not None])
         return tables
 
-    def _known_blocks(self, seq: Sequence) -> tuple[int, Tables]:
+    def _known_blocks(self, seq: Sequence, find: Find) -> tuple[int, Tables]:
         """The number of first blocks that all groups without windows have, and the tables of these groups."""
         tables: Tables = []
         size, count = self._facts.block_size, 0
@@ -231,7 +269,7 @@ class CacheManager:
         for group in range(len(self._names) - len(self._windows)):
             table: list[int] = []
             for index in range(count):
-                block = self.pool.find(seq.block_hash(index, size) + self._names[group])
+                block = find(seq.block_hash(index, size) + self._names[group])
                 if block is None:
                     break
                 table.append(block)
@@ -239,23 +277,23 @@ class CacheManager:
             tables.append(table)
         return count, tables
 
-    def _shorten(self, seq: Sequence, count: int) -> int:
+    def _shorten(self, seq: Sequence, count: int, find: Find) -> int:
         """As many of the first blocks as groups with windows allow, too, and remembered states."""
         before = -1
         while count != before:
             before = count
             for group, window in self._windows:
-                count = self._end_of_window(seq, group, window, count)
+                count = self._end_of_window(seq, group, window, count, find)
             if self.states is not None:
                 count = self.states.shorten(seq, count)
         return count
 
-    def _end_of_window(self, seq: Sequence, group: int, window: int, count: int) -> int:
+    def _end_of_window(self, seq: Sequence, group: int, window: int, count: int, find: Find) -> int:
         """The last block, up to `count`, behind which a query finds all blocks of a group that it reads."""
         index = count
         while index > self._first_read(count, window):
             index -= 1
-            if self._find(seq, index, group) is None:
+            if find(self._name(seq, index, group)) is None:
                 count = index
         return count
 
@@ -264,5 +302,5 @@ class CacheManager:
         size = self._facts.block_size
         return max(0, count * size - window + 1) // size
 
-    def _find(self, seq: Sequence, index: int, group: int) -> int | None:
-        return self.pool.find(seq.block_hash(index, self._facts.block_size) + self._names[group])
+    def _name(self, seq: Sequence, index: int, group: int) -> bytes:
+        return seq.block_hash(index, self._facts.block_size) + self._names[group]

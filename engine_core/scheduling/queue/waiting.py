@@ -108,7 +108,7 @@ class WaitingQueue:
 
     def standing(self, seq: Sequence) -> Standing:
         """How far a sequence has come, whether it waits or runs."""
-        ahead = self._ahead_of(seq) if seq.slot is None and not seq.paused else -1
+        ahead = -1 if seq.slot is not None or seq.paused or seq.is_fetching else self._ahead_of(seq)
         return Standing(seq.key[1], ahead, seq.computed, len(seq.tokens))
 
     def _ahead_of(self, seq: Sequence) -> int:
@@ -173,7 +173,7 @@ class PausedSequences(set[Sequence]):
                 continue
             seq.paused = True
             self.add(seq)
-            if seq.slot is None:
+            if seq.slot is None and not seq.is_fetching:
                 self._waiting.remove(seq)
 
     def resume(self, keys: Iterable[Key]) -> None:
@@ -185,7 +185,7 @@ class PausedSequences(set[Sequence]):
             if seq.paused:
                 seq.paused = False
                 self.discard(seq)
-                if seq.slot is None:
+                if seq.slot is None and not seq.is_fetching:
                     self._waiting.add(seq)
 
     def victim(self) -> Sequence | None:

@@ -17,7 +17,7 @@ from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import ExecutorDead
-from engine_core.joint_steps import JointExecutor, Peers
+from engine_core.ranks.joint_steps import JointExecutor, Peers
 from engine_core.ranks.layout import rank_places
 from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor

@@ -16,8 +16,8 @@ from sizes import engine_config, worker_config
 from tiny import tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.joint_steps import Halving, JointExecutor
 from engine_core.protocol import Add, Tokens
+from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from models.config import read_config
 from models.parallel.experts import Transport

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from shared_experts import Group
 
 from engine_core.config import EngineConfig
-from engine_core.joint_steps import Halving
 from engine_core.protocol import Add
+from engine_core.ranks.joint_steps import Halving
 from worker.protocol import Sampling, SeqStep, StepInput
 
 Make = Callable[..., Group]

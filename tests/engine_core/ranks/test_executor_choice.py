@@ -14,7 +14,7 @@ from engine_core.config import EngineConfig, ProcessConfig, Replicas
 from engine_core.engine import Engine
 from engine_core.executor import Executor, InlineExecutor, ReportPhase
 from engine_core.expert_options import check_halves
-from engine_core.joint_steps import JointExecutor
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import backend_of, check_layout, rank_places
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.startup import make_worker_config

@@ -1,0 +1,74 @@
+"""Loads an engine's model: its checkpoint is found, workers start, and a scheduler learns their facts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from engine_core.config import EngineConfig, ProcessConfig
+from engine_core.executor import Executor, InlineExecutor, MakeExecutor
+from engine_core.protocol import Progress, Ready
+from engine_core.ranks.layout import check_layout
+from engine_core.ranks.ranks_executor import make_executor
+from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
+from engine_core.scheduling.scheduler import Scheduler
+from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
+from models.config import read_config
+from models.quantization.config import check_quantization
+from worker.protocol import TimedSteps
+
+ReportProgress = Callable[[Progress], None]
+"""A function that is called from any thread to say how far the start has come."""
+
+Loaded = tuple[Ready, Scheduler, Executor]
+"""The facts about a loaded model, what plans its steps, and what runs them."""
+
+_log = logging.getLogger(__name__)
+
+
+class Load(Protocol):
+    """A function that loads a model. `timed_steps`: the times of its steps, if it was loaded before."""
+
+    def __call__(self, timed_steps: TimedSteps = ()) -> Loaded: ...
+
+
+def make_loader(
+    config: EngineConfig, report: ReportProgress, make: MakeExecutor | None, expert_replicas: int
+) -> Load:
+    """Find a model and check its options -> a function that loads it, as often as it is called."""
+    make = make or make_executor(ProcessConfig(engine=config, log_level="warning"))
+
+    def report_download(fraction: float) -> None:
+        report(Progress(phase="download", fraction=fraction))
+
+    found = find_checkpoint(config, report_download)
+    model = read_config(found, config.hf_overrides)
+    check_quantization(model, config.worker.quantization)
+    check_layout(config, model, expert_replicas)
+    worker_config = make_worker_config(config, model, found)
+    drafter = find_drafter(config, worker_config, expert_replicas, report_download)
+    worker_config = replace(worker_config, drafter=drafter)
+    folder = worker_config.folder
+    report(Progress(phase="import", fraction=0.0, folder=folder))
+
+    def report_phase(phase: str, fraction: float, detail: str = "") -> None:
+        report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
+
+    def load(timed_steps: TimedSteps = ()) -> Loaded:
+        executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
+        try:
+            facts = executor.start()
+            scheduler = Scheduler(config, facts, model.vocab_size)
+            if isinstance(executor, InlineExecutor) and (store := executor.store) is not None:
+                parts = scheduler.cache, scheduler.waiting, scheduler.pace.line
+                scheduler.disk = DiskPrefixes(store, *parts)
+            _log.info(describe(facts))
+            return make_ready(config, model, found, facts), scheduler, executor
+        except Exception:
+            executor.stop()
+            raise
+
+    return load

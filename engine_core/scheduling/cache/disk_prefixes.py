@@ -1,0 +1,176 @@
+"""Prefixes on disk: when blocks are written there, and for which sequences they are brought back.
+
+Published blocks are written once: at once while nothing runs, slowly beside steps. They are copied before,
+so that the pool may take them for something else. A sequence whose turn has come waits until blocks of its
+prefix are back, if that is expected to take less time than computing them; others go on meanwhile. Blocks
+that came back are published like any other, so that all that follows is a prefix in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.queue.waiting import WaitingQueue
+from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.step_cost import CostLine
+from worker.disk.block_read import BlockRead
+from worker.protocol import DiskTotals
+
+_PART_OF_TIME = 0.02
+"""The part of the time beside steps that writing may take."""
+_AT_ONCE = 4 << 20
+"""The most bytes that are written at once beside steps, if these are several blocks."""
+_PATIENCE = 1.0
+"""The seconds for which blocks are awaited at least, though computing them would take less."""
+
+
+class Disk(Protocol):
+    """Blocks that are found by name, and threads that write and read them."""
+
+    block_bytes: int
+    most: int
+    write_seconds: float
+
+    def __contains__(self, name: bytes) -> bool: ...
+    @property
+    def may_write(self) -> bool: ...
+    def rest(self, seconds: float) -> bool: ...
+    @property
+    def totals(self) -> DiskTotals: ...
+    def write(self, names: list[bytes], blocks: list[int]) -> None: ...
+    def look(self) -> None: ...
+    def forget_all(self) -> None: ...
+    def expected(self, blocks: int) -> float: ...
+    def doubt(self) -> None: ...
+    def read(self, read: BlockRead) -> None: ...
+    def end(self, read: BlockRead, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class _Return:
+    """A prefix whose blocks are being brought back for a sequence."""
+
+    seq: Sequence
+    read: BlockRead
+    blocks: list[int]
+    """All blocks of the prefix in order, which nobody can take meanwhile."""
+    until: float
+    is_void: bool = False
+
+
+class DiskPrefixes:
+    def __init__(self, disk: Disk, cache: CacheManager, waiting: WaitingQueue, line: CostLine) -> None:
+        self._disk = disk
+        self._cache = cache
+        self._waiting = waiting
+        self._line = line
+        self._unwritten: dict[bytes, None] = {}
+        """Names of published blocks, the oldest first; some of them may be taken since."""
+        self._returns: list[_Return] = []
+        self._written = 0.0
+        """When blocks were handed over last."""
+        cache.published = self._unwritten
+
+    @property
+    def totals(self) -> DiskTotals:
+        return self._disk.totals
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether blocks are being brought back, and no read is done."""
+        return bool(self._returns) and not any(each.read.done.is_set() for each in self._returns)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The time by which `land` must be called, though no read is done."""
+        return min((each.until for each in self._returns), default=None)
+
+    def fetch(self, seq: Sequence, now: float) -> bool:
+        """Have blocks brought back for a waiting sequence, once -> whether it waits for them now."""
+        if seq.was_fetched:
+            return False
+        seq.was_fetched = True
+        self._disk.look()
+        count, prefix = self._cache.prefix_with(seq, self._disk)
+        names = [name for name, block in prefix if block is None]
+        held = [block for _, block in prefix if block is not None]
+        if not names or not self._cache.fits(seq):
+            return False
+        pool = self._cache.pool
+        if len(names) + sum(not pool.users(block) for block in held) > pool.free:
+            return False
+        computing, reading = self._computing(seq, count), self._disk.expected(len(names))
+        if reading > computing:
+            self._disk.doubt()
+            return False
+        pool.share(held)
+        taken = pool.take(len(names))
+        read, rest = BlockRead(names, taken), iter(taken)
+        blocks = [next(rest) if block is None else block for _, block in prefix]
+        self._waiting.remove(seq)
+        seq.is_fetching = True
+        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing)))
+        self._disk.read(read)
+        return True
+
+    def _computing(self, seq: Sequence, blocks: int) -> float:
+        """The seconds in which the tokens would be computed that these blocks save."""
+        start, stop = self._cache.cached_tokens(seq), blocks * self._cache.block_size
+        count = max(0, stop - start)
+        return self._line.tokens(count, count * start + count * count // 2)
+
+    def land(self, now: float) -> None:
+        """Publish blocks that are back, and let sequences go on whose reads are done, or take too long."""
+        for each in [each for each in self._returns if each.read.done.is_set() or now >= each.until]:
+            self._returns.remove(each)
+            self._disk.end(each.read, now)
+            for name, block, loaded in zip(each.read.names, each.read.blocks, each.read.loaded, strict=True):
+                if loaded and not each.is_void:
+                    self._cache.pool.publish(block, name)
+            self._cache.pool.release(each.blocks)
+            each.seq.is_fetching = False
+            if not (each.seq.done or each.seq.paused):
+                self._waiting.add(each.seq)
+
+    def follow(self, now: float, *, steps: bool, wait: bool) -> None:
+        """Have blocks written beside `steps`; without any, `wait` until a read is done or takes too long."""
+        if steps:
+            self.write(now, idle=False)
+        elif wait and self._returns:
+            self._returns[0].read.done.wait(max(0.0, self._returns[0].until - now))
+
+    def write(self, now: float, *, idle: bool) -> bool:
+        """Have some published blocks written, if it is time -> whether there were any."""
+        while len(self._unwritten) > 2 * self._cache.pool.count:  # the disk does not keep up
+            del self._unwritten[next(iter(self._unwritten))]
+        if not self._unwritten or not self._disk.may_write:
+            return False
+        if not idle and now < self._written + self._disk.write_seconds / _PART_OF_TIME:
+            return False
+        most = self._disk.most if idle else min(self._disk.most, max(1, _AT_ONCE // self._disk.block_bytes))
+        names: list[bytes] = []
+        blocks: list[int] = []
+        while self._unwritten and len(names) < most:
+            name = next(iter(self._unwritten))
+            del self._unwritten[name]
+            block = self._cache.pool.find(name)
+            if block is not None and name not in self._disk:
+                names.append(name)
+                blocks.append(block)
+        if names:
+            self._written = now
+            self._disk.write(names, blocks)
+        return bool(names)
+
+    def write_rest(self, now: float, until: float) -> bool:
+        """Have the next blocks written behind those that are, and wait for these -> whether some are left."""
+        return self._disk.rest(max(0.0, until - now)) and self.write(now, idle=True)
+
+    def forget(self) -> None:
+        """Forget all that is on disk, and what is on its way from there or to it."""
+        self._unwritten.clear()
+        for each in self._returns:
+            each.is_void, each.until = True, 0.0
+        self._disk.forget_all()

@@ -1,0 +1,121 @@
+"""The format of a file of cache blocks: a head with names and digests, then the bytes of each block.
+
+Nothing changes a file once it has its name. A disk may lose or change any part of one, so the head is checked
+when a file is found, and each block when it is read. This module knows no folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+import numpy as np
+
+PAGE = 4096
+_MAGIC = b"facet blocks 1\n\0"
+_FRONT = Struct("<16sQ16s")  # _MAGIC, the bytes of the head, their digest
+_WORDS = PAGE // 8
+_WEIGHTS = np.frombuffer(hashlib.shake_256(b"facet").digest(PAGE), np.uint64) | np.uint64(1)
+"""Odd factors of the words of a page: a change of any one word changes the sum."""
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of a file."""
+
+    identity: str
+    """A digest of all that decides the bytes of a block, beside its tokens."""
+    record_bytes: int
+    names: list[bytes]
+    digests: list[bytes]
+
+    def encode(self) -> bytes:
+        """The head as it stands in a file, in whole pages."""
+        body = msgspec.msgpack.encode(self)
+        front = _FRONT.pack(_MAGIC, len(body), _digest(body))
+        return (front + body).ljust(padded(len(front + body)), b"\0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockFile:
+    """A file whose head was read and found to be right."""
+
+    path: Path
+    start: int
+    """The place of the first block."""
+    head: Head
+
+    @property
+    def nbytes(self) -> int:
+        return self.start + len(self.head.names) * self.head.record_bytes
+
+
+def padded(nbytes: int) -> int:
+    """So many bytes, rounded up to whole pages."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def digest_of(name: bytes, record: Bytes) -> bytes:
+    """The digest [16 bytes] of a block's name and of its bytes, which fill whole pages.
+
+    Each page becomes one weighted sum, and these are hashed: that takes as long as reading memory does.
+    """
+    sums = record.view(np.uint64).reshape(-1, _WORDS) @ _WEIGHTS
+    return _digest(name + sums.tobytes())
+
+
+def read_head(path: Path, identity: str, record_bytes: int) -> BlockFile | None:
+    """Read the head of a file; None if it is not whole, or of another kind. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return None
+        front = os.pread(file, _FRONT.size, 0).ljust(_FRONT.size, b"\0")
+        magic, length, digest = _FRONT.unpack(front)
+        if magic != _MAGIC or length > found.st_size:
+            return None
+        body = os.pread(file, length, _FRONT.size)
+    finally:
+        os.close(file)
+    if _digest(body) != digest:
+        return None
+    head = msgspec.msgpack.decode(body, type=Head)
+    start = padded(_FRONT.size + length)
+    if (head.identity, head.record_bytes) != (identity, record_bytes):
+        return None
+    if found.st_size != start + len(head.names) * record_bytes or len(head.digests) != len(head.names):
+        return None
+    return BlockFile(path, start, head)
+
+
+def read_record(file: int, found: BlockFile, index: int, into: Bytes) -> bool:
+    """Read a block of an open file into these bytes -> whether they are what was written. Raises OSError."""
+    at, view = found.start + index * found.head.record_bytes, into.data
+    while view:
+        count = os.preadv(file, [view], at)
+        if not count:
+            return False
+        at, view = at + count, view[count:]
+    return digest_of(found.head.names[index], into) == found.head.digests[index]
+
+
+def write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write pieces one behind the other into an open file. Raises OSError."""
+    at = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        while view:
+            count = os.pwrite(file, view, at)
+            at, view = at + count, view[count:]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,52 @@
+"""A read of some blocks from disk, which threads do block by block, and which can be given up at any time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+
+class BlockRead:
+    """Blocks that are brought back into memory, in order; what follows one that is lost is left out."""
+
+    def __init__(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Find blocks on disk by `names`, and write them into these blocks of the cache."""
+        self.names, self.blocks = names, blocks
+        self.loaded = [False] * len(names)
+        """Whether each of them is there. This changes no more once the read is done or given up."""
+        self.done = threading.Event()
+        """Set when nothing is left to be read."""
+        self.began = 0.0
+        """When the first block was looked for, on the monotonic clock."""
+        self._next = self._under_way = 0
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        """The index of the next block to read, if there is one."""
+        with self._lock:
+            if self._stopped or self._next == len(self.names):
+                return None
+            self.began = self.began or time.monotonic()
+            self._next += 1
+            self._under_way += 1
+            return self._next - 1
+
+    def land(self, index: int, bring: Callable[[], None] | None) -> bool:
+        """Have a block brought to its place, or note that it is lost (None) -> whether the read is done."""
+        with self._lock:
+            self._under_way -= 1
+            if bring is None:
+                self._stopped = True
+            elif not self._stopped:
+                bring()
+                self.loaded[index] = True
+            if not self._under_way and (self._stopped or self._next == len(self.names)):
+                self.done.set()
+            return self.done.is_set()
+
+    def give_up(self) -> None:
+        """Have nothing more brought into its blocks."""
+        with self._lock:
+            self._stopped = True
