@@ -16,7 +16,7 @@ from models.ops.grouped_matrix import Grouped, Matrix, alike, widen, with_input_
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import Library
-from worker.kernels.cpu.quantization import HEAD, Scheme
+from worker.kernels.cpu.quantization import HEAD, UNITS, Scheme
 from worker.kernels.cpu.tensors import BFLOAT16, FLOAT32, KINDS, address, refuse
 from worker.kernels.cpu.torch_operations import linear_operations
 
@@ -28,8 +28,6 @@ CODES = (WHOLE, E4M3, E2M1, IQ4)
 """The kinds of codes: `codes` in `csrc/weights.h`."""
 
 _LEAST_GROUP = 8
-_UNITS = {5: 32, 6: 16}
-"""Codes of so many bits lie in units of so many inputs: `csrc/weights.h`."""
 
 
 class _Weights(ctypes.Structure):
@@ -240,7 +238,7 @@ class Packer:
         """The same matrix as kernels read it: codes of 5 and 6 bits fill units, or become bytes."""
         fitted = matrix.in_groups(sections)
         bits, group = fitted.bits, fitted.group
-        unit = _UNITS.get(bits, 1)
+        unit = UNITS.get(bits, 1)
         if group % unit == 0:
             return fitted
         if (bits, group) not in self._told:  # once, for such matrices are many

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.ops.grouped_matrix import Grouped
+from models.weight_coding import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Scheme:
     bits: int
     """Bits of an element of the matrix."""
     group: int
-    """Inputs of a row that share a scale, in the matrix and in the rows that it is multiplied with."""
+    """Inputs that share a scale in the rows that the matrix is multiplied with, and where it is made here, in
+    its own rows."""
     input_bits: int
     """Bits to which inputs are rounded. 16 lose nothing that could be measured; 8 take half the time in large
     batches."""
@@ -39,6 +41,12 @@ SCHEMES: Mapping[str, Scheme] = {
 
 HEAD = SCHEMES["int8"]
 """The scheme of matrices with float32 results, in every mode: LM heads decide between near neighbours."""
+
+UNITS = {5: 32, 6: 16}
+"""Codes of so many bits lie in units of so many inputs: `csrc/weights.h`."""
+
+_MOST_ROUNDED = 256
+"""Inputs that are rounded on one scale, at most: `CHUNK` in `csrc/chunk.h`."""
 
 _ELEMENTS = 1 << 20
 """Elements converted at a time: more would not stay in the caches."""
@@ -111,7 +119,8 @@ class Quantized(nn.Parameter):
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.form.bits, self.form.group, self.form.input_bits, ())
+        group = self.form.run_columns if _has_whole_scales(self.form) else self.form.group
+        return Scheme(self.form.bits, group, self.form.input_bits, ())
 
     def parts(self, section: int) -> Iterator[Tensor]:
         """A section of the matrix in float32, some rows at a time."""
@@ -141,6 +150,17 @@ def describe_savings(name: str, parameters: Iterable[Tensor]) -> str:
             "that of transformers: leave the option out"
         )
     return f"quantization {name}: {before / 2**20:.0f} MiB of weights became {after / 2**20:.0f} MiB"
+
+
+def _has_whole_scales(form: Grouped) -> bool:
+    """Whether kernels multiply sums with scales while both are whole numbers.
+
+    Then inputs are rounded run by run.
+    Codes of 5 and 6 bits that fill no units become bytes, whose groups are rounded one by one.
+    """
+    small = form.bits < 8 and form.input_bits == 8 and form.kind == WHOLE and form.offsets is None
+    fills = form.group % UNITS.get(form.bits, 1) == 0 and 0 < form.run_columns <= _MOST_ROUNDED
+    return small and fills and form.scales.dtype in (torch.uint8, torch.int8)
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:

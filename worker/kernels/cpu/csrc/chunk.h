@@ -49,35 +49,49 @@ INLINE const char *factors_for(const groups *g, long group, const weights *w) {
     return w->run ? g->factors + shifted(group, w->run) * factors_bytes(w) : NULL;
 }
 
+// Numbers of neighbouring columns that are whole, of one of two types.
+INLINE whole load_whole(const char *p, int type) { return type == UNSIGNED ? whole_of_bytes(p) : whole_of_signed(p); }
+
+// Whether products of whole numbers are multiplied with the scales of groups, which are whole too, and added up for a run
+// before they become floats. Then the inputs of a run are rounded on one scale.
+INLINE int has_whole_scales(const weights *w) {
+    int small = w->bits < 8 && w->input_bits == 8 && w->codes == WHOLE;
+    return small && w->run && w->scale >= UNSIGNED && !w->offsets && w->run * w->group <= CHUNK;
+}
+
 // Whether the numbers of groups are scales of 16 or 32 bits alone, as those of most matrices are.
 INLINE int has_scales_alone(const weights *w) {
     return w->scale <= FLOAT16 && !w->offsets && !w->minimums && !w->run && w->codes != E2M1;
 }
 
 // `load_head` of a matrix that has scales alone, of this type.
-INLINE void load_scales(vec *scales, const char *head, int type) {
-    for (int c = 0; c < COLUMNS; c++) {
-        if (type == FLOAT32) scales[c] = vec_load(head + c * LANES * 4, FLOAT32);
-        else if (type == FLOAT16) scales[c] = vec_of_half(head + c * LANES * 2);
-        else scales[c] = vec_load(head + c * LANES * 2, BFLOAT16);
+INLINE void load_scales(vec *scales, const char *head, int type, int first, int columns) {
+    for (int c = 0; c < columns; c++) {
+        long column = (first + c) * LANES;
+        if (type == FLOAT32) scales[c] = vec_load(head + column * 4, FLOAT32);
+        else if (type == FLOAT16) scales[c] = vec_of_half(head + column * 2);
+        else scales[c] = vec_load(head + column * 2, BFLOAT16);
     }
 }
 
-// Loads the scales of a group, and its minimums if there are any; offsets become minimums too. factors: of its run.
-INLINE void load_head(vec *scales, vec *minimums, const char *head, const char *factors, const weights *w) {
+// Loads the scales of a group, and its minimums if there are any, of some vectors of columns; offsets become minimums
+// too. factors: of its run.
+INLINE void load_head(vec *scales, vec *minimums, const char *head, const char *factors, const weights *w, int first,
+                      int columns) {
     const char *behind = head + scales_bytes(w);
-    for (int c = 0; c < COLUMNS; c++) {
-        scales[c] = load_numbers(head, c * LANES, w->scale);
-        if (w->run) scales[c] = vec_mul(scales[c], load_numbers(factors, c * LANES, w->factor));
+    for (int c = 0; c < columns; c++) {
+        long column = (first + c) * LANES;
+        scales[c] = load_numbers(head, column, w->scale);
+        if (w->run) scales[c] = vec_mul(scales[c], load_numbers(factors, column, w->factor));
         if (w->codes == E2M1) scales[c] = vec_mul(scales[c], vec_all(0.5f));
         minimums[c] = vec_zero();
         if (w->offsets) {
-            vec low = vec_sub(vec_all((float)excess_of(w)), vec_of_bytes(behind + c * LANES));
+            vec low = vec_sub(vec_all((float)excess_of(w)), vec_of_bytes(behind + column));
             minimums[c] = vec_mul(low, scales[c]);
         } else if (w->minimums) {
-            minimums[c] = load_numbers(behind, c * LANES, w->scale);
+            minimums[c] = load_numbers(behind, column, w->scale);
             if (w->run)
-                minimums[c] = vec_mul(minimums[c], load_numbers(factors + factors_bytes(w) / 2, c * LANES, w->factor));
+                minimums[c] = vec_mul(minimums[c], load_numbers(factors + factors_bytes(w) / 2, column, w->factor));
         }
     }
 }
@@ -103,10 +117,11 @@ INLINE void unpack_more(whole *to, const whole *from, long quads, int more) {
 // Whether products read codes where they lie: those of 4 bits are taken apart in registers.
 INLINE int is_read_in_place(const weights *w) { return w->bits == 4 || w->bits == 8; }
 
-// The form of the same matrix in bytes, with scales and minimums in float32.
+// The form of the same matrix in bytes, with scales and minimums in float32 unless they are to stay whole.
 INLINE weights in_bytes(const weights *w) {
     weights to = *w;
     to.bits = 8;
+    if (has_whole_scales(w)) return to;
     to.scale = FLOAT32;
     to.minimums = w->offsets || w->minimums;
     to.offsets = to.run = 0;
@@ -116,15 +131,22 @@ INLINE weights in_bytes(const weights *w) {
 // The most bytes that a chunk has in that form.
 enum { UNPACKED_BYTES = CHUNK * PANEL + CHUNK / 8 * 2 * PANEL * 4 };
 
+// Brings the head of a group into the form `in_bytes`; -> where its codes begin.
+INLINE char *unpack_head(char *to, const char *head, const char *factors, const weights *w) {
+    if (has_whole_scales(w)) return (char *)memcpy(to, head, group_head_bytes(w)) + group_head_bytes(w);
+    vec scales[COLUMNS], minimums[COLUMNS];
+    load_head(scales, minimums, head, factors, w, 0, COLUMNS);
+    for (int c = 0; c < COLUMNS; c++, to += LANES * 4) vec_store(to, scales[c], FLOAT32);
+    if (w->offsets || w->minimums)
+        for (int c = 0; c < COLUMNS; c++, to += LANES * 4) vec_store(to, minimums[c], FLOAT32);
+    return to;
+}
+
 // Brings groups into bytes; -> the beginning of the next one.
 INLINE const char *unpack(char *to, const groups *from, const weights *w) {
     const char *panel = from->panel;
     for (long group = from->group; group < from->end; group++) {
-        vec scales[COLUMNS], minimums[COLUMNS];
-        load_head(scales, minimums, panel, factors_for(from, group, w), w);
-        for (int c = 0; c < COLUMNS; c++, to += LANES * 4) vec_store(to, scales[c], FLOAT32);
-        if (w->offsets || w->minimums)
-            for (int c = 0; c < COLUMNS; c++, to += LANES * 4) vec_store(to, minimums[c], FLOAT32);
+        to = unpack_head(to, panel, factors_for(from, group, w), w);
         unpack_more((whole *)to, (const whole *)(panel + group_head_bytes(w)), quads_in(w, group), w->bits - 4);
         to += quads_in(w, group) * PANEL * 4;
         panel += bytes_in(w, group);

@@ -76,7 +76,7 @@ INLINE const char *widen_groups(floats *to, const groups *from, const weights *w
     for (long group = from->group; group < from->end; group++) {
         const whole *bytes = (const whole *)(panel + group_head_bytes(w));
         long quads = quads_in(w, group);
-        load_head(to->scales[group - from->group], minimums, panel, NULL, w);
+        load_head(to->scales[group - from->group], minimums, panel, NULL, w, 0, COLUMNS);
         if (in_pairs(w)) widen_to_pairs(codes, bytes, quads);
         else widen_to_floats(codes, bytes, quads);
         codes += quads * (in_pairs(w) ? 2 : 4) * COLUMNS;
@@ -161,7 +161,7 @@ INLINE const uint32_t *add_directly(int rows, int pairs, const uint32_t *x, cons
         _mm_prefetch(codes + AHEAD_BYTES + 64, _MM_HINT_T0);
         add_quad(sums, x, rows, pairs, (const whole *)codes);
     }
-    load_head(scales, minimums, from->panel, NULL, w);
+    load_head(scales, minimums, from->panel, NULL, w, 0, COLUMNS);
     for (int r = 0; r < rows; r++) {
         for (int c = 0; c < COLUMNS; c++) {
             float *to = out + r * PANEL + c * LANES;

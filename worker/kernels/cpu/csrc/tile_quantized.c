@@ -2,126 +2,12 @@
 //
 // The inputs are rounded to whole numbers too, each group of a row with its own scale: to 16 bits, which beside
 // elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
-// so it is the same with any instructions; groups are added up in their order, in float32. So a row has the same bits
-// alone, in any batch, and on every kind of processor.
+// so it is the same with any instructions; groups are added up in their order, in float32. Where the scales of groups
+// are whole numbers themselves, and inputs have 8 bits, the sum of a run of groups is exact, and runs are added up. So a
+// row has the same bits alone, in any batch, and on every kind of processor.
 #include "tile_quantized.h"
 
-// Columns whose elements are widened together, so that a number of a row is loaded once for all. Where registers are few,
-// both parts of one column come one after the other instead.
-#if defined(__AVX512VNNI__)
-// An instruction waits for the last one with the same sum: so a few rows have two for each product, one for each part.
-enum { TOGETHER = COLUMNS, CHAINS_MOST = 2 };
-INLINE int chains_of(int rows, int parts) { return rows > 5 ? 1 : parts; }
-INLINE whole add_bytes(whole sum, whole w, whole x) {
-    return (whole)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-}
-#else
-enum { TOGETHER = LANES == 16 ? COLUMNS : 1, CHAINS_MOST = 1 };
-INLINE int chains_of(int rows, int parts) { return (void)rows, (void)parts, 1; }
-INLINE whole add_bytes(whole sum, whole w, whole x) { return (void)w, (void)x, sum; }  // `add_quads` does it
-#endif
-
-// Adds the products of a part of each row with those of some columns.
-INLINE void add_part(whole sums[][COLUMNS], const uint32_t *x, int rows, int parts, int first, const whole *w) {
-    for (int r = 0; r < rows; r++) {
-        whole row = whole_all(x[r]);
-        for (int c = 0; c < TOGETHER; c++) {
-            whole *sum = &sums[r][first + c];
-            *sum = parts == 1 ? add_bytes(*sum, w[c], row) : add_words(*sum, w[c], row);
-        }
-    }
-}
-
-// The elements of a part, which are bytes if it is the only one, and else words; of 4 bits, those of the first or of the
-// second quad that bytes hold.
-INLINE whole elements(whole bytes, int bits, int table, whole levels, int quad, int part, int parts) {
-    int down = 8 * part;
-    if (bits == 4 && (table || parts == 1)) {
-        bytes = quad ? high_nibbles(bytes) : low_nibbles(bytes);
-        if (table) bytes = looked_up(levels, bytes);
-        bits = 8;
-    } else {
-        down += 4 * quad;
-    }
-    if (parts == 1) return bytes;
-    if (down) bytes = words_down(bytes, down);
-    return down + bits < 16 ? words_below(bytes, (1 << bits) - 1) : bytes;
-}
-
-// Adds the products of the quads that four bytes of each column hold: one of 8 bits, or two of 4 bits. One part is
-// widened after the other, because the sums of a large tile leave few registers.
-INLINE void step(whole sums[][QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int parts, int bits, int table,
-                 whole levels, const whole *codes) {
-    for (int quad = 0; quad < 8 / bits; quad++, x += parts * rows) {
-        for (int first = 0; first < COLUMNS; first += TOGETHER) {
-            for (int part = 0; part < parts; part++) {
-                whole w[TOGETHER];
-                for (int c = 0; c < TOGETHER; c++)
-                    w[c] = elements(whole_load(codes + first + c), bits, table, levels, quad, part, parts);
-                add_part(sums[part % chains_of(rows, parts)], x + part * rows, rows, parts, first, w);
-            }
-        }
-    }
-}
-
-#if !defined(__AVX512VNNI__)
-// Bytes whose codes are below 64, beside those of 8 bits, as the bits of a way to multiply.
-enum { SMALL = 7 };
-INLINE int stored_bits(int bits) { return bits == SMALL ? 8 : bits; }
-
-// Quads that are multiplied together: a unit of codes of 5 and 6 bits, and of 4 bits four units.
-INLINE int quads_at_once(int bits) { return bits == 8 ? 1 : bits == SMALL ? 2 : bits == 6 ? 4 : 8; }
-
-// Quads whose products of bytes have room in sums of 16 bits.
-INLINE int quads_in_words(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 8 ? 1 : 2; }
-
-// The elements of a quad of those that are multiplied together, in a column.
-INLINE whole bytes_of(const whole *column, int quad, int bits) {
-    if (bits == 8) return whole_load(column + quad * COLUMNS) ^ whole_all(0x80808080);
-    if (bits == SMALL) return whole_load(column + quad * COLUMNS);
-    whole nibbles = whole_load(column + quad / 2 * COLUMNS);
-    nibbles = quad % 2 ? high_nibbles(nibbles) : low_nibbles(nibbles);
-    if (bits == 4) return nibbles;
-    whole others = whole_load(column + quads_at_once(bits) / 2 * COLUMNS);
-    int up = 4 - quad * (bits - 4);
-    others = up > 0 ? whole_up(others, up) : whole_down(others, -up);
-    return nibbles | (others & whole_all(bits == 6 ? 0x30303030 : 0x10101010));
-}
-
-// `step` for bytes without an instruction that adds up four products. Columns come one after the other, because their sums
-// of 16 bits take all registers.
-INLINE void add_quads(whole sums[QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int bits, int quads,
-                      const whole *codes) {
-    for (int c = 0; c < COLUMNS; c++) {
-        whole near[QUANTIZED_ROWS];
-        // A compiler must not keep many inputs from column to column, for which there are no registers.
-        if (quads > 1) __asm__ volatile("" : : : "memory");
-#pragma GCC unroll 8
-        for (int quad = 0; quad < quads; quad++) {
-            whole w = bytes_of(codes + c, quad, bits);
-            for (int r = 0; r < rows; r++) {
-                whole row = whole_all(x[quad * rows + r]), from = quad % quads_in_words(bits) ? near[r] : whole_all(0);
-                near[r] = bits == 8 ? add_to_words(from, whole_size(w), with_sign(row, w)) : add_to_words(from, w, row);
-            }
-            if ((quad + 1) % quads_in_words(bits) && quad + 1 < quads) continue;
-            for (int r = 0; r < rows; r++) sums[r][c] = add_words(sums[r][c], near[r], whole_all(0x10001));
-        }
-    }
-}
-
-// -> the quads that were multiplied: at most as many as are left.
-INLINE int add_some(whole sums[QUANTIZED_ROWS][COLUMNS], const uint32_t *x, int rows, int bits, long left,
-                    const whole *codes) {
-    int most = quads_at_once(bits);
-    if (left >= most) {
-        add_quads(sums, x, rows, bits, most, codes);
-        return most;
-    }
-    int least_quads = bits == 4 ? 2 : 1;  // parts of the last group of a section, and small groups
-    add_quads(sums, x, rows, bits, least_quads, codes);
-    return least_quads;
-}
-#endif
+#include "quantized_products.h"
 
 // Where a tile is: in the numbers of its rows, and in what it prefetches for a row of codes; and the bytes that it
 // prefetches for the head of a group.
@@ -145,82 +31,195 @@ INLINE outputs fresh_sums(float *sums, long rows, long sections) {
     return to;
 }
 
+INLINE void prefetch_head(fetch *ahead, long step) {
+    pass_end(ahead);
+    _mm_prefetch(ahead->from, _MM_HINT_T0);
+    ahead->from += step;
+}
+
+// The sum of all chains of a column.
+INLINE whole joined(row_sums sums[][QUANTIZED_ROWS], way f, int r, int c) {
+    whole all = sums[0][r][c];
+    for (int i = 1; i < chains_of(f); i++) all += sums[i][r][c];
+    return all;
+}
+
 // Adds the sums of a group, scaled, to the outputs, and before them the minimums times what the inputs add up to.
-INLINE void add_group(float *const *outs, long place, whole sums[][QUANTIZED_ROWS][COLUMNS], int chains, int rows,
-                      const vec *scales, const vec *minimums, const uint32_t *head) {
-    for (int r = 0; r < rows; r++) {
+INLINE void add_group(float *const *outs, long place, row_sums sums[][QUANTIZED_ROWS], way f, const vec *scales,
+                      const vec *minimums, const uint32_t *head) {
+    for (int r = 0; r < f.rows; r++) {
         float *out = outs[r] + place;
-        for (int c = 0; c < COLUMNS; c++) {
+        vec scale = broadcast(head + r), total = minimums ? broadcast(head + 2 * f.rows + r) : vec_zero();
+        for (int c = 0; c < columns_at_once(f); c++) {
             vec before = vec_load(out + c * LANES, FLOAT32);
-            if (minimums) before = vec_fma(minimums[c], broadcast(head + 2 * rows + r), before);
-            whole all = sums[0][r][c];
-            for (int i = 1; i < chains; i++) all += sums[i][r][c];
-            vec sum = vec_mul(vec_of_whole(all), scales[c]);
-            vec_store(out + c * LANES, vec_fma(sum, broadcast(head + r), before), FLOAT32);
+            if (minimums) before = vec_fma(minimums[c], total, before);
+            vec sum = vec_mul(vec_of_whole(joined(sums, f, r, c)), scales[c]);
+            vec_store(out + c * LANES, vec_fma(sum, scale, before), FLOAT32);
         }
     }
 }
 
-// Multiplies a tile with groups. table: whether codes are looked up. alone: whether groups have scales alone; those of
-// small groups take a good part of the time.
-INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone, tile_place at, const groups *from,
-                             const weights *w, const outputs *to) {
-    const int chains = chains_of(rows, parts);
+// Multiplies a tile with groups. alone: whether groups have scales alone; those of small groups take a good part of the
+// time.
+INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from, const weights *w, const outputs *to) {
     const uint32_t *head = at.head, *x = at.x;
     const char *panel = from->panel;
     groups here = *from;
     // Stores to outputs might change what pointers lead to, as far as a compiler knows: so it is read beforehand.
-    const long head_dwords = (alone ? 2 : head_of(w)) * rows;
+    const long head_dwords = (alone ? 2 : head_of(w)) * f.rows;
     const long head_bytes = group_head_bytes(w);
     const long end = from->end, quads = w->group / 4, sections = from->sections, step_out = to->section;
-    const int type = w->scale, low = w->offsets || w->minimums;
+    const int type = w->scale, low = w->offsets || w->minimums, columns = columns_at_once(f);
     const long section_head = section_head_bytes(w), all_quads = section_quads(w);
-    whole levels = levels_of(w);
+    whole levels = levels_of(w), ones[COLUMNS];
+    for (int c = 0; c < columns; c++) ones[c] = whole_all(0x10001);
     fetch ahead = at.ahead;
     float *const *outs = to->rows;
     for (long section = 0, place = 0; section < sections; section++, place += step_out) {
         long rest = all_quads - here.group * quads;
         if (section) here.factors = panel, panel += section_head;
         for (long group = here.group; group < end; group++, head += head_dwords, rest -= quads) {
-            const char *start = panel;
-            whole sums[CHAINS_MOST][QUANTIZED_ROWS][COLUMNS];
-            // A compiler must not keep outputs from group to group, for which there are no registers.
-            __asm__ volatile("" : : : "memory");
-            for (int r = 0; r < rows; r++)
-                for (int i = 0; i < chains; i++)
-                    for (int c = 0; c < COLUMNS; c++) sums[i][r][c] = whole_all(i ? 0 : head[rows + r]);
-            pass_end(&ahead);
-            _mm_prefetch(ahead.from, _MM_HINT_T0);
-            ahead.from += at.head_step;
-            panel += head_bytes;
-            for (long left = least(quads, rest); left > 0;) {
+            const char *start = panel, *codes = panel + head_bytes;
+            const long count = least(quads, rest);
+            prefetch_head(&ahead, at.head_step);
+            fetch pass = ahead;
+            for (int first = 0; first < COLUMNS; first += columns) {
+                row_sums sums[CHAINS_MOST][QUANTIZED_ROWS];
+                // A compiler must not keep outputs and inputs from one to the next, for which there are no registers.
+                __asm__ volatile("" : : : "memory");
+                for (int r = 0; r < f.rows; r++)
+                    for (int i = 0; i < chains_of(f); i++)
+                        for (int c = 0; c < columns; c++) sums[i][r][c] = whole_all(i ? 0 : head[f.rows + r]);
+                pass = ahead;
+                add_products_of(sums, x, f, levels, count, (const whole *)codes + first, first, ones, &pass);
+                vec scales[COLUMNS], minimums[COLUMNS];
+                if (alone) load_scales(scales, start, type, first, columns);
+                else load_head(scales, minimums, start, factors_for(&here, group, w), w, first, columns);
+                add_group(outs, place + first * LANES, sums, f, scales, !alone && low ? minimums : NULL, head);
+            }
+            ahead = pass;
+            x += count * f.parts * f.rows;
+            panel = codes + count * PANEL * w->bits / 2;
+        }
+    }
+    return (tile_place){head, x, ahead, at.head_step};
+}
+
+// A run of groups: where it is, what its groups take, and its factors.
+typedef struct {
+    const char *panel, *factors;
+    long groups, quads;  // of all groups
+    long group_quads, head_bytes, group_bytes;
+} run;
+
+// Adds the products of a run to sums, each group's times its scale.
+INLINE void add_run(row_sums *sums, const uint32_t *x, way f, const run *of, const weights *w, int first, fetch *ahead,
+                    long head_step) {
+    const char *panel = of->panel;
+    const int columns = columns_at_once(f), type = w->scale;
+    for (long left = of->quads; left > 0; left -= of->group_quads, panel += of->group_bytes) {
+        const long count = least(of->group_quads, left);
+        const whole *codes = (const whole *)(panel + of->head_bytes) + first;
+        whole scales[COLUMNS];
+        for (int c = 0; c < columns; c++) scales[c] = load_whole(panel + (first + c) * LANES, type);
+        prefetch_head(ahead, head_step);
 #if defined(__AVX512VNNI__)
-                const long taken = 8 / bits, lines = 1;
-                step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
+        row_sums products[CHAINS_MOST][QUANTIZED_ROWS];
+        __asm__ volatile("" : : "r"(sums) : "memory");  // there are no registers for both
+        for (int i = 0; i < chains_of(f); i++)
+            for (int r = 0; r < f.rows; r++)
+                for (int c = 0; c < columns; c++) products[i][r][c] = whole_all(0);
+        add_products_of(products, x, f, whole_all(0), count, codes, first, NULL, ahead);
+        for (int r = 0; r < f.rows; r++)
+            for (int c = 0; c < columns; c++) sums[r][c] += joined(products, f, r, c) * scales[c];
 #else
-                long taken = 8 / bits;
-                if (parts == 1) taken = add_some(sums[0], x, rows, bits, left, (const whole *)panel);
-                else step(sums, x, rows, parts, bits, table, levels, (const whole *)panel);
-                long lines = taken * stored_bits(bits) / 8;
+        for (int c = 0; c < columns; c++) scales[c] = in_words(scales[c], scales[c]);
+        add_products_of((row_sums(*)[QUANTIZED_ROWS])sums, x, f, whole_all(0), count, codes, first, scales, ahead);
 #endif
-                for (long i = 0; i < lines; i++) {
-                    _mm_prefetch(ahead.from, _MM_HINT_T0);
-                    _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-                    ahead.from += ahead.step;
-                }
-                left -= taken;
-                panel += lines * PANEL * 4;
-                x += taken * parts * rows;
+        x += count * f.parts * f.rows;
+    }
+}
+
+// Sums up what the inputs of each group add up to, times its minimum; or where there are none, times its scale.
+INLINE void sum_lows(row_sums *lows, const uint32_t *totals, way f, const run *of, const weights *w, int first) {
+    const int columns = columns_at_once(f), type = w->scale;
+    const char *numbers = of->panel + (w->minimums ? scales_bytes(w) : 0) + first * LANES;
+    for (int r = 0; r < f.rows; r++)
+        for (int c = 0; c < columns; c++) lows[r][c] = whole_all(0);
+    for (long group = 0; group < of->groups; group += 2, numbers += 2 * of->group_bytes, totals += f.rows) {
+        whole pairs[COLUMNS];
+        for (int c = 0; c < columns; c++) {
+            const char *one = numbers + c * LANES;
+            whole other = group + 1 < of->groups ? load_whole(one + of->group_bytes, type) : whole_all(0);
+            pairs[c] = in_words(load_whole(one, type), other);
+        }
+        for (int r = 0; r < f.rows; r++) {
+            whole row = whole_all(totals[r]);
+            for (int c = 0; c < columns; c++) lows[r][c] = add_words(lows[r][c], pairs[c], row);
+        }
+    }
+}
+
+// Adds the sums of a run, scaled, to the outputs, and before them what belongs to its minimums. Without minimums bytes are
+// too high by `excess`.
+INLINE void finish_run(float *const *outs, long place, row_sums *sums, way f, const run *of, const weights *w, int first,
+                       int excess, const uint32_t *head) {
+    row_sums lows[QUANTIZED_ROWS];
+    const int columns = columns_at_once(f), factor = w->factor, minimums = w->minimums;
+    const char *behind = of->factors + PANEL * number_bytes(factor);
+    sum_lows(lows, head + f.rows, f, of, w, first);
+    for (int r = 0; r < f.rows; r++) {
+        float *out = outs[r] + place;
+        vec scale = broadcast(head + r);
+        for (int c = 0; c < columns; c++) {
+            long column = (first + c) * LANES;
+            vec before = vec_load(out + c * LANES, FLOAT32);
+            whole sum = sums[r][c];
+            if (minimums) {
+                vec low = vec_mul(vec_of_whole(lows[r][c]), load_numbers(behind, column, factor));
+                before = vec_fma(low, scale, before);
+            } else {
+                sum -= lows[r][c] * (int32_t)excess;
             }
-            vec scales[COLUMNS], minimums[COLUMNS];
-            if (alone) {
-                load_scales(scales, start, type);
-                add_group(outs, place, sums, chains, rows, scales, NULL, head);
-                continue;
+            vec all = vec_mul(vec_of_whole(sum), load_numbers(of->factors, column, factor));
+            vec_store(out + c * LANES, vec_fma(all, scale, before), FLOAT32);
+        }
+    }
+}
+
+// `add_groups` of a matrix with whole scales. laid: the matrix as it lies in memory, whose form rows are laid for.
+INLINE tile_place add_runs(way f, tile_place at, const groups *from, const weights *w, const weights *laid,
+                           const outputs *to) {
+    const uint32_t *head = at.head, *x = at.x;
+    groups here = *from;
+    const long head_dwords = head_of(laid) * f.rows, together = w->run, group_quads = w->group / 4;
+    const long end = from->end, sections = from->sections, step_out = to->section;
+    const long section_head = section_head_bytes(w), all_quads = section_quads(w);
+    const int columns = columns_at_once(f), excess = excess_of(laid);
+    run of = {.panel = from->panel, .group_quads = group_quads, .head_bytes = group_head_bytes(w)};
+    of.group_bytes = of.head_bytes + group_quads * PANEL * w->bits / 2;
+    fetch ahead = at.ahead;
+    float *const *outs = to->rows;
+    for (long section = 0, place = 0; section < sections; section++, place += step_out) {
+        long rest = all_quads - here.group * group_quads;
+        if (section) here.factors = of.panel, of.panel += section_head;
+        for (long group = here.group; group < end; group += together, head += head_dwords) {
+            of.groups = least(together, end - group);
+            of.quads = least(of.groups * group_quads, rest);
+            of.factors = factors_for(&here, group, w);
+            fetch pass = ahead;
+            for (int first = 0; first < COLUMNS; first += columns) {
+                row_sums sums[QUANTIZED_ROWS];
+                for (int r = 0; r < f.rows; r++)
+                    for (int c = 0; c < columns; c++) sums[r][c] = whole_all(0);
+                pass = ahead;
+                add_run(sums, x, f, &of, w, first, &pass, at.head_step);
+                finish_run(outs, place + first * LANES, sums, f, &of, w, first, excess, head);
             }
-            load_head(scales, minimums, start, factors_for(&here, group, w), w);
-            if (low) add_group(outs, place, sums, chains, rows, scales, minimums, head);
-            else add_group(outs, place, sums, chains, rows, scales, NULL, head);
+            ahead = pass;
+            x += of.quads * f.parts * f.rows;
+            rest -= of.quads;
+            of.panel += of.groups * of.head_bytes + of.quads * PANEL * w->bits / 2;
         }
     }
     return (tile_place){head, x, ahead, at.head_step};
@@ -231,16 +230,19 @@ INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone
 #define WAY(name, n, parts, bits, table, alone)                                                          \
     static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
                                                      const outputs *to) {                                \
-        return add_groups(n, parts, bits, table, alone, at, from, w, to);                                \
+        return add_groups((way){n, parts, bits, table, 0}, alone, at, from, w, to);                         \
     }
-#define WAYS_OF_BYTES(n, parts)                        \
-    WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1)  \
-    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)
+#define RUNS(name, n, bits)                                                                              \
+    static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
+                                                     const weights *laid, const outputs *to) {           \
+        return add_runs((way){n, 1, bits, 0, 1}, at, from, w, laid, to);                                    \
+    }
 #define WAYS_OF_HALVES(n, parts)                       \
     WAY(halves_alone_##n##_##parts, n, parts, 4, 0, 1) \
     WAY(halves_##n##_##parts, n, parts, 4, 0, 0)
 #define WAYS(n, parts)                                 \
-    WAYS_OF_BYTES(n, parts)                            \
+    WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1)  \
+    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)        \
     WAY(codes_##n##_##parts, n, parts, 4, 1, 0)        \
     WAYS_OF_HALVES(n, parts)
 
@@ -257,12 +259,22 @@ INLINE tile_place add_groups(int rows, int parts, int bits, int table, int alone
 
 // laid: the matrix as it lies in memory, whose form rows are laid for.
 #if defined(__AVX512VNNI__)
+#define WAYS_OF_RUNS(n, parts)     \
+    RUNS(runs_of_halves_##n, n, 4) \
+    RUNS(runs_of_bytes_##n, n, 8)
+#define OF_RUNS(n, parts) \
+    case n: return (w->bits == 4 ? runs_of_halves_##n : runs_of_bytes_##n)(at, from, w, laid, to);
+
 TO_12(WAYS, 1)
 TO_12(WAYS, 2)
+TO_12(WAYS_OF_RUNS, 1)
 
 static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
                                 const outputs *to) {
     int alone = has_scales_alone(w);
+    if (has_whole_scales(laid)) {
+        switch (rows) { TO_12(OF_RUNS, 1) }
+    }
     if (are_bytes(laid)) {
         switch (rows) { TO_12(QUANTIZED, 1) }
     }
@@ -276,37 +288,38 @@ static tile_place add_groups_of(long rows, tile_place at, const groups *from, co
     WAY(fives_##n##_##parts, n, parts, 5, 0, 0)           \
     WAY(sixes_##n##_##parts, n, parts, 6, 0, 0)           \
     WAYS_OF_HALVES(n, parts)
-#define OF_SMALL(n, parts)                                         \
-    case n:                                                        \
-        if (w->bits == 8) TAKE(small, n, parts);                   \
+#define OF_SMALL(n, parts)                                             \
+    case n:                                                            \
+        if (w->bits == 8) TAKE(small, n, parts);                       \
         if (w->bits == 5) return fives_##n##_##parts(at, from, w, to); \
         if (w->bits == 6) return sixes_##n##_##parts(at, from, w, to); \
         TAKE(halves, n, parts);
-#define SIGNED(n, parts) \
-    case n: TAKE(bytes, n, parts);
+#define WAYS_OF_RUNS(n, parts)        \
+    RUNS(runs_of_halves_##n, n, 4)    \
+    RUNS(runs_of_fives_##n, n, 5)     \
+    RUNS(runs_of_sixes_##n, n, 6)     \
+    RUNS(runs_of_small_##n, n, SMALL)
+#define OF_RUNS(n, parts)                                                     \
+    case n:                                                                   \
+        if (w->bits == 4) return runs_of_halves_##n(at, from, w, laid, to);   \
+        if (w->bits == 5) return runs_of_fives_##n(at, from, w, laid, to);    \
+        if (w->bits == 6) return runs_of_sixes_##n(at, from, w, laid, to);    \
+        return runs_of_small_##n(at, from, w, laid, to);
 
-TO_6(WAYS_OF_BYTES, 1)
 TO_6(WAYS_OF_SMALL, 1)
-#if LANES == 16
 TO_6(WAYS, 2)
-#else
-WAYS(1, 2) WAYS(2, 2)
-#endif
+TO_6(WAYS_OF_RUNS, 1)
 
 static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
                                 const outputs *to) {
     int alone = has_scales_alone(w);
-    if (are_signed(laid)) {
-        switch (rows) { TO_6(SIGNED, 1) }
+    if (has_whole_scales(laid)) {
+        switch (rows) { TO_6(OF_RUNS, 1) }
     }
     if (are_bytes(laid)) {
         switch (rows) { TO_6(OF_SMALL, 1) }
     }
-#if LANES == 16
     switch (rows) { TO_6(QUANTIZED, 2) }
-#else
-    switch (rows) { QUANTIZED(1, 2) QUANTIZED(2, 2) }
-#endif
     return at;
 }
 #endif
@@ -315,7 +328,7 @@ static tile_place add_groups_of(long rows, tile_place at, const groups *from, co
 INLINE tile_place place_in_section(const tiles *t, long tile, const weights *w, long section) {
     long rows = t->rows[tile];
     const uint32_t *x = t->x[tile] + (head_dwords(w) + section * section_quads(w) * parts_of(w)) * rows;
-    const uint32_t *head = t->x[tile] + section * section_groups(w) * head_of(w) * rows;
+    const uint32_t *head = t->x[tile] + section * section_head_dwords(w) * rows;
     return (tile_place){.head = head, .x = x};
 }
 
@@ -364,7 +377,7 @@ void multiply_unpacked(const tiles *t, const weights *w, long panel) {
         for (; from.group < section_groups(w); from.group = from.end, from.panel = next) {
             from.end = least(from.group + count, section_groups(w));
             next = unpack(room, &from, w);
-            groups unpacked = {from.group, from.end, 1, room, NULL};
+            groups unpacked = {from.group, from.end, 1, room, from.factors};
             for (long i = 0; i < t->count; i++) {
                 at[i].ahead = (fetch){.from = next + AHEAD + i * share, .step = step};
                 at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, w, &to[i]);

@@ -6,6 +6,12 @@
 // A vector of int32. The type of the intrinsics is one of longs, and gcc would copy sums from one to the other.
 typedef int32_t whole __attribute__((vector_size(LANES * 4)));
 
+// Sums follow each other as they are written: a compiler would make many products first, for which there are no registers.
+INLINE whole in_register(whole a) {
+    __asm__ volatile("" : "+v"(a));
+    return a;
+}
+
 #if LANES == 16
 INLINE whole whole_all(uint32_t x) { return (whole)_mm512_set1_epi32((int)x); }
 INLINE whole whole_load(const void *p) { return (whole)_mm512_loadu_si512(p); }
@@ -37,15 +43,10 @@ INLINE void whole_store_parts(void *p, whole a) {
     _mm256_storeu_si256(p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(places, (__m512i)a)));
 }
 
-INLINE whole whole_size(whole bytes) { return (whole)_mm512_abs_epi8((__m512i)bytes); }
-INLINE whole with_sign(whole bytes, whole of) {  // but for zeros, which need none
-    __mmask64 negative = _mm512_movepi8_mask((__m512i)of);
-    return (whole)_mm512_mask_sub_epi8((__m512i)bytes, negative, _mm512_setzero_si512(), (__m512i)bytes);
-}
-
 // Adds the products of bytes without a sign with bytes that have one to sums of 16 bits, two to each.
 INLINE whole add_to_words(whole sums, whole w, whole x) {
-    return (whole)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+    whole products = in_register((whole)_mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+    return in_register((whole)_mm512_add_epi16((__m512i)sums, (__m512i)products));
 }
 
 // Adds the products of pairs of words.
@@ -53,7 +54,7 @@ INLINE whole add_words(whole sum, whole w, whole x) {
 #if defined(__AVX512VNNI__)
     return (whole)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #else
-    return sum + (whole)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+    return in_register(sum + in_register((whole)_mm512_madd_epi16((__m512i)w, (__m512i)x)));
 #endif
 }
 
@@ -94,16 +95,18 @@ INLINE void whole_store_parts(void *p, whole a) {
     __m256i parts = _mm256_shuffle_epi8((__m256i)a, _mm256_broadcastsi128_si256(places));
     _mm_storeu_si128(p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(parts, 0x08)));
 }
-INLINE whole whole_size(whole bytes) { return (whole)_mm256_abs_epi8((__m256i)bytes); }
-INLINE whole with_sign(whole bytes, whole of) { return (whole)_mm256_sign_epi8((__m256i)bytes, (__m256i)of); }
 INLINE whole add_to_words(whole sums, whole w, whole x) {
-    return (whole)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    whole products = in_register((whole)_mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    return in_register((whole)_mm256_add_epi16((__m256i)sums, (__m256i)products));
 }
 INLINE whole add_words(whole sum, whole w, whole x) {
-    return sum + (whole)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+    return in_register(sum + in_register((whole)_mm256_madd_epi16((__m256i)w, (__m256i)x)));
 }
 INLINE whole words_of_bytes(const int8_t *p, long left) {  // `left` is a multiple of 8
     return (whole)_mm256_cvtepi8_epi16(left >= 2 * LANES ? _mm_loadu_si128((const void *)p)
                                                          : _mm_loadl_epi64((const void *)p));
 }
 #endif
+
+// Words of whole numbers, as `add_words` multiplies them: `a` in the lower ones, `b` in the upper.
+INLINE whole in_words(whole a, whole b) { return (a & whole_all(0xffff)) | whole_up(b, 16); }
