@@ -96,6 +96,8 @@ class GuessOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The most tokens that are guessed for each of so many running sequences at a time."""
         if self.most_sequences is not None and sequences > self.most_sequences:
             return 0
+        if not self.most_by_sequences:
+            return self.most
         bounds = [most for first, last, most in self.most_by_sequences if first <= sequences <= last]
         return min([self.most, *bounds])
 

@@ -28,7 +28,7 @@ CALLS_TO_PLAN, CALLS_TO_LAND = 40, 21
 """Calls of Python and C functions for each decoding row."""
 FIXED_CALLS = 75
 """Calls for each step, whatever its rows."""
-CALLS_TO_ASK_FOR_GUESSES = 30
+CALLS_TO_ASK_FOR_GUESSES = 16
 """More calls for each row of a step if guesses are asked for and none is worth while."""
 CALLS_TO_DELIVER = 9
 """Calls with which the client puts a token into its stream, and keeps it in case the engine ends."""

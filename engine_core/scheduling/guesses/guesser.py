@@ -6,6 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from math import log
+from operator import itemgetter
 
 from engine_core.engine_stats import GuessTotals
 from engine_core.guess_options import GuessOptions
@@ -16,6 +17,7 @@ from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.protocol import WorkerFacts
 
+_chance = itemgetter(0)
 _LEAST_CHANCE = 0.05
 """A guess that holds less often is never worth a row."""
 _WORTH = 0.02
@@ -52,7 +54,9 @@ class _Choice:
     counts: dict[Sequence, int]
     gain: float
     """The logarithm of the tokens per second, as a multiple of those without guesses."""
-    seconds: float
+
+
+_NOTHING = _Choice({}, 0.0)
 
 
 class Guesser:
@@ -60,6 +64,8 @@ class Guesser:
 
     How often guesses hold is learned from every token that lands, whether it was guessed or not: it is
     compared with the one that would have been guessed. So nothing has to be tried to know if it would pay.
+
+    Most texts have nothing to guess most of the time: then a step costs a look into the table of places.
     """
 
     def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
@@ -78,11 +84,13 @@ class Guesser:
         self._acceptance = Acceptance()
         self._times = RowTimes(line, facts.most_rows)
         self._guessed: dict[Sequence, _Guessed] = {}
+        self._ready: dict[Sequence, _Guessed] = {}
+        """Those of them that have something to guess behind their last token."""
         self._gain = 0.0
         """The gain of the latest steps, or what it would have been."""
         self._moved = False
         """Whether anything has changed since `_gain` was computed."""
-        self._chosen, self._chosen_for = _Choice({}, 0.0, 1.0), list[Sequence]()
+        self._chosen, self._chosen_for = _NOTHING, list[Sequence]()
         """What was chosen then, and among which sequences."""
         self._counts = DraftCounts(options.most)
 
@@ -98,34 +106,42 @@ class Guesser:
         if most <= 0:
             return
         salt = number_of(seq.request.salt)
-        lookup = Lookup(seq.tokens, self._options.least_match, self._longest, self._answers, salt)
+        lookup = Lookup(seq.tokens, seq.left, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
         self._guessed[seq] = guessed = _Guessed(lookup, most)
         guessed.foresee(seq, [])
-        self._moved = True
+        self._note(seq, guessed)
 
     def follow(self, seq: Sequence, count: int) -> None:
         """Learn from the last `count` tokens of a sequence, which are new."""
         if (guessed := self._guessed.get(seq)) is None:
             return
-        self._moved = True
-        lookup, sure = guessed.lookup, len(guessed.forced) if guessed.forced else 0
+        lookup, read = guessed.lookup, guessed.lookup.read
+        sure = len(guessed.forced) if guessed.forced else 0
         if seq.matcher is not None:
             guessed.foresee(seq, seq.tokens[-count:])
-        if len(seq.tokens) - lookup.read > count:
+        if len(seq.tokens) - read > count:
             lookup.enter()  # its prompt is long
-            return
-        for token in seq.tokens[lookup.read :]:
-            if sure > 0:
-                sure -= 1  # it says nothing of others
-            elif strength := lookup.strength:
-                held = lookup.expected == token
-                guessed.record.learn(self._acceptance.rate(strength), held=held)
-                self._acceptance.learn(strength, held=held)
-            lookup.follow()
+        else:
+            for token in seq.tokens[read:]:
+                if sure > 0:
+                    sure -= 1  # it says nothing of others
+                elif strength := lookup.strength:
+                    self._acceptance.learn(strength, guessed.record, held=lookup.expected == token)
+                lookup.follow()
+        self._note(seq, guessed)
+
+    def _note(self, seq: Sequence, guessed: _Guessed) -> None:
+        """Note whether there is something to guess behind the last token of a sequence, which is new."""
+        self._moved = True
+        if guessed.forced or guessed.lookup.strength:
+            self._ready[seq] = guessed
+        elif self._ready:
+            self._ready.pop(seq, None)
 
     def leave(self, seq: Sequence) -> None:
         """Forget a sequence that has ended, but for its answer if answers are remembered."""
+        self._ready.pop(seq, None)
         if self._guessed.pop(seq, None) and self._answers is not None:
             begin = max(0, seq.prompt_len - self._longest)
             self._answers.add(seq.tokens[begin:], number_of(seq.request.salt))
@@ -135,11 +151,14 @@ class Guesser:
         if not self._options.most_for(len(seqs)):
             return False
         self._weigh(seqs)
-        return self._gain > _WORTH
+        if self._gain <= _WORTH:
+            return False
+        lost = self._lost + _LOST_EACH * len(seqs)
+        return self._gain > _WORTH + log(1 + lost / self._times.seconds(len(seqs), 0))
 
     def choose(self, seqs: Ordered[Sequence], most_rows: int) -> dict[Sequence, list[int]]:
         """The guesses for the next step, which has a single token of each of these sequences."""
-        if not self._options.most_for(len(seqs)):
+        if not self._ready or not self._options.most_for(len(seqs)):
             return {}
         self._weigh(seqs)
         choice = self._chosen
@@ -167,41 +186,49 @@ class Guesser:
         """Choose anew if anything has changed, and let what that gains count for the steps to come."""
         if self._moved:
             self._moved = False
-            self._chosen, self._chosen_for = self._choose(seqs, self._most_rows), list(seqs)
-            lost = self._lost + _LOST_EACH * len(seqs)
-            self._gain += _FADING * (self._chosen.gain - log(1 + lost / self._chosen.seconds) - self._gain)
+            self._chosen = _NOTHING
+            if self._ready:
+                self._chosen, self._chosen_for = self._choose(seqs, self._most_rows), list(seqs)
+            self._gain += _FADING * (self._chosen.gain - self._gain)
 
     def _choose(self, seqs: Collection[Sequence], most_rows: int) -> _Choice:
         """Take guesses, the likeliest to hold first, as long as tokens per second rise."""
-        rows, reads, seconds = len(seqs), sum([len(seq.tokens) for seq in seqs]), self._times.seconds
-        plain = best_seconds = seconds(rows, reads)
-        best, taken, tokens = rows / plain * (1 + _WORTH), 0, float(rows)
-        least = max(self._least_chance, self._times.least_chance(rows)) if rows < most_rows else 1.0
-        most = self._options.most_for(rows)
-        offered = [offer for seq in seqs for offer in self._offers(seq, most, least)]
+        rows, ready = len(seqs), self._ready
+        if rows >= most_rows or (least := self._times.least_chance(rows)) >= 1:
+            return _NOTHING
+        least, most = max(self._least_chance, least), self._options.most_for(rows)
+        offered: list[tuple[float, Sequence]] = []
+        for seq in seqs:
+            if (guessed := ready.get(seq)) is not None:
+                offered += self._offers(seq, guessed, most, least)
+        if not offered:
+            return _NOTHING
         offered.sort(key=_chance, reverse=True)
         del offered[most_rows - rows :]
-        for number, (chance, seq) in enumerate(offered, 1):
+        takes = self._times.curve(rows, len(offered))
+        reading = self._times.each_read * sum([len(seq.tokens) for seq in seqs])
+        plain, tokens, taken = rows / (takes[0] + reading), float(rows), 0
+        best, each = plain * (1 + _WORTH), reading / rows
+        for number, (chance, _) in enumerate(offered, 1):
             tokens += chance
-            reads += len(seq.tokens)
-            takes = seconds(rows + number, reads)
-            if tokens / takes > best:
-                best, best_seconds, taken = tokens / takes, takes, number
+            reading += each
+            if (rate := tokens / (takes[number] + reading)) > best:
+                best, taken = rate, number
+        if not taken:
+            return _NOTHING
         counts: dict[Sequence, int] = {}
         for _, seq in offered[:taken]:
             counts[seq] = counts.get(seq, 0) + 1
-        return _Choice(counts, log(best * plain / rows) if taken else 0.0, best_seconds)
+        return _Choice(counts, log(best / plain))
 
-    def _offers(self, seq: Sequence, most: int, least: float) -> list[tuple[float, Sequence]]:
+    def _offers(
+        self, seq: Sequence, guessed: _Guessed, most: int, least: float
+    ) -> list[tuple[float, Sequence]]:
         """The chance of each of the next guesses for a sequence that it, and all before it, hold.
 
         There are `most` at most, and those with less than the `least` chance are left out.
         """
-        if (guessed := self._guessed.get(seq)) is None:
-            return []
         forced, strength = guessed.forced, guessed.lookup.strength
-        if not forced and not strength:
-            return []
         most, sure = min(most, guessed.most, seq.left - 1), 0
         if forced:
             sure = min(len(forced), most)
@@ -209,7 +236,3 @@ class Guesser:
         more, odds = min(most - sure, int(self._factor * strength)), guessed.record.odds
         chances = self._acceptance.chances(strength, odds, more, least)
         return [(chance, seq) for chance in [1.0] * sure + chances]
-
-
-def _chance(offer: tuple[float, Sequence]) -> float:
-    return offer[0]

@@ -10,6 +10,8 @@ STRONGEST = 24
 """A match of so many tokens counts like any longer one."""
 _TRIED = 32
 """The number of places that are compared, the latest first, at which the last tokens may have stood."""
+_MORE = 4096
+"""The most tokens to come for which the table of places has room from the start."""
 _AT_ONCE = 4096
 """The most tokens that are entered at a time, so that a long text does not hold up the others of a step."""
 
@@ -23,22 +25,30 @@ class Lookup:
     """
 
     __slots__ = (
-        *("_answers", "_at", "_earlier", "_heads", "_in_answer", "_least", "_most", "_salt", "_tokens"),
-        *("expected", "strength"),
+        *("_answers", "_at", "_earlier", "_heads", "_in_answer", "_least", "_mask", "_most", "_salt"),
+        *("_tokens", "expected", "strength"),
     )
 
     def __init__(
-        self, tokens: list[int], least: int, most: int, answers: Answers | None = None, salt: int = 0
+        self,
+        tokens: list[int],
+        more: int,
+        least: int,
+        most: int,
+        answers: Answers | None = None,
+        salt: int = 0,
     ) -> None:
-        """`tokens` are those of the sequence, to which others are appended later.
+        """`tokens` are those of the sequence, to which up to `more` are appended later.
 
         If there are `answers`, a place is sought among those of this salt, too.
         """
         self._tokens = tokens
         self._answers, self._salt, self._in_answer = answers, salt, False
         self._least, self._most = least, most
-        self._heads = array("i", bytes(4 << max(10, (2 * len(tokens)).bit_length())))
+        room = len(tokens) + min(more, _MORE)
+        self._heads = array("i", bytes(4 << max(10, (2 * room).bit_length())))
         """hash -> the latest place with it; 0: none."""
+        self._mask = len(self._heads) - 1
         self._earlier = array("i", bytes(4 * least))
         """place -> the one before it with the same hash."""
         self._at = 0
@@ -62,19 +72,22 @@ class Lookup:
 
     def follow(self) -> None:
         """Enter one more token, whose guess held if it is the expected one."""
-        tokens, end = self._tokens, len(self._earlier)
-        at = hash(tuple(tokens[end - self._least : end])) & (len(self._heads) - 1)
-        self._earlier.append(self._heads[at])
-        self._heads[at] = end
+        tokens, heads, end = self._tokens, self._heads, len(self._earlier)
+        at = hash(tuple(tokens[end - self._least : end])) & self._mask
+        self._earlier.append(earlier := heads[at])
+        heads[at] = end
         if tokens[end - 1] == self.expected:
             self._at += 1
             if self.strength < STRONGEST:
                 self.strength += 1
             self._expect()
-        else:
-            self.expected = -1
-        if self.expected < 0:
+            if self.expected >= 0:
+                return
+        self.expected = -1
+        if earlier or (self._answers is not None and self._answers.may_find(tokens, self._salt)):
             self._find()
+        else:
+            self.strength = 0
 
     def draft(self, count: int) -> list[int]:
         """The next tokens as they followed the place; what reaches the end of the text goes on repeating."""
@@ -89,7 +102,7 @@ class Lookup:
         elif len(tail) < self._least:
             return [], 0
         else:
-            place = self._heads[hash(tuple(tail[-self._least :])) & (len(self._heads) - 1)]
+            place = self._heads[hash(tuple(tail[-self._least :])) & self._mask]
             at, strength, in_answer = self._search(tail, place, with_answers=True)
         return (self._following(at, count, in_answer, sure) if strength else []), strength
 
@@ -112,7 +125,7 @@ class Lookup:
     def _append(self, end: int) -> None:
         """Enter all places up to `end`."""
         tokens, heads, earlier, least = self._tokens, self._heads, self._earlier, self._least
-        mask, first = len(heads) - 1, len(earlier)
+        mask, first = self._mask, len(earlier)
         if end < first:
             return  # it is too short to have a place
         columns = [tokens[first - least + i : end - least + 1 + i] for i in range(least)]

@@ -105,10 +105,9 @@ class ModelGuesser:
         """Learn what became of a draft of which so many guesses held."""
         self._counts.add(guessed, held)
         drafted = self._drafted.get(seq)
+        record = None if drafted is None else drafted.record
         for at in range(min(held + 1, guessed)):
-            if drafted is not None:
-                drafted.record.learn(self._acceptance.rate(min(at, STRONGEST)), held=at < held)
-            self._acceptance.learn(min(at, STRONGEST), held=at < held)
+            self._acceptance.learn(min(at, STRONGEST), record, held=at < held)
 
     def learn(self, rows: int, reads: int, seconds: float) -> None:
         """Learn how long a step of single tokens took, guesses among them, that read so many positions."""

@@ -20,8 +20,10 @@ _ERROR, _GAIN, _SHARED = 0.4, 0.1, 0.5
 """The largest error (of a logarithm) of a step's time that counts, the part of it that is corrected after
 many steps, and the part of this by which the times of other numbers of rows are corrected, too."""
 _WEIGHT = 50
-_FRESH = 8
+_FRESH = 16
 """After so many steps the times of all numbers of rows are fitted anew."""
+_SELDOM = 4
+"""Of the steps of a number of rows that is known well, one in so many is learned from."""
 
 
 class DraftCounts:
@@ -87,17 +89,24 @@ class Acceptance:
     def chances(self, strength: int, odds: float, count: int, least: float) -> list[float]:
         """The chances of the next guesses to hold with all before them, but for those under the least."""
         found: list[float] = []
-        chance = 1.0
+        chance, all_held, tried = 1.0, self._held, self._tried
         for each in range(strength, strength + count):
-            chance *= self.rate(min(each, STRONGEST), odds)
+            at = each if each < STRONGEST else STRONGEST
+            held = all_held[at] * odds
+            rate = held / (tried[at] - all_held[at] + held)  # as `rate` has it
+            chance *= rate if rate < _MOST_RATE else _MOST_RATE
             if chance < least:
                 break
             found.append(chance)
         return found
 
-    def learn(self, strength: int, *, held: bool) -> None:
-        self._held[strength] = self._held[strength] * _KEPT + held
-        self._tried[strength] = self._tried[strength] * _KEPT + 1
+    def learn(self, strength: int, record: Record | None, *, held: bool) -> None:
+        """Count a guess that held or missed, of a sequence with this record."""
+        all_held, tried = self._held, self._tried
+        if record is not None:
+            record.learn(all_held[strength] / tried[strength], held=held)
+        all_held[strength] = all_held[strength] * _KEPT + held
+        tried[strength] = tried[strength] * _KEPT + 1
 
 
 class RowTimes:
@@ -117,33 +126,67 @@ class RowTimes:
         self._counts: dict[int, int] = {}
         self._scale = 0.0
         """The logarithm of how much longer all steps take than when their times were first learned."""
-        self._curve: list[float] = []
-        """The seconds by rows, fitted to what was learned; empty: they are to be fitted."""
+        self._known: list[int] = []
+        self._takes: list[float] = []
+        """Some numbers of rows and their seconds, between which others lie; they are fitted when needed."""
+        self._curves: dict[int, list[float]] = {}
+        """rows -> the seconds of so many and of more of them, as far as they were asked for."""
         self._least_chances: dict[int, float] = {}
         self._learned = 0
+        """The steps that were learned since they were fitted."""
+        self._passed = 0
+        """The steps since the last one of a number of rows that is known well was learned."""
+
+    @property
+    def each_read(self) -> float:
+        """The seconds of a position that is read."""
+        return self._line.tokens(0, 1)
 
     def seconds(self, rows: int, reads: int) -> float:
         """What a step of so many rows takes that read so many positions."""
-        if not self._curve:
+        if self._learned >= _FRESH or not self._known:
             self._fit()
-        return self._curve[min(rows, self._most_rows)] + self._line.tokens(0, reads)
+        known, takes = self._known, self._takes
+        at = min(bisect_left(known, rows), len(known) - 1)
+        found = takes[at]
+        if at and rows < known[at]:
+            less, low = known[at - 1], takes[at - 1]
+            found = low + (found - low) * (rows - less) / (known[at] - less)
+        return found + self._line.tokens(0, reads)
+
+    def curve(self, rows: int, more: int) -> list[float]:
+        """What steps take that read nothing, from so many rows on to `more` rows more."""
+        first = self.seconds(rows, 0)
+        found = self._curves.get(rows)
+        if found is None:
+            found = self._curves[rows] = [first]
+        while len(found) <= more:
+            found.append(self.seconds(rows + len(found), 0))
+        return found
 
     def least_chance(self, rows: int) -> float:
         """The chance with which a guess must hold to gain anything beside so many rows."""
+        plain = self.seconds(rows, 0)
         least = self._least_chances.get(rows)
-        if least is None or not self._curve:
-            plain = self.seconds(rows, 0)
-            more = self._curve[rows + 1 :]
-            each = min([(takes - plain) / number for number, takes in enumerate(more, 1)], default=plain)
-            least = self._least_chances[rows] = each * rows / plain
+        if least is None:
+            # Between two numbers that are known the time of each more row only rises, or only falls.
+            more = [(self.seconds(rows + 1, 0) - plain) if rows < self._most_rows else plain]
+            for known, takes in zip(self._known, self._takes, strict=True):
+                if known > rows:
+                    more.append((takes - plain) / (known - rows))
+            least = self._least_chances[rows] = min(more) * rows / plain
         return least
 
     def learn(self, rows: int, reads: int, seconds: float) -> None:
         """Correct the times by a step that has run."""
         if seconds <= 0 or rows > self._most_rows:
             return
-        found = log(max(seconds - self._line.tokens(0, reads), seconds / 4))
         count = self._counts.get(rows, 0)
+        if count == _WEIGHT:
+            self._passed = (self._passed + 1) % _SELDOM
+            if self._passed:
+                return
+        found = log(max(seconds - self._line.tokens(0, reads), seconds / 4))
         if not count:
             self._seconds[rows] = log(self.seconds(rows, 0)) - self._scale
         error = found - self._seconds[rows] - self._scale
@@ -151,9 +194,7 @@ class RowTimes:
         self._seconds[rows] += gain * (1 - _SHARED)
         self._scale += gain * _SHARED
         self._counts[rows] = min(count + 1, _WEIGHT)
-        self._learned += 1
-        if not count or self._learned % _FRESH == 0:
-            self._curve = []
+        self._learned += 1 if count else _FRESH
 
     def _fit(self) -> None:
         """Fit a curve that never falls, and is straight between what was learned."""
@@ -161,17 +202,12 @@ class RowTimes:
         points = self._rising() or [(1, line.single)]
         (few, quick), (many, slow) = points[0], points[-1]
         each = (slow - quick) / (many - few) if many > few else line.single - line.step
-        self._curve, self._least_chances = [], {}
-        known = [rows for rows, _ in points]
-        for rows in range(self._most_rows + 1):
-            at = bisect_left(known, rows)
-            if at == len(points):
-                self._curve.append(slow + each * (rows - many))
-            elif at == 0:
-                self._curve.append(max(quick - each * (few - rows), quick / 2))
-            else:
-                (less, low), (more, high) = points[at - 1], points[at]
-                self._curve.append(low + (high - low) * (rows - less) / (more - less))
+        if few > 1:
+            points.insert(0, (1, max(quick - each * (few - 1), quick / 2)))
+        if many < self._most_rows:
+            points.append((self._most_rows, slow + each * (self._most_rows - many)))
+        self._known, self._takes = [rows for rows, _ in points], [seconds for _, seconds in points]
+        self._least_chances, self._curves, self._learned = {}, {}, 0
 
     def _rising(self) -> list[tuple[int, float]]:
         """Rows and seconds of all that was learned; where more rows took less, both get their mean."""

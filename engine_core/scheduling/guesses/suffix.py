@@ -54,6 +54,11 @@ class Answers:
         self._end = start + len(tokens) + 1
         self._oldest = max(self._end - self._places, self._starts[0])
 
+    def may_find(self, tokens: list[int], salt: int) -> bool:
+        """Whether it is worth a search for an end in common with `tokens`."""
+        end = hash((salt, *tokens[-self._least :]))
+        return self._heads[end & (self._places - 1)] > self._oldest
+
     def find(self, tokens: list[int], salt: int) -> tuple[int, int]:
         """The place with the longest end in common with `tokens`, and its length; 0, 0 if there is none.
 

@@ -23,8 +23,8 @@ def test_a_stronger_match_is_believed_more_at_first() -> None:
 def test_the_rate_of_each_strength_is_learned() -> None:
     acceptance, rng = Acceptance(), random.Random(1)
     for _ in range(1000):
-        acceptance.learn(2, held=rng.random() < 0.1)
-        acceptance.learn(9, held=rng.random() < 0.9)
+        acceptance.learn(2, None, held=rng.random() < 0.1)
+        acceptance.learn(9, None, held=rng.random() < 0.9)
     assert acceptance.rate(2) == pytest.approx(0.1, abs=0.06)
     assert acceptance.rate(9) == pytest.approx(0.9, abs=0.06)
 

@@ -77,6 +77,16 @@ def test_what_a_request_and_an_operator_allow_is_kept() -> None:
     assert not one.pays([free, two, short])
 
 
+def test_nothing_is_weighed_where_there_is_nothing_to_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, weighed = guesser(), list[int]()
+    choose = one._choose
+    monkeypatch.setattr(one, "_choose", lambda seqs, most: weighed.append(len(seqs)) or choose(seqs, most))
+    Replay(one).run([(list(range(200)), list(range(200, 400)))] * 4, at_once=4)
+    assert not weighed
+    Replay(one).run([edited()])
+    assert weighed
+
+
 def test_what_became_of_guesses_is_counted() -> None:
     one = guesser(most=3)
     seq = sequence(0, LINE)

@@ -10,7 +10,7 @@ from engine_core.scheduling.guesses.lookup import STRONGEST, Lookup
 
 
 def looked_up(tokens: list[int], least: int = 2, most: int = 4) -> Lookup:
-    lookup = Lookup(tokens, least, most)
+    lookup = Lookup(tokens, 1000, least, most)
     lookup.enter()
     return lookup
 
