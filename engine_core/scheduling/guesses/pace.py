@@ -70,7 +70,9 @@ class Record:
         return more * (self._unexpected + smooth) / (self._missed + smooth)
 
 
-_OF_MATCHES = [1 - 0.8 * max(strength, 1) ** -0.8 for strength in range(STRONGEST + 1)]
+_OF_MATCHES = [max(0.1, 1 - 1.2 * max(strength, 1) ** -0.6) for strength in range(STRONGEST + 1)]
+"""The rates that are believed at first. A few tokens that repeat by chance, as in short chats, are not
+trusted: a text that truly repeats itself shows that within some tokens."""
 
 
 class Acceptance:

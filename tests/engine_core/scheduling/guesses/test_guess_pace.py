@@ -17,7 +17,7 @@ def test_a_stronger_match_is_believed_more_at_first() -> None:
     acceptance = Acceptance()
     rates = [acceptance.rate(strength) for strength in (1, 2, 4, 8, 16, 24)]
     assert rates == sorted(rates)
-    assert 0.1 < rates[0] < rates[-1] < 1
+    assert 0.1 <= rates[0] < rates[1] < 0.3 < rates[2] < rates[-1] < 1
 
 
 def test_the_rate_of_each_strength_is_learned() -> None:

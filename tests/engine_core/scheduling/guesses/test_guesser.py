@@ -39,6 +39,16 @@ def test_nothing_is_guessed_where_it_never_holds_and_steps_are_planned_ahead() -
     assert late.gain > 0.995
 
 
+def test_what_repeats_by_chance_is_hardly_guessed() -> None:
+    """Short answers, in which a pair of tokens stood before with something else behind it."""
+    rng = random.Random(6)
+    chats = [
+        ([rng.randrange(25) for _ in range(40)], [rng.randrange(25) for _ in range(15)]) for _ in range(60)
+    ]
+    replay = Replay(guesser()).run(chats)
+    assert replay.guessed - replay.held < 20
+
+
 def test_beside_others_tokens_are_guessed_for_the_one_that_gains() -> None:
     texts = [edited(1), *(unrelated(seed) for seed in range(3))]
     one = guesser()
@@ -58,8 +68,8 @@ def test_under_load_tokens_are_guessed_if_rows_take_no_time() -> None:
 
 
 def test_what_a_request_and_an_operator_allow_is_kept() -> None:
-    prompt = LINE[:50] + LINE[:10]
-    one = guesser(most=6, most_sequences=2)
+    prompt = LINE[:50] + LINE[:24]
+    one = guesser(most=6, most_sequences=2, most_match=24)
     free, none, two, short = (
         sequence(0, prompt),
         sequence(1, prompt, most_guesses=0),
@@ -68,10 +78,10 @@ def test_what_a_request_and_an_operator_allow_is_kept() -> None:
     )
     for seq in (free, none, two, short):
         one.enter(seq)
-    assert one.choose([free, none], 64)[free] == LINE[10:16]
+    assert one.choose([free, none], 64)[free] == LINE[24:30]
     assert none not in one.choose([free, none], 64)
-    assert one.choose([two], 64)[two] == LINE[10:12]
-    assert one.choose([short], 64)[short] == LINE[10:12]
+    assert one.choose([two], 64)[two] == LINE[24:26]
+    assert one.choose([short], 64)[short] == LINE[24:26]
     assert len(one.choose([free], 3)[free]) == 2
     assert one.choose([free, two, short], 64) == {}
     assert not one.pays([free, two, short])
