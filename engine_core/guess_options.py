@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, cast
 
 import msgspec
 
@@ -20,9 +20,7 @@ Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", 
 
 FROM_TEXT = ("ngram", "suffix")
 """Methods that need no model."""
-_BY_MODELS = ("draft_model", "eagle", "eagle3", "mtp")
-_LATER = frozenset(get_args(Method)) - {*FROM_TEXT, *_BY_MODELS}
-"""Methods that are refused for now."""
+_BY_MODELS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 
 _MOST = 64
 """The largest number of guesses: more rows of one sequence gain nothing anywhere."""
@@ -147,8 +145,6 @@ def _method(given: Mapping[str, object]) -> Method:
     named = given.get("method", str(model).strip("[]") if model in ("ngram", "[ngram]") else None)
     if named is None:
         named = "ngram" if model is None else _named_by(str(model))
-    if named in _LATER:
-        _refuse(f"{named} is not supported yet; there are {', '.join((*FROM_TEXT, *_BY_MODELS))}")
     if named == "ngram_gpu":
         return "ngram"  # the same guesses, looked up elsewhere
     if str(named).endswith("_mtp"):

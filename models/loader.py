@@ -26,6 +26,7 @@ from models.families.decoders.decoder import TrunkForCausalLM
 from models.families.drafters.eagle import Eagle
 from models.families.drafters.eagle3 import Eagle3
 from models.families.drafters.head import DraftHead
+from models.families.drafters.medusa import Medusa
 from models.families.drafters.next_token import NextToken
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
@@ -42,7 +43,8 @@ from models.weight_pieces import WeightsError
 
 logger = logging.getLogger(__name__)
 
-_HEADS: Mapping[str, type[DraftHead]] = {each.method: each for each in (Eagle, Eagle3, NextToken)}
+_DRAFTERS: tuple[type[DraftHead | Medusa], ...] = (Eagle, Eagle3, Medusa, NextToken)
+_HEADS = {each.method: each for each in _DRAFTERS}
 
 
 @dataclass(frozen=True)

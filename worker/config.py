@@ -103,6 +103,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: it is no whole model, but reads the hidden states of the served one."""
     method: str
     """The way in which it guesses, as `--speculative-config` names it."""
+    most: int
+    """The most tokens that it guesses for a sequence at a time."""
     drawn: bool = False
     """Whether guesses are drawn by the request's own options and random numbers; else the likeliest tokens
     are guessed."""

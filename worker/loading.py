@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from models.families.drafters.head import DraftHead
+from models.families.drafters.medusa import Medusa
 from models.layers.moe import MoeMLP
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel
@@ -18,6 +19,7 @@ from models.pooling.config import PoolingConfig
 from worker.config import WorkerConfig
 from worker.devices.base import Device
 from worker.drafter.draft_model import DraftModel
+from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
 from worker.state_memory import state_layers
@@ -90,6 +92,8 @@ def load_drafter(
     )
     loaded: Any = load_weights(of_drafter, device, report)
     release_after_loading(of_drafter.folder)
+    if isinstance(loaded, Medusa):
+        return HeadDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
     if isinstance(loaded, DraftHead):
         loaded.begin_reading()
         return HiddenDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)

@@ -348,8 +348,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """Whether all tokens of an item must be computed in one step, because they see each other."""
     most_rows: int = 0
     """The rows of a step that may sample, guesses among them; 0: the model takes no guesses."""
-    drafts: bool = False
-    """Whether there is a drafter, which makes guesses when a step asks for them."""
+    drafts: int = 0
+    """The most guesses that a drafter makes for a sequence when a step asks for them; 0: there is none."""
     whole_prompts: bool = False
     """Whether all tokens of a prompt see each other. It is computed in one step, together with what of its
     answer is known, and shares its blocks only with equal prompts."""

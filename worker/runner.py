@@ -359,7 +359,7 @@ class Runner:
             row_width=self._config.model.hidden_size if takes_rows else 0,
             kept_embeddings=limits.kept_embeddings,
             most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
-            drafts=self._drafter is not None,
+            drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,

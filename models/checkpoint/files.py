@@ -8,7 +8,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -147,17 +147,19 @@ def _dummy_values(count: int, dtype: torch.dtype, positive: bool, seed: int, dev
 def open_source(folder: Path, load_format: str, seed: int = 0, device: torch.device = HOST) -> Source:
     """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values."""
     if load_format != "dummy":
-        return _open(folder, _format(load_format))
+        return _open(folder, _format(folder, load_format))
     return Dummy(seed, device, {} if device.type == "meta" else None)
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
     """List the files of a checkpoint that `open_source` reads."""
-    return _list(folder, _format(load_format)).files
+    return _list(folder, _format(folder, load_format)).files
 
 
-def _format(load_format: str) -> _Format:
+def _format(folder: Path, load_format: str) -> _Format:
     match load_format:
+        case "auto" if (folder / _MEDUSA.single).exists() and not any(folder.glob(_SAFETENSORS.pattern)):
+            return _MEDUSA
         case "auto" | "safetensors":
             return _SAFETENSORS
         case "pt":
@@ -310,3 +312,5 @@ _SAFETENSORS = _Format(
     "model.safetensors", "model.safetensors.index.json", "*.safetensors", _read_safetensors
 )
 _PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", _read_pt)
+_MEDUSA = replace(_PT, single="medusa_lm_head.pt")
+"""The file in which heads of Medusa are published. It is read as tensors only, as all pickles are."""

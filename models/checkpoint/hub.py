@@ -27,7 +27,7 @@ _BUILT_IN = ("demo", "minilm")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = {
-    "auto": ("*.safetensors",),
+    "auto": ("*.safetensors", "medusa_lm_head.pt"),
     "safetensors": ("*.safetensors",),
     "pt": ("pytorch_model*.bin", "*/pytorch_model.bin"),
     "dummy": (),
@@ -197,7 +197,7 @@ def _is_whole(plan: Sequence[Any], load_format: str) -> bool:
     names = [file.filename for file in plan]
     if load_format == "dummy":
         return "config.json" in names
-    return any(name.endswith((".safetensors", ".bin")) for name in names)
+    return any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
 
 
 def _all_parts(chosen: str, names: Sequence[str]) -> list[str]:

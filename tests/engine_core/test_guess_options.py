@@ -65,7 +65,11 @@ def test_fields_of_draft_models() -> None:
     found = read(model="a/beagle", num_speculative_tokens=3, max_model_len=99, revision="r")
     assert found == GuessOptions(method="draft_model", most=3, model="a/beagle", revision="r")
     assert read(method="deepseek_mtp") == GuessOptions(method="mtp", most=8)
-    assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE")] == ["eagle3", "eagle"]
+    assert [read(model=f"a/{name}-b").method for name in ("EAGLE3", "EAGLE", "Medusa")] == [
+        "eagle3",
+        "eagle",
+        "medusa",
+    ]
     found = read(
         method="draft_model",
         model="b",
@@ -96,7 +100,6 @@ def test_how_many_may_be_guessed_when_so_many_run() -> None:
             "draft_tensor_parallel_size is a whole number from 1",
         ),
         ({"method": "eagle3"}, "eagle3 needs a drafter: name it by model"),
-        ({"model": "a/medusa-b"}, "medusa is not supported yet; there are ngram, suffix, draft_model"),
         (
             {"method": "dflash"},
             "method 'dflash' is not supported; there are ngram, suffix, draft_model, eagle",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
 from models.families.drafters.head import DraftHead
+from models.families.drafters.medusa import Medusa
 from models.layers.attention import CachedAttention
 from models.model import Forward, ServedModel
 from worker.protocol import SeqStep
@@ -32,6 +33,7 @@ from worker.tables.staging import Packet
 class DraftModel:
     """A model that generates. Its steps for guesses have a single token of each sequence."""
 
+    _model: Any
     _slots: Slots
     _packet: Packet
     _scan: Scan
@@ -39,7 +41,7 @@ class DraftModel:
 
     block_bytes = 0
 
-    def __init__(self, model: ServedModel | DraftHead, vocab_size: int, *, drawn: bool) -> None:
+    def __init__(self, model: ServedModel | DraftHead | Medusa, vocab_size: int, *, drawn: bool) -> None:
         """`drawn`: guesses are drawn by each request's own options and numbers; else they are likeliest."""
         self._model, self._vocab_size, self._drawn = model, vocab_size, drawn
         self._forward = cast("Forward", model.forward)
@@ -100,10 +102,14 @@ class DraftModel:
         flat = packet.ints([row.slot * slots.width + row.start + 1 for row in rows])
         packet.send()
         ids, context = finish()
-        logits = self._model.logits(self._compute(ids, context)[len(first) :])
+        logits = self._guess(ids, context, len(first))
         tokens = sample(logits, plan, slots.tokens, self._scan, draw=self._draw).tokens
         slots.tokens.view(-1)[flat] = tokens
         return tokens.tolist()
+
+    def _guess(self, ids: Tensor, context: ForwardContext, first: int) -> Tensor:
+        """Compute single tokens -> the logits of what follows those from `first` on."""
+        return self._model.logits(self._compute(ids, context)[first:])
 
     def _compute(self, ids: Tensor, context: ForwardContext) -> Tensor:
         with use_context(context):

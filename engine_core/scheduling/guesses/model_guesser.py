@@ -39,6 +39,7 @@ class ModelGuesser:
 
     def __init__(self, options: GuessOptions, facts: WorkerFacts, line: CostLine) -> None:
         self._options = options
+        self._most = min(options.most, facts.drafts)
         self._most_rows = facts.most_rows
         self._acceptance = Acceptance([_FIRST_RATE] * (STRONGEST + 1))
         """How often a guess holds by its place in a draft, if all before it do."""
@@ -52,7 +53,7 @@ class ModelGuesser:
         self._asked: list[Sequence] = []
         self._without = 0
         """The steps since the last one for which guesses were made."""
-        self._counts = DraftCounts(options.most)
+        self._counts = DraftCounts(self._most)
 
     @property
     def totals(self) -> GuessTotals:
@@ -60,7 +61,7 @@ class ModelGuesser:
 
     def enter(self, seq: Sequence) -> None:
         """Begin with a sequence that has its first token."""
-        asked, most = seq.request.most_guesses, self._options.most
+        asked, most = seq.request.most_guesses, self._most
         if most := most if asked is None else min(most, asked):
             self._drafted[seq] = _Drafted(most)
         self._moved = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from models.families.decoders.decoder import DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderSpec
 from models.families.decoders.llama import LlamaFields
-from models.families.drafters.head import DraftHead
+from models.families.drafters.head import DraftHead, spread
 from models.layers.embedding import LMHead, TokenEmbedding
 from models.layers.linear import Linear
 from models.layers.norm import RMSNorm, enter
@@ -151,9 +150,7 @@ class Eagle3(DraftHead):
         if self.shares_head:
             return self.target.logits(x)
         own = self.lm_head(x)
-        if self.tokens is None:
-            return own
-        return own.new_full((len(own), self.vocab_size), -inf).index_copy_(1, self.tokens, own)
+        return own if self.tokens is None else spread(own, self.tokens, self.vocab_size)
 
     def embed(self, ids: Tensor) -> Tensor:
         return super().embed(ids) if self.shares_embeddings else self.embed_tokens(ids)

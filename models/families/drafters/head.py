@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -83,6 +84,11 @@ class DraftHead(nn.Module, ABC):
 
     def attention_layers(self) -> list[CachedAttention]:
         return [module for module in self.modules() if isinstance(module, CachedAttention)]
+
+
+def spread(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
+    """Logits [R, N] of some tokens [N] -> of all [R, vocab_size]; those of others are -inf."""
+    return logits.new_full((len(logits), vocab_size), -inf).index_copy_(1, tokens, logits)
 
 
 def find_decoder(setup: ModelSetup, method: str) -> DecoderForCausalLM:

@@ -69,7 +69,7 @@ def test_under_load_tokens_are_guessed_if_rows_take_no_time() -> None:
 
 def test_what_a_request_and_an_operator_allow_is_kept() -> None:
     prompt = LINE[:50] + LINE[:24]
-    one = guesser(most=6, most_sequences=2, most_match=24)
+    one = guesser(most=5, most_sequences=2, most_match=24)
     free, none, two, short = (
         sequence(0, prompt),
         sequence(1, prompt, most_guesses=0),
@@ -78,7 +78,7 @@ def test_what_a_request_and_an_operator_allow_is_kept() -> None:
     )
     for seq in (free, none, two, short):
         one.enter(seq)
-    assert one.choose([free, none], 64)[free] == LINE[24:30]
+    assert one.choose([free, none], 64)[free] == LINE[24:29]
     assert none not in one.choose([free, none], 64)
     assert one.choose([two], 64)[two] == LINE[24:26]
     assert one.choose([short], 64)[short] == LINE[24:26]

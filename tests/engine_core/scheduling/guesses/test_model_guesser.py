@@ -18,7 +18,9 @@ from worker.protocol import blocks_held
 def guesser(most: int = 8, step: float = 0.01, row: float = 0.0, each: float = 0.0) -> ModelGuesser:
     """A guesser that has learned what a step and a row take, and a guess for up to 8 sequences."""
     line = CostLine([(1, step), (16, step + 16 * row)])
-    made = ModelGuesser(GuessOptions(method="draft_model", most=most), facts(most_rows=64), line)
+    made = ModelGuesser(
+        GuessOptions(method="draft_model", most=most), replace(facts(most_rows=64), drafts=64), line
+    )
     for rows in (1, 2, 4, 8, 16, 32, 64) * 20:
         made.learn(rows, 0, step + rows * row)
     for count in (1, 2, 4, 8):
@@ -94,7 +96,7 @@ def test_bounds_of_the_request_and_the_operator_are_kept() -> None:
 
 def bench(steps_ahead: int = 1, **limits: object) -> Bench:
     asked = {"method": "draft_model", "model": "x"}
-    fake = replace(facts(most_rows=64, **limits), drafts=True)  # pyright: ignore[reportArgumentType]
+    fake = replace(facts(most_rows=64, **limits), drafts=64)  # pyright: ignore[reportArgumentType]
     return Bench(config(speculative_config=asked, steps_ahead=steps_ahead), fake, steps_ahead)
 
 
