@@ -16,8 +16,8 @@ from worker.protocol import Bound
 LIMITS = LLParserLimits(max_items_in_row=8192, max_lexer_states=50_000, verbose_errors=False)
 """The bounds of llguidance's work. Its errors do not repeat grammars and texts, which may be secret."""
 
-_NOT_ALLOWED = "doesn't satisfy the grammar"
-"""What llguidance says of a token that it had not allowed. Its other errors are limits that are reached."""
+_MOST_BEHIND = 64
+"""A copy that is so many tokens behind is made anew, which takes as long in a long text."""
 
 
 def llguidance_grammar(kind: Literal["json", "regex", "lark", "llguidance"], text: str) -> str:
@@ -33,6 +33,29 @@ def llguidance_grammar(kind: Literal["json", "regex", "lark", "llguidance"], tex
             return text
 
 
+class _Ahead:
+    """A copy of a place in a grammar that goes ahead of it, and comes back: to copy it anew takes longer."""
+
+    def __init__(self) -> None:
+        self._copy: LLMatcher | None = None
+        self.taken: list[int] = []
+        self.taken_ahead: list[int] = []
+        """What the place, and what its copy has taken since the two were last the same."""
+
+    def lend(self, position: LLMatcher) -> LLMatcher:
+        """The copy, after it was brought to the place."""
+        pairs = zip(self.taken, self.taken_ahead, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        back, more = len(self.taken_ahead) - same, self.taken[same:]
+        copy = self._copy
+        behind = copy is None or len(more) > _MOST_BEHIND or (back > 0 and not copy.rollback(back))
+        if copy is None or behind or not copy.consume_tokens(more):
+            copy = self._copy = position.deep_copy()
+        self.taken.clear()
+        self.taken_ahead.clear()
+        return copy
+
+
 class GrammarMatcher:
     """Asleep until one of the grammar's `wakes` has been written, then awake until it is complete."""
 
@@ -42,8 +65,7 @@ class GrammarMatcher:
         self._wakes = grammar.wakes
         self._again = grammar.again
         self._vocab_size = vocab_size
-        self._position = None if self._wakes else compiled.deep_copy()
-        """The place in the grammar; None while asleep."""
+        self._go_to(None if self._wakes else compiled.deep_copy())
         self._last: deque[int] = deque(maxlen=max(map(len, self._wakes), default=0))
         """The last tokens that were written while asleep."""
         self._count = 0
@@ -62,8 +84,9 @@ class GrammarMatcher:
         if self._position is None:
             self._listen(token, wakes)
             return
-        if not self._position.consume_token(token):
+        if not self._position.try_consume_tokens([token]):
             raise self._error(self._position, self._count)
+        self._taken.append(token)
         if self._position.is_stopped():
             self._finish(self._position)
 
@@ -78,8 +101,15 @@ class GrammarMatcher:
     def fork(self) -> GrammarMatcher:
         fork = copy(self)
         fork._last = self._last.copy()
-        fork._position = None if self._position is None else self._position.deep_copy()
+        if self._position is not None:
+            fork._go_to(self._ahead.lend(self._position))
+            fork._taken = self._ahead.taken_ahead
         return fork
+
+    def _go_to(self, position: LLMatcher | None) -> None:
+        """Follow the text from another place in the grammar on; None: sleep."""
+        self._position, self._ahead = position, _Ahead()
+        self._taken = self._ahead.taken
 
     def forced(self) -> list[int]:
         if self._position is None or self._complete:
@@ -93,18 +123,18 @@ class GrammarMatcher:
         written = tuple(self._last)
         if wakes and any(written[-len(wake) :] == wake for wake in self._wakes):
             self._last.clear()
-            self._position = self._compiled.deep_copy()
+            self._go_to(self._compiled.deep_copy())
 
     def _finish(self, position: LLMatcher) -> None:
         if position.is_error():
             raise self._error(position, self._count)
         if self._again:
-            self._position = None
+            self._go_to(None)
         else:
             self._complete = True
 
     def _error(self, position: LLMatcher, at: int) -> GrammarError:
-        if _NOT_ALLOWED in position.get_error():
+        if not position.is_error():
             return GrammarError(f"the grammar of the answer does not allow output token {at}")
         return GrammarError(
             f"the grammar of the answer became too complex at output token {at}: "

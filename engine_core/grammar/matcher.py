@@ -50,7 +50,7 @@ class TokenMatcher(Protocol):
         ...
 
     def fork(self) -> TokenMatcher:
-        """Another matcher at the same place, which goes its own way from there."""
+        """Another matcher at the same place, which goes its own way until the next fork is asked for."""
         ...
 
     def forced(self) -> list[int]:

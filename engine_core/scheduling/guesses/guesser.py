@@ -85,7 +85,7 @@ class Guesser:
         self._times = RowTimes(line, facts.most_rows)
         self._guessed: dict[Sequence, _Guessed] = {}
         self._ready: dict[Sequence, _Guessed] = {}
-        """Those of them that have something to guess behind their last token."""
+        """The sequences that have something to guess behind their last token."""
         self._gain = 0.0
         """The gain of the latest steps, or what it would have been."""
         self._moved = False

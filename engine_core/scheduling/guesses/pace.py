@@ -23,7 +23,7 @@ _WEIGHT = 50
 _FRESH = 16
 """After so many steps the times of all numbers of rows are fitted anew."""
 _SELDOM = 4
-"""Of the steps of a number of rows that is known well, one in so many is learned from."""
+"""One in so many steps of a number of rows that is known well is learned from."""
 
 
 class DraftCounts:
