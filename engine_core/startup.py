@@ -17,6 +17,8 @@ from models.config import ConfigError, ModelConfig, family_fields, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
 from models.medusa_config import MedusaFields, is_medusa, read_medusa
+from models.mistral.folder import is_mistral
+from models.mistral.folder import make_folder as make_mistral_folder
 from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
@@ -41,18 +43,25 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
             raise ConfigError(
                 f"--quant says which GGUF file is meant, and {config.model} has none: leave it out"
             )
-        return found
+        if not is_mistral(found, config.worker.load_format):
+            return found
+        return make_mistral_folder(found, _private_cache("mistral", found))
     config_from = None
     if other is not None:
         config_from = resolve(other, None, config.download_dir, report, "dummy")
-    cache = cache_folder() / "gguf"
+    return make_folder(found, _private_cache("gguf", found), config_from)
+
+
+def _private_cache(name: str, found: Path) -> Path:
+    """The folder for what is made of such files, one of which is `found`."""
+    cache = cache_folder() / name
     try:
         make_private(cache, for_code=False)
     except OSError as error:
         raise FileError(
             f"what is made of {found.name} cannot be kept ({error}): let XDG_CACHE_HOME name another folder"
         ) from None
-    return make_folder(found, cache, config_from)
+    return cache
 
 
 def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:

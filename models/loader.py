@@ -31,6 +31,8 @@ from models.families.drafters.next_token import NextToken
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
+from models.mistral.folder import was_made
+from models.mistral.tensors import renamed
 from models.model import ModelSetup, ServedModel
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import most_ranks_of
@@ -159,6 +161,8 @@ def _ignore_unused(
 def _open(options: LoadOptions) -> Source:
     if options.load_format != "dummy" and (parts := gguf_parts(options.folder)):
         return open_gguf(parts[0])
+    if options.load_format != "dummy" and was_made(options.folder):
+        return renamed(open_source(options.folder, "auto"), options.config)
     if options.load_format == "dummy" and options.device.type == "meta":
         return Dummy(options.seed, options.device, _stored_types(options))
     return open_source(options.folder, options.load_format, options.seed, options.device)

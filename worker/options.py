@@ -58,13 +58,44 @@ def _dtype(text: str) -> str:
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
+def _load_format(name: str) -> str:
+    """Refuse vLLM's formats that mean nothing here, with the way out; some names mean another one."""
+    if name in _STREAMED:
+        raise ValueError(
+            f"{name} is not supported: copy the files to a disk of this machine and leave the option out; "
+            "they are mapped, so each worker reads its own pieces alone"
+        )
+    if name == "sharded_state":
+        raise ValueError(
+            "sharded_state is not read, nor needed: each worker reads its own pieces of any checkpoint; name "
+            "the one from which it was made"
+        )
+    return {"npcache": "pt", "hf": "auto"}.get(name, name)
+
+
+_STREAMED = (
+    *("runai_streamer", "runai_streamer_sharded", "tensorizer", "fastsafetensors", "instanttensor"),
+    "modelexpress",
+)
+"""vLLM's ways to read from other machines, or past the system's cache of files."""
+
+
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of a worker. None means that the device and the model decide."""
 
     trust_remote_code: Annotated[bool, Doc(MODEL)] = False
     """Run Python code that comes with the model."""
-    load_format: Annotated[str, Doc(MODEL, ("auto", "safetensors", "pt", "dummy"))] = "auto"
-    """Form of the weights; dummy makes random ones."""
+    load_format: Annotated[
+        str,
+        Doc(
+            MODEL,
+            ("auto", "safetensors", "pt", "npcache", "gguf", "mistral", "bitsandbytes", "dummy"),
+            read=_load_format,
+        ),
+    ] = "auto"
+    """Form of the weights: safetensors, pt (*.bin, read as tensors alone, without running what they hold;
+    npcache is the same), gguf and mistral (those files, also beside others), bitsandbytes (checks that they
+    are), or random ones (dummy)."""
     model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
     dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"
@@ -76,6 +107,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             (
                 *("int8", "int8-dynamic", "int4", "gptq", "gptq_marlin", "awq", "awq_marlin"),
                 *("auto-round", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gguf"),
+                *("bitsandbytes", "modelopt", "modelopt_fp4"),
             ),
             short="-q",
         ),

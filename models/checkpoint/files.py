@@ -160,13 +160,14 @@ def _format(folder: Path, load_format: str) -> _Format:
     match load_format:
         case "auto" if (folder / _MEDUSA.single).exists() and not any(folder.glob(_SAFETENSORS.pattern)):
             return _MEDUSA
-        case "auto" | "safetensors":
+        case "auto" | "safetensors" | "mistral":
             return _SAFETENSORS
         case "pt":
             return _PT
         case _:
             raise WeightsError(
-                f"load_format is {load_format!r}, but must be one of auto, safetensors, pt, dummy"
+                f"load_format is {load_format!r}, but must be one of auto, safetensors, pt, dummy; a GGUF "
+                "file is named itself"
             )
 
 

@@ -30,6 +30,8 @@ _WEIGHTS = {
     "auto": ("*.safetensors", "medusa_lm_head.pt"),
     "safetensors": ("*.safetensors",),
     "pt": ("pytorch_model*.bin", "*/pytorch_model.bin"),
+    "gguf": (),
+    "mistral": ("consolidated*.safetensors",),
     "dummy": (),
 }
 # Sub-folders hold other formats (original/, onnx/, gguf/), but for those that begin with a number: the
@@ -60,15 +62,17 @@ def resolve(
 ) -> Path:
     """The folder or GGUF file of `model`, downloaded if need be, which `report` is told in fractions.
 
-    `quant` names the form of a GGUF file: of several, the one that has it in its name is meant.
+    `quant` names the form of a GGUF file: of several, the one that has it in its name is meant. With the load
+    format "gguf" other weights beside such a file do not count.
     """
+    is_gguf = load_format == "gguf"
     if model == "demo":
         return DEMO
     if model == "minilm":
         return _minilm()
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return _in_folder(path.resolve(), quant, str(path))
+        return _in_folder(path.resolve(), quant, str(path), is_gguf=is_gguf)
     if path.is_file():
         if path.suffix == ".gguf":
             return Path(os.path.abspath(path))  # a link's own name tells of its parts
@@ -99,15 +103,16 @@ def _minilm() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def _in_folder(folder: Path, quant: str | None, place: str) -> Path:
+def _in_folder(folder: Path, quant: str | None, place: str, *, is_gguf: bool = False) -> Path:
     """The folder, or the GGUF file in it if one is asked for or there are no other weights."""
-    if quant is None and (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
+    is_gguf = is_gguf or quant is not None
+    if not is_gguf and (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return folder
     found = [*folder.glob(_GGUF)]
-    if quant is not None or not (folder / "config.json").is_file():
+    if is_gguf or not (folder / "config.json").is_file():
         found += folder.glob("*/" + _GGUF)
     names = [str(path.relative_to(folder)) for path in found]
-    if quant is None and not names:
+    if not is_gguf and not names:
         return folder
     return folder / choose_gguf(names, quant, place)
 
@@ -163,15 +168,16 @@ class _Repository:
             raise HubError(f"there is no model '{self._id}', here or on the hub; {meant}") from None
 
     def _download(self, load_format: str, quant: str | None) -> Path:
-        allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER
-        plan = None if quant else self._plan(allowed, ignored)
-        if quant or (plan is not None and not _is_whole(plan, load_format)):
+        allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER[: 1 if load_format == "mistral" else 2]
+        is_gguf = load_format == "gguf"
+        plan = None if quant or is_gguf else self._plan(allowed, ignored)
+        if quant or is_gguf or (plan is not None and not _is_whole(plan, load_format)):
             names = [file.filename for file in self._plan([_GGUF], ()) or ()]
             if names:
                 chosen = choose_gguf(names, quant, f"'{self._id}'")
                 allowed, ignored = [*_ALWAYS, *_all_parts(chosen, names)], _NEVER_BESIDE_GGUF
                 return self._fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
-        return _in_folder(self._fetch(allowed, ignored, plan), quant, f"'{self._id}'")
+        return _in_folder(self._fetch(allowed, ignored, plan), quant, f"'{self._id}'", is_gguf=is_gguf)
 
     def _plan(self, allowed: Sequence[str], ignored: Sequence[str]) -> list[Any] | None:
         """The files that would be downloaded; None if the hub does not answer."""

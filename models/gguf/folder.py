@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,18 +52,27 @@ def make_folder(path: Path, cache: Path, config_from: Path | None = None) -> Pat
     config = _config_beside(path.parent) if config_from is None else config_from / "config.json"
     if config is not None:
         check_regular(config)
-    target = cache / _digest([*parts, *_beside(path.parent), *([config] if config else [])])
+    files = [*parts, *_beside(path.parent), *([config] if config else [])]
+    return made_once(cache, files, Path(__file__).parent, lambda made: _fill(made, read_gguf(path), config))
+
+
+def made_once(cache: Path, files: list[Path], code: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder within `cache` that `fill` has filled from these files, now or before.
+
+    It is filled anew if a file changes, or the code in the folder `code` that reads them. Raises FileError.
+    """
+    target = cache / _digest(files, code)
     if not (target / "config.json").is_file():
         try:
             with tempfile.TemporaryDirectory(dir=cache) as aside:
                 made = Path(aside) / "made"
                 made.mkdir()
-                _fill(made, read_gguf(path), config)
+                fill(made)
                 with suppress(FileExistsError, OSError):  # another process was faster
                     made.rename(target)
         except OSError as error:
             raise FileError(
-                f"{cache} cannot be written ({error.strerror}), which is needed to read {path.name}: let "
+                f"{cache} cannot be written ({error.strerror}), which is needed to read {files[0].name}: let "
                 "XDG_CACHE_HOME name another folder"
             ) from None
     return target
@@ -74,10 +83,10 @@ def gguf_parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf")) if (folder / _MARK).is_file() else []
 
 
-def _digest(files: list[Path]) -> str:
+def _digest(files: list[Path], code: Path) -> str:
     """A name that changes with the files, and with the code that reads them."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in sorted(code.rglob("*.py")):
         digest.update(source.read_bytes())
     for file in files:
         found = file.stat()

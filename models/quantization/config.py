@@ -8,6 +8,12 @@ from typing import Any
 import msgspec
 
 from models.config import ConfigError, ModelConfig
+from models.quantization.methods.bitsandbytes_modelopt import (
+    Bitsandbytes,
+    BitsandbytesFields,
+    ModelOpt,
+    ModelOptFields,
+)
 from models.quantization.methods.compressed_tensors import Compressed, CompressedFields
 from models.quantization.methods.fp8_mxfp4 import Fp8, Fp8Fields, Mxfp4, Mxfp4Fields
 from models.quantization.methods.gguf import Gguf, GgufFields
@@ -23,10 +29,12 @@ METHODS: Mapping[str, tuple[type[msgspec.Struct], Callable[[SavedQuantization, A
     "compressed-tensors": (CompressedFields, Compressed),
     "gguf": (GgufFields, Gguf),
     "mxfp4": (Mxfp4Fields, Mxfp4),
+    "bitsandbytes": (BitsandbytesFields, Bitsandbytes),
+    "modelopt": (ModelOptFields, ModelOpt),
 }
 """The methods that are read, by name: the struct of their fields, and the class that is made of it."""
 
-SAME = {"gptq_marlin": "gptq", "awq_marlin": "awq", "gptq_bitblas": "gptq"}
+SAME = {"gptq_marlin": "gptq", "awq_marlin": "awq", "gptq_bitblas": "gptq", "modelopt_fp4": "modelopt"}
 """Names that vLLM's --quantization has for a faster kernel of a method."""
 
 MADE_ON_CUDA = "fp8"
@@ -45,10 +53,15 @@ def read_quantization(config: ModelConfig) -> Quantization | None:
     if saved is None:
         return None
     method = _method(saved.fields)
+    if method == "torchao":
+        raise ConfigError(
+            f"{saved.place}: torchao's tensors are pickled objects of its own classes, and are not read: use "
+            "the plain checkpoint (--quantization int8 or int4), or one of compressed-tensors or GPTQ"
+        )
     if method not in METHODS:
         raise ConfigError(
-            f"{saved.place}: method {method!r} is not read: use a checkpoint of {', '.join(METHODS)}, or "
-            "a plain one (--quantization int8)"
+            f"{saved.place}: method {method!r} is not read: use one of {', '.join(METHODS)}, or a plain one "
+            "(-q int8)"
         )
     kind, make = METHODS[method]
     try:

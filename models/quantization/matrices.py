@@ -10,12 +10,13 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights
 from models.ops.grouped_matrix import Grouped, Matrix
+from models.quantization.methods.bitsandbytes_modelopt import BNB_4BIT, BNB_INT8
 from models.quantization.methods.gguf import CODINGS
-from models.quantization.readers import compressed_tensors, fp8_mxfp4, gguf, gptq_awq
+from models.quantization.readers import bitsandbytes, compressed_tensors, fp8_mxfp4, gguf, gptq_awq
 from models.weight_coding import Coding
 from models.weight_pieces import Cut
 
-Read = Callable[[Weights, Coding, tuple[int, int], Cut | None], Grouped | None]
+Read = Callable[[Weights, Coding, tuple[int, int], Cut | None], Matrix | None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ FORMATS: Mapping[str, Format] = {
     "pack-quantized": Format(compressed_tensors.PACKED, ("int32",), compressed_tensors.read),
     "int-quantized": Format(compressed_tensors.PLAIN, ("int8",), compressed_tensors.read),
     "mxfp4": Format(fp8_mxfp4.PACKED, fp8_mxfp4.PACKED_KINDS, fp8_mxfp4.read_mxfp4),
+    "nvfp4": Format(fp8_mxfp4.FP8, fp8_mxfp4.PACKED_KINDS, fp8_mxfp4.read_nvfp4),
+    "nvfp4-pack-quantized": Format(fp8_mxfp4.PACKED, fp8_mxfp4.PACKED_KINDS, fp8_mxfp4.read_nvfp4),
+    BNB_4BIT: Format(bitsandbytes.MAIN, ("uint8",), bitsandbytes.read_4bit),
+    BNB_INT8: Format(bitsandbytes.MAIN, ("int8",), bitsandbytes.read_int8),
     **{name: Format(gguf.MAIN, (name,), gguf.read, embeds=True) for name in CODINGS},
 }
 

@@ -204,6 +204,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tell the model's hub id or path as `root` in /v1/models, not its name."""
     tokenizer: Annotated[str | None, Doc(TEXT)] = None
     """Folder or hub id of a tokenizer, if not the model's."""
+    tokenizer_revision: Annotated[str | None, Doc(TEXT)] = None
+    """Branch, tag or commit of the tokenizer on the hub, if not the model's."""
+    enable_tokenizer_info_endpoint: Annotated[bool, Doc(TEXT)] = False
+    """Tell at /tokenizer_info what the tokenizer's files say, the chat template among it."""
     chat_template: Annotated[str | None, Doc(TEXT)] = None
     """A Jinja template, or a file with one."""
     chat_template_content_format: Annotated[

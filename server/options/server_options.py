@@ -48,6 +48,10 @@ PREFIX = "FACET_"
 class _Shorthands(msgspec.Struct, frozen=True):
     """Options that stand for others."""
 
+    tokenizer_mode: Annotated[str, Doc(TEXT, ("auto", "hf", "slow", "mistral"))] = "auto"
+    """mistral reads tekken.json, with --load-format mistral; slow is auto, for there is one kind here."""
+    config_format: Annotated[str, Doc(MODEL, ("auto", "hf", "mistral"))] = "auto"
+    """mistral reads params.json, with --load-format mistral."""
     async_scheduling: Annotated[bool | None, Doc(SCHEDULER)] = None
     """Plan a step while another runs; the same as --steps-ahead 1, or 0."""
     spec_method: Annotated[str | None, Doc(SCHEDULER)] = None
@@ -57,6 +61,8 @@ class _Shorthands(msgspec.Struct, frozen=True):
     spec_tokens: Annotated[int | None, Doc(SCHEDULER)] = None
     """num_speculative_tokens of --speculative-config."""
 
+
+_MISTRAL = ("tokenizer_mode", "config_format")
 
 _GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Shorthands and the fields of --speculative-config that they give."""
@@ -155,6 +161,16 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if overlap is not None and values.setdefault("steps_ahead", int(bool(overlap))) != int(bool(overlap)):
         raise OptionError("--async-scheduling and --steps-ahead contradict each other; leave out one")
     _add_guesses(values)
+    if values.get("load_format") == "bitsandbytes":
+        if values.setdefault("quantization", "bitsandbytes") != "bitsandbytes":
+            raise OptionError("--load-format bitsandbytes and --quantization contradict each other")
+        values["load_format"] = "auto"  # config.json tells; this was a check of it
+    asked = [name for name in _MISTRAL if values.pop(name, "auto") == "mistral"]
+    if asked and values.setdefault("load_format", "mistral") != "mistral":
+        flag = asked[0].replace("_", "-")
+        raise OptionError(
+            f"--{flag} mistral goes with --load-format mistral, which reads all files in that form"
+        )
     if values.get("model_impl") == "vllm":
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)

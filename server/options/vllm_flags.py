@@ -15,14 +15,14 @@ _SWITCHES = """
     enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
-    enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-tokenizer-info-endpoint
+    enable-layerwise-nvtx-tracing enable-logging-iteration-details
     enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
     ray-workers-use-nsight enable-mm-embeds mm-encoder-only tokens-only enable-return-routed-experts
     specialize-active-lora enable-trace-replay return-sampling-mask
 """
 
 _VALUES = """
-    tokenizer-revision code-revision quantization-config model-loader-extra-config model-class-overrides
+    quantization-config model-loader-extra-config model-class-overrides
     kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids fault-tolerance-config
@@ -35,8 +35,6 @@ _VALUES = """
 """
 
 _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
-    "tokenizer-mode": ("auto", "hf"),
-    "config-format": ("auto", "hf"),
     "ignore-patterns": ("original/**/*",),
     "logprobs-mode": ("raw_logprobs",),
     "renderer-num-workers": ("1",),
@@ -102,6 +100,7 @@ _INSTEAD = {
     "kv-cache-memory": "is written out here: --kv-cache-memory-bytes",
     "speculative-model": "is now --spec-model, or `model` in --speculative-config",
     "num-speculative-tokens": "is now --spec-tokens, or `num_speculative_tokens` in --speculative-config",
+    "code-revision": "means nothing here: code that comes with a model is that of its --revision",
     "hf-token": "would be seen by all users of this machine: put it into the variable HF_TOKEN",
     "cudagraph-capture-sizes": "is one number here: --max-cudagraph-capture-size",
     "enable-per-request-metrics": "is --enable-timing here, or --enable-timing-headers",

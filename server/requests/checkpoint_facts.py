@@ -31,9 +31,11 @@ def find_folder(config: ServerConfig) -> Path:
 
 def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:
     """The folder of the checkpoint's own tokenizer, or of the one of --tokenizer."""
-    if config.tokenizer is None:
+    revision = config.tokenizer_revision
+    if config.tokenizer is None and revision is None:
         return folder
-    return resolve(config.tokenizer, None, config.engine.download_dir, lambda _: None, "dummy")
+    name = config.tokenizer or config.engine.model
+    return resolve(name, revision, config.engine.download_dir, lambda _: None, "dummy")
 
 
 def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:

@@ -1,16 +1,19 @@
-"""GET /v1/models: the served model, under each of its names. POST /tokenize, /detokenize: its tokenizer."""
+"""GET /v1/models: the served model, under each of its names. /tokenize, /tokenizer_info: its tokenizer."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
 
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
+from server.errors import Forbidden
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.reading.body_table import DETOKENIZE, TOKENIZE
-from server.routes.request_context import ENTRY, frontend_of, read_texts, require_ready
+from server.routes.request_context import ENTRY, config_of, frontend_of, read_texts, require_ready
+from server.text.tokenizer_files import tokenizer_info
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
 tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
@@ -109,3 +112,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     frontend_of(request).check_model(body.model)
     return Response(await read_texts(request, body, DETOKENIZE), media_type="application/json")
+
+
+@router.get("/tokenizer_info")
+async def show_tokenizer_info(request: Request) -> Response:
+    """Return what the tokenizer's files say, with --enable-tokenizer-info-endpoint."""
+    frontend = frontend_of(request)
+    if not config_of(request).enable_tokenizer_info_endpoint:
+        raise Forbidden("This server was started without --enable-tokenizer-info-endpoint.")
+    return JSONResponse(tokenizer_info(frontend.tokenizer, frontend.folder))

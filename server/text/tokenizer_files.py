@@ -112,6 +112,16 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
         return target
 
 
+def tokenizer_info(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
+    """The content of tokenizer_config.json beside the tokenizer, or else in `folder`; and the template."""
+    folders = [Path(tokenizer.path).parent, folder]
+    found = next((each for each in folders if (each / "tokenizer_config.json").is_file()), folder)
+    said, template = _read_json(found / "tokenizer_config.json"), found / "chat_template.jinja"
+    if "chat_template" not in said and template.is_file():
+        said["chat_template"] = template_text(str(template))
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **said}
+
+
 def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
     try:
         return read_templates(folder, config)

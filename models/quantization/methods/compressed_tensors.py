@@ -7,17 +7,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from models.config import ConfigError
-from models.quantization.methods.fp8_mxfp4 import MXFP4, fp8_coding
+from models.quantization.methods.fp8_mxfp4 import MXFP4, NVFP4, fp8_coding
 from models.quantization.methods.gptq_awq import GroupSize, refuse_bits
 from models.quantization.module_patterns import compiled
 from models.weight_coding import Coding, Quantization, SavedQuantization, describe_form
 
-_MXFP4 = "mxfp4-pack-quantized"
+_SMALL_FLOATS = {
+    "mxfp4-pack-quantized": MXFP4,
+    "nvfp4-pack-quantized": msgspec.structs.replace(NVFP4, format="nvfp4-pack-quantized"),
+}
+"""The formats of floats with 4 bits, whose groups have one length each."""
 _FORMATS = {
     "pack-quantized": "int",
     "int-quantized": "int",
     "float-quantized": "float",
-    _MXFP4: "float",
+    **dict.fromkeys(_SMALL_FLOATS, "float"),
 }
 """The formats that are read, and the type of their weights."""
 _LAYER = "Linear"
@@ -129,11 +133,11 @@ class Compressed(Quantization):
         inputs = 8 if activations is not None and activations.num_bits <= 8 else 16
         if format not in _FORMATS or weights.type != _FORMATS[format]:
             raise ConfigError(
-                f"{place}: 'format' {format!r} with {weights.type} weights is not read, "
-                f"but {', '.join(_FORMATS)} are: use one"
+                f"{place}: 'format' {format!r} with {weights.type} weights is not read: use "
+                f"{', '.join(name.removesuffix('quantized') for name in _FORMATS)}quantized"
             )
-        if format == _MXFP4:
-            return _mxfp4_form(place, weights)
+        if format in _SMALL_FLOATS:
+            return _small_form(place, format, weights)
         if weights.type == "float":
             static = inputs == 8 and activations is not None and activations.dynamic is False
             return _float_form(place, weights, inputs, static=static)
@@ -166,13 +170,14 @@ def _float_form(place: str, weights: _Weights, inputs: int, *, static: bool) -> 
     return fp8_coding(rows, columns, inputs, static_inputs=static)
 
 
-def _mxfp4_form(place: str, weights: _Weights) -> Coding:
-    if (weights.num_bits, weights.group_size) != (MXFP4.bits, MXFP4.group):
+def _small_form(place: str, format: str, weights: _Weights) -> Coding:
+    coding, short = _SMALL_FLOATS[format], format.partition("-")[0]
+    if (weights.num_bits, weights.group_size) != (coding.bits, coding.group):
         raise ConfigError(
-            f"{place}: {weights.num_bits} bits in groups of {weights.group_size} are not read in mxfp4, but "
-            "4 bits in groups of 32 are: use such a checkpoint"
+            f"{place}: {weights.num_bits} bits in groups of {weights.group_size} are not read in {short}, "
+            f"but 4 bits in groups of {coding.group} are: use such a checkpoint"
         )
-    return MXFP4
+    return coding
 
 
 def _described(place: str, name: str, group: _Group | list[str]) -> _Group:

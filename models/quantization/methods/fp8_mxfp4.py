@@ -10,6 +10,7 @@ from models.config import ConfigError
 from models.weight_coding import E2M1, E4M3, Coding, Quantization, SavedQuantization
 
 MXFP4 = Coding(format="mxfp4", bits=4, group=32, codes=E2M1)
+NVFP4 = Coding(format="nvfp4", bits=4, group=16, codes=E2M1)
 _EXPERTS = "experts"
 _Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 

@@ -1,7 +1,8 @@
-"""The tensors of fp8 and of mxfp4.
+"""The tensors of fp8, of mxfp4 and of nvfp4.
 
 fp8 has bytes in e4m3, and scales of blocks, rows or the whole matrix. mxfp4 has two codes of e2m1 in a byte,
-the first in its low half, and a power of 2 for each group.
+the first in its low half, and a power of 2 for each group; nvfp4 has a number of e4m3 instead, and another
+one for the whole matrix.
 """
 
 from __future__ import annotations
@@ -120,6 +121,38 @@ def read_mxfp4(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut 
     return from_column(matrix, by_columns.start if by_columns else 0)
 
 
+def read_nvfp4(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+    """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared.
+
+    compressed-tensors divides by the scale of the whole matrix, ModelOpt multiplies with it.
+    """
+    outputs, inputs = shape
+    by_columns = cut if cut is not None and cut.dim == 1 else None
+    rows = cut if by_columns is None else None
+    pairs, columns = covering(by_columns, 2, inputs, dim=1)
+    groups, _ = covering(by_columns, coding.group, inputs, dim=1)
+    divides = coding.format != "nvfp4"
+    main, of_matrix = (PACKED, "weight_global_scale") if divides else (FP8, "weight_scale_2")
+    packed = scope.stored(main, [outputs, -(-inputs // 2)], PACKED_KINDS, pairs or rows)
+    size = [outputs, -(-inputs // coding.group)]
+    scales = scope.stored("weight_scale", size, FP8_KINDS, groups or rows)
+    whole = read_one_scale(scope, [of_matrix]) if scope.is_real else 1.0
+    scope.ignore("input_global_scale", *_OF_INPUTS)
+    if scope.headers_only:
+        return None
+    numbers = scales.float()
+    if whole is None or numbers.isnan().any():
+        raise refuse(scope, "weight_scale", f"has numbers that are NaN, or no {of_matrix} beside it")
+    numbers = numbers / whole if divides else numbers * whole
+    matrix = grouped(scope, coding, _pairs(packed, columns), numbers)
+    return from_column(matrix, by_columns.start if by_columns else 0)
+
+
+def _pairs(packed: Tensor, columns: slice) -> Tensor:
+    """These columns of the codes [N, 2 C] that lie in bytes [N, C]."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, columns]
+
+
 def _read_mxfp4_member(scope: Weights, name: str, members: int, shape: tuple[int, int], cut: Cut) -> Matrix:
     """A stack in mxfp4 is saved as blocks [members, outputs, groups, 16], with a scale for each."""
     size, groups = MXFP4.group, -(-shape[1] // MXFP4.group)
@@ -139,7 +172,7 @@ def _read_mxfp4_member(scope: Weights, name: str, members: int, shape: tuple[int
 
 def _mxfp4_matrix(scope: Weights, name: str, packed: Tensor, columns: slice, scales: Tensor) -> Grouped:
     """Make the form of these columns of bytes [N, C], and of scales, which are the tensor `name`."""
-    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, columns]  # [N, 2 C] before the cut
+    codes = _pairs(packed, columns)
     if not scope.is_real:
         scales = torch.full_like(scales, _USUAL_POWER)
     elif (scales == _NO_POWER).any():

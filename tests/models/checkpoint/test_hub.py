@@ -56,6 +56,17 @@ def test_a_folder_is_itself(tmp_path: Path, fake: FakeHub) -> None:
     assert not fake.calls
 
 
+def test_a_gguf_file_beside_other_weights_is_meant_by_its_format(tmp_path: Path, fake: FakeHub) -> None:
+    for name in ("config.json", "model.safetensors", "model-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    assert resolve(str(tmp_path)) == tmp_path
+    found = resolve(str(tmp_path), "gguf")
+    assert found == tmp_path / "model-Q8_0.gguf"
+    found.unlink()
+    with pytest.raises(hub.HubError, match="holds no GGUF file"):
+        resolve(str(tmp_path), "gguf")
+
+
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

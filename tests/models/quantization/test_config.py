@@ -159,8 +159,8 @@ def test_presets_and_formats_of_groups(tmp_path: Path) -> None:
 
 HOSTILE: dict[str, tuple[Mapping[str, object], str]] = {
     "another method": (
-        {"quant_method": "bitsandbytes"},
-        "'bitsandbytes' is not read: use a checkpoint of gptq, awq, auto-round, fp8",
+        {"quant_method": "hqq"},
+        "'hqq' is not read: use one of gptq, awq, auto-round, fp8",
     ),
     "no method": ({"weights": 4}, "'not named' is not read"),
     "three bits": (GPTQ | {"bits": 3}, "'bits' is 3, but must be 4 or 8"),

@@ -1,0 +1,101 @@
+"""The tensors of bitsandbytes: two codes a byte, the first in its high half, whose numbers a table holds, and
+scales of blocks of all rows in a line, which may be codes themselves; or bytes [outputs, inputs] with scales.
+
+Matrices of 4 bits are widened: no kernel here multiplies numbers of any table.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+from models.checkpoint.weights import Weights
+from models.ops.grouped_matrix import Grouped
+from models.quantization.readers.pieces import covering, grouped, refuse
+from models.weight_coding import Coding
+from models.weight_pieces import Cut
+
+MAIN = "weight"
+_STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+_FLOATS = ("float32", "float16", "bfloat16")
+_PARTS = {
+    "absmax": (*_FLOATS, "uint8"),
+    **dict.fromkeys(("quant_map", "nested_absmax", "nested_quant_map"), _FLOATS),
+    **dict.fromkeys(_STATES, ("uint8",)),
+}
+"""The tensors beside a matrix, and their number types."""
+
+
+class _State(msgspec.Struct, frozen=True):
+    """The JSON that is stored as a tensor of bytes."""
+
+    blocksize: int
+    shape: tuple[int, ...]
+    nested_blocksize: int = 1
+    nested_offset: float = 0.0
+
+
+def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
+    """Read a matrix [outputs, inputs] or a piece of it, widened; None if only headers are compared."""
+    if not scope.is_real:
+        return None
+    total, by_rows = shape[0] * shape[1], cut is not None and cut.dim == 0
+    start, stop = (cut.start * shape[1], cut.stop * shape[1]) if cut and by_rows else (0, total)
+    pieces, places = covering(Cut(0, start, stop) if by_rows else None, 2, total)
+    packed = scope.stored(MAIN, [-(-total // 2), 1], ("uint8",), pieces)
+    parts = {
+        name: scope.stored(f"{MAIN}.{name}", found, kinds)
+        for name, kinds in _PARTS.items()
+        if (found := scope.stored_shape(f"{MAIN}.{name}")) is not None
+    }
+    if scope.headers_only:
+        return None
+    state = _read_state(scope, parts, shape)
+    codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=-1).flatten()[places]
+    first = start // state.blocksize
+    scales = _scales(parts, state)[first : -(-stop // state.blocksize)].repeat_interleave(state.blocksize)
+    behind = start - first * state.blocksize
+    numbers = parts["quant_map"].float()[codes.int()] * scales[behind : behind + stop - start]
+    plain = numbers.view(-1, shape[1])
+    return (plain if cut is None or by_rows else cut.of(plain)).to(scope.dtype)
+
+
+def _read_state(scope: Weights, parts: dict[str, Tensor], shape: tuple[int, int]) -> _State:
+    """Check what stands beside a matrix, and read how it was made."""
+    stored = next((parts[name] for name in _STATES if name in parts), None)
+    try:
+        state = msgspec.json.decode(bytes([] if stored is None else stored.tolist()), type=_State)
+    except msgspec.MsgspecError:
+        raise refuse(scope, MAIN, "has no readable quant_state beside it") from None
+    blocks = -(-shape[0] * shape[1] // max(1, state.blocksize))
+    nested = "nested_absmax" in parts
+    fits = (
+        (state.shape, len(parts.get("quant_map", ())), len(parts.get("absmax", ()))) == (shape, 16, blocks)
+        and state.blocksize > 0
+        and (parts["absmax"].dtype == torch.uint8) == nested
+        and (not nested or state.nested_blocksize * len(parts["nested_absmax"]) >= blocks)
+    )
+    if not fits:
+        raise refuse(scope, MAIN, f"has scales and a quant_state that do not fit its shape {list(shape)}")
+    return state
+
+
+def _scales(parts: dict[str, Tensor], state: _State) -> Tensor:
+    """The scale of each block, in float32."""
+    scales = parts["absmax"]
+    if "nested_absmax" not in parts:
+        return scales.float()
+    outer = parts["nested_absmax"].float().repeat_interleave(state.nested_blocksize)[: len(scales)]
+    return parts["nested_quant_map"].float()[scales.int()] * outer + state.nested_offset
+
+
+def read_int8(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Grouped | None:
+    """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
+    codes = scope.stored(MAIN, shape, ("int8",), cut)
+    scales = scope.stored("SCB", shape[:1], _FLOATS, cut if cut and cut.dim == 0 else None)
+    scope.ignore("weight_format")
+    if scope.headers_only:
+        return None
+    unsigned = (codes.short() + 128).to(torch.uint8)
+    return grouped(scope, coding, unsigned, scales.float().unsqueeze(1) / 127)
