@@ -206,6 +206,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder or hub id of a tokenizer, if not the model's."""
     tokenizer_revision: Annotated[str | None, Doc(TEXT)] = None
     """Branch, tag or commit of the tokenizer on the hub, if not the model's."""
+    skip_tokenizer_init: Annotated[bool, Doc(TEXT)] = False
+    """Load no tokenizer: prompts are token ids, answers have no text but ids (return_token_ids), and no stop
+    strings."""
     enable_tokenizer_info_endpoint: Annotated[bool, Doc(TEXT)] = False
     """Tell at /tokenizer_info what the tokenizer's files say, the chat template among it."""
     chat_template: Annotated[str | None, Doc(TEXT)] = None

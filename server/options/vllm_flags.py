@@ -11,7 +11,7 @@ import json
 from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
-    skip-tokenizer-init enable-nccl-comm-suspend
+    enable-nccl-comm-suspend
     enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics

@@ -40,12 +40,14 @@ def tokenizer_folder(config: ServerConfig, folder: Path) -> Path:
 
 def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:
     """Finds the tokenizer of a checkpoint, which is downloaded if it is another's."""
+    skipped = config.skip_tokenizer_init
     return TokenizerFiles(
-        str(tokenizer_folder(config, folder)),
+        str(folder if skipped else tokenizer_folder(config, folder)),
         str(cache_folder()),
         config.chat_template,
         config.chat_template_content_format,
         config.engine.worker.trust_remote_code,
+        skipped,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from engine_core.protocol import Spelling
-from server.errors import invalid
+from server.errors import BadRequest, invalid
 from server.model_facts import Facts
 from server.text.chat_template import ChatTemplate
 from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
@@ -226,6 +226,33 @@ class Tokenizer:
         if bos is None or self._model.encode("a").ids[:1] == [bos]:
             return []
         return [bos]
+
+
+class NoTokenizer(Tokenizer):
+    """Stands for a tokenizer that is not loaded: prompts are token ids, and so are answers."""
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel({}, ""))
+        model.decoder = tokenizers.decoders.ByteLevel()
+        super().__init__(model, chat)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise BadRequest("This server has no tokenizer (--skip-tokenizer-init): send token ids, not text.")
+
+    def encode_many(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        *,
+        left: bool = False,
+    ) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], keep: int | None = None, *, left: bool = False
+    ) -> list[tuple[list[int], int]]:
+        return [(self.encode(first), 0) for first, _ in pairs]
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

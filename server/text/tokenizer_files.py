@@ -19,7 +19,7 @@ import tokenizers
 from models.gguf.folder import NO_TOKENIZER
 from models.plain_files import FileError, check_regular, read_json
 from server.text.chat_template import AskedFormat, ChatTemplate, compile_template, read_templates
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import NoTokenizer, Tokenizer
 
 CONVERSION_SECONDS = 300
 _SOURCES = (
@@ -54,9 +54,13 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
     """A file, or a template, that replaces the folder's."""
     content_format: AskedFormat = "auto"
     trust_remote_code: bool = False
+    skipped: bool = False
+    """Whether nothing is read, because clients send and get token ids."""
 
     def load(self, make_chat: Callable[..., ChatTemplate] = ChatTemplate) -> Tokenizer:
         """Loads the tokenizer. `make_chat` takes the arguments of ChatTemplate."""
+        if self.skipped:
+            return NoTokenizer(make_chat({}, {}, self.content_format))
         try:
             return self._load(Path(self.folder), make_chat)
         except FileError as error:

@@ -346,3 +346,14 @@ def test_it_sleeps_and_wakes():
 def test_a_model_that_may_not_sleep_says_so(llm: LLM):
     with pytest.raises(ApiError, match="enable-sleep-mode"):
         llm.sleep()
+
+
+def test_ids_go_in_and_come_out_without_a_tokenizer(llm: LLM):
+    ids = llm.tokenizer.encode(CAPITAL)
+    expected = llm.generate(ids, GREEDY, use_tqdm=False)[0].outputs[0]
+    with LLM("demo", skip_tokenizer_init=True, **OPTIONS) as bare:
+        found = bare.generate({"prompt_token_ids": ids}, GREEDY, use_tqdm=False)[0].outputs[0]
+        assert (found.token_ids, found.text) == (expected.token_ids, "")
+        for call in (lambda: bare.generate(CAPITAL), lambda: bare.embed([CAPITAL, ids])):
+            with pytest.raises(BadRequest, match="send token ids, not text"):
+                call()

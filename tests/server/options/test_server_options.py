@@ -142,7 +142,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--cpu-threads", "x"], "--cpu-threads: 'x' is not a whole number"),
         (["--cpu-threads", "0"], "--cpu-threads: must be at least 1, got 0"),
         (["--cpu-threads", "2000"], "--cpu-threads: must be at most 1024, got 2000"),
-        (["--load-format", "gguf"], "'gguf' is not one of auto, safetensors, pt, dummy"),
+        (["--load-format", "onnx"], "'onnx' is not one of auto, safetensors, pt, npcache, gguf"),
         (["--max-model-len", "1.00001k"], "not a whole number"),
         (["--max-model-len", "long"], "is not a size"),
         (["--hf-overrides", "{"], "--hf-overrides: not JSON"),
@@ -358,7 +358,8 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     )
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
-    shorthands = ("async_scheduling", "spec_method", "spec_model", "spec_tokens")
+    guesses, formats = ("spec_method", "spec_model", "spec_tokens"), ("config_format", "tokenizer_mode")
+    shorthands = ("async_scheduling", *guesses, *formats)
     assert sorted(options) == sorted(
         {*fields, *shorthands} - {"engine", "worker", "access", "connections", "log", "media", "reports"}
     )
