@@ -80,6 +80,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         steps_ahead=config.depth - 1,
         registrations=registrations(),
         balancing=balancing_of(config),
+        guesses=read_guess_options(config) is not None,
     )
 
 

@@ -21,6 +21,11 @@ class StateRows:
     table: Tensor  # [STATE_COLUMNS, B] int32, as `state_columns` has it
     host: Sequence[StateRow]
 
+    @property
+    def guessed(self) -> bool:
+        """Whether some rows may be guesses, as far as the host knows of rows: a recording serves any."""
+        return not self.host or any(row.more for row in self.host)
+
 
 @dataclass(slots=True)
 class MediaRows:

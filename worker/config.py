@@ -131,6 +131,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Classes of models that the program has registered."""
     balancing: Balancing | None = None
     """How experts are copied and moved by load; None: they stay where they are."""
+    guesses: bool = False
+    """Whether steps may have guesses, of which layers with states keep something."""
     drafter: DrafterConfig | None = None
     timed_steps: tuple[tuple[int, float], ...] = ()
     """The steps that an earlier worker of this configuration was timed with: a CPU then runs none again."""

@@ -54,7 +54,7 @@ from worker.protocol import CosineScores, StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
-from worker.state_memory import StateMemory, make_states, state_layers
+from worker.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
@@ -248,6 +248,7 @@ class Runner:
             *(limits.max_num_seqs, limits.max_model_len, limits.block_size),
             paged=self._model.causal,
             has_states=self._states is not None,
+            most_guesses=most_guesses(limits, self._config, self._device, self._remembered),
             shares=self._layout.shares,
             on_axes=getattr(find_tower(self._model), "three_axes", False),
         )
@@ -280,9 +281,8 @@ class Runner:
     def _make_states(
         self, limits: WorkerLimits, tasks: tuple[str, ...]
     ) -> tuple[StateMemory | None, int | None, WorkerLimits]:
-        layers, budget = state_layers(self._model.modules()), lambda: self._budget(limits, tasks)
-        asked, minimum = self._config.options, self._groups.minimum
-        return make_states(layers, limits, asked, budget, minimum, self._device)
+        given = state_layers(self._model.modules()), limits, self._config, lambda: self._budget(limits, tasks)
+        return make_states(*given, self._groups.minimum, self._device, self._dtype)
 
     def _keep_media(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerLimits:
         budget, model, dtype = lambda: self._budget(limits, tasks), self._model, self._dtype
@@ -358,7 +358,7 @@ class Runner:
             most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
             row_width=self._config.model.hidden_size if takes_rows else 0,
             kept_embeddings=limits.kept_embeddings,
-            most_rows=limits.most_rows if "generate" in tasks and self._remembered is None else 0,
+            most_rows=self._slots.most_guesses if "generate" in tasks else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),

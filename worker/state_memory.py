@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.state import StateLayer
+from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
 from worker.limits import WorkerLimits
-from worker.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,15 @@ _NO_LIMIT = 1 << 30
 class StateMemory:
     """States of all layers, bound to them."""
 
-    def __init__(self, layers: Sequence[StateLayer], places: int, allocate: Callable[[int], Tensor]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[StateLayer],
+        places: int,
+        allocate: Callable[[int], Tensor],
+        guesses: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`dtype`: the type of what layers keep of a step's `guesses`; None: a step has none."""
         shapes = [shape for layer in layers for shape in layer.state_shapes()]
         starts = [0, *accumulate(map(_padded, shapes))]
         self._rows = allocate(places * starts[-1] * 4).view(torch.float32).view(places, starts[-1])
@@ -47,10 +55,19 @@ class StateMemory:
         )
         for layer in layers:
             layer.states = [next(states) for _ in layer.state_shapes()]
+        self._inputs = torch.empty(0)
+        if dtype is not None:
+            self._inputs = allocate(guess_bytes(layers, guesses, dtype)).view(dtype)
+        begin = 0
+        for layer in layers if dtype is not None else ():
+            sizes = [guesses * width for width in layer.input_widths()]
+            pieces = self._inputs[begin : begin + sum(sizes)].split(sizes)
+            layer.guesses = [piece.view(guesses, -1) for piece in pieces]
+            begin += sum(sizes)
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes
+        return self._rows.nbytes + self._inputs.nbytes
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy the states of some places [N] to others [N]."""
@@ -60,18 +77,23 @@ class StateMemory:
 def make_states(
     layers: Sequence[StateLayer],
     limits: WorkerLimits,
-    asked: WorkerOptions,
+    config: WorkerConfig,
     budget: Callable[[], CacheBudget],
     minimum: Callable[[int], int],
     device: Device,
+    dtype: torch.dtype,
 ) -> tuple[StateMemory | None, int | None, WorkerLimits]:
     """The memory of states, the number of those that can be remembered, and as many slots as have room.
 
     All ranks have the same numbers (`minimum`), and remember None if no rank has layers with states.
+    `dtype`: the type of what is kept of guesses, if steps have some.
     """
+    asked, guessed = config.options, dtype if _keeps_guesses(config, device) else None
     remembered = slots = _NO_LIMIT
     if layers:
         whole, nbytes = budget(), place_bytes(layers)
+        if guessed is not None:
+            whole = whole.less(guess_bytes(layers, limits.most_rows, guessed))
         slots = slots_for(limits, asked.max_num_seqs, nbytes, whole)
         remembered = places_for(asked.state_snapshots, nbytes, whole.less((slots + 1) * nbytes))
     remembered = minimum(remembered)
@@ -80,7 +102,19 @@ def make_states(
         return None, None if remembered == _NO_LIMIT else remembered, limits
     sizes = limits.max_num_seqs, remembered, place_bytes(layers) / (1 << 20)
     logger.info("states of %d sequences, and of %d prefixes that are remembered: %.2f MiB each", *sizes)
-    return StateMemory(layers, limits.max_num_seqs + 1 + remembered, device.allocate), remembered, limits
+    places = limits.max_num_seqs + 1 + remembered
+    return StateMemory(layers, places, device.allocate, limits.most_rows, guessed), remembered, limits
+
+
+def most_guesses(limits: WorkerLimits, config: WorkerConfig, device: Device, remembered: int | None) -> int:
+    """How many guesses a step may have. `remembered`: None if no layer has states."""
+    return limits.most_rows if remembered is None or _keeps_guesses(config, device) else 0
+
+
+def _keeps_guesses(config: WorkerConfig, device: Device) -> bool:
+    """Whether layers with states take guesses: on CPUs, where one worker knows at once which hold."""
+    place = config.place
+    return config.guesses and device.target.type == "cpu" and place.stages == 1 and place.expert_replicas == 1
 
 
 def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:
@@ -90,6 +124,11 @@ def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:
 def place_bytes(layers: Sequence[StateLayer]) -> int:
     """The bytes of a place."""
     return 4 * sum(_padded(shape) for layer in layers for shape in layer.state_shapes())
+
+
+def guess_bytes(layers: Sequence[StateLayer], guesses: int, dtype: torch.dtype) -> int:
+    """The bytes of what is kept of so many guesses."""
+    return guesses * dtype.itemsize * sum(width for layer in layers for width in layer.input_widths())
 
 
 def slots_for(limits: WorkerLimits, asked: int | None, nbytes: int, budget: CacheBudget) -> int:

@@ -184,10 +184,18 @@ class StepBuilder:
         each = self._line.single - self._line.step
         return int(min(self.budget, max(self.left, 0.0) / each))
 
-    def guess(self, at: int, guesses: list[int], gained: int, proposes: int = 0) -> None:
+    def guess(
+        self,
+        at: int,
+        guesses: list[int],
+        gained: int,
+        proposes: int = 0,
+        keeps: tuple[int, int] | None = None,
+    ) -> None:
         """Add guesses to row `at`, for which its sequence has gained so many blocks in each group.
 
         `proposes`: how many guesses the drafter shall make for the step after this one.
+        `keeps`: the number of tokens behind which a state is kept if guesses hold, and its place.
         """
         row, seq, count = self._rows[at], self._seqs[at], len(guesses)
         blocks = row.blocks
@@ -196,7 +204,10 @@ class StepBuilder:
             blocks = [block for table in seq.tables for block in table[-told:]]
         bound = row.bound or (count > 0 and seq.matcher is not None)  # thinking may end within the guesses
         self._binds |= bound
-        self._rows[at] = replace(row, blocks=blocks, guesses=guesses, bound=bound, proposes=proposes)
+        kept = row.kept if keeps is None else (*row.kept, (keeps[0] - row.start, keeps[1]))
+        self._rows[at] = replace(
+            row, blocks=blocks, guesses=guesses, bound=bound, proposes=proposes, kept=kept
+        )
         self._proposes |= proposes > 0
         reads = count * (row.start + 1) + count * (count + 1) // 2
         cost = self._line.tokens(count, reads) + self._line.end(seq.term, count)

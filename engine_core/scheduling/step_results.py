@@ -62,8 +62,8 @@ class StepResults:
         logprobs = output.logprobs or repeat(None, len(rows))
         for seq, row, token, entry in zip(planned.seqs, rows, output.tokens, logprobs, strict=True):
             wanted = seq.land(number, row)
-            if row.kept:
-                self._cache.land_states(seq, row, wanted=wanted and row.slot not in output.failed)
+            if row.kept and not (wanted and row.slot not in output.failed):
+                self._cache.land_states(seq, row, wanted=False)
             if not wanted:
                 continue  # it ended after this step was planned, or the step before failed
             if reason := output.failed.get(row.slot):
@@ -88,6 +88,8 @@ class StepResults:
                     put(outputs, seq, answer)
                 if self._drafts is not None and (draft := output.drafts.get(row.slot)):
                     self._drafts.offer(seq, draft)
+            if row.kept:
+                self._cache.land_states(seq, row, wanted=True)
             if row.pools:
                 vectors = output.pooled[row.slot]
                 put(

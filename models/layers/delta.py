@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,13 +94,21 @@ class GatedDeltaNet(StateLayer):
         heads = (self.value_heads.length, self.spec.key_dim, self.spec.value_dim)
         return [self.conv1d.state_shape(), heads]
 
+    def input_widths(self) -> list[int]:
+        return [sum(part.length for part in self.mixed), 2 * self.value_heads.length]
+
     def forward(self, x: Tensor) -> Tensor:
-        step, (inputs, states) = context(), self.bound_states()
-        widths = [sum(part.length for part in self.mixed), self.mixed[-1].length]
+        widths = [self.input_widths()[0], self.mixed[-1].length]
         mixed, opening = self.in_proj_qkvz(x).split(widths, dim=-1)
-        gates = self.in_proj_ba(x)
-        mixed = ops.causal_conv(mixed, self.conv1d.weight, None, inputs, step, "silu")
-        out = ops.gated_delta(
+        inputs = mixed, self.in_proj_ba(x)
+        self.keep_guesses(inputs)
+        out = self.read_states(inputs)
+        return self.out_proj(ops.gated_norm(out, opening, self.head_norm.weight, self.head_norm.eps))
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        step, (before, states), (mixed, gates) = context(), self.bound_states(), inputs
+        mixed = ops.causal_conv(mixed, self.conv1d.weight, None, before, step, "silu")
+        return ops.gated_delta(
             mixed,
             gates,
             self.speeds,
@@ -110,7 +119,6 @@ class GatedDeltaNet(StateLayer):
             self.spec.takes_turns,
             self.spec.most_rate,
         )
-        return self.out_proj(ops.gated_norm(out, opening, self.head_norm.weight, self.head_norm.eps))
 
 
 def _key_heads_of(values: Span, count: int) -> Span:
@@ -173,12 +181,20 @@ class ChannelDelta(StateLayer):
         dim = self.spec.head_dim
         return [self.conv1d.state_shape(), (self.heads.length, dim, dim)]
 
+    def input_widths(self) -> list[int]:
+        return [3 * self.inner.length, self.heads.length, self.inner.length]
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        step, (before, states), (mixed, rates, decays) = context(), self.bound_states(), inputs
+        mixed = ops.causal_conv(mixed, self.conv1d.weight, None, before, step, "silu")
+        return ops.channel_delta(mixed, rates, decays, self.speeds, self.shifts, states, step)
+
     def forward(self, x: Tensor) -> Tensor:
-        step, (inputs, states) = context(), self.bound_states()
-        mixed = ops.causal_conv(self.qkv_proj(x), self.conv1d.weight, None, inputs, step, "silu")
         rates, decays, gates = self.gates_proj(x).split(self.gates_proj.widths, dim=-1)
-        decays, gates = self.f_b_proj(decays), self.g_b_proj(gates)
-        out = ops.channel_delta(mixed, rates, decays, self.speeds, self.shifts, states, step)
+        inputs = self.qkv_proj(x), rates, self.f_b_proj(decays)
+        gates = self.g_b_proj(gates)
+        self.keep_guesses(inputs)
+        out = self.read_states(inputs)
         return self.o_proj(ops.gated_norm(out, gates, self.o_norm.weight, self.o_norm.eps, "sigmoid"))
 
 

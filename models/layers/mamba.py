@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,13 +101,21 @@ class Mamba(StateLayer):
         heads = (self.heads.length, self.spec.state_size, self.spec.head_dim)
         return [self.conv1d.state_shape(), heads]
 
+    def input_widths(self) -> list[int]:
+        return self.widths[1:]
+
     def forward(self, x: Tensor) -> Tensor:
-        step, (inputs, states) = context(), self.bound_states()
         gates, mixed, steps = self.in_proj(x).split(self.widths, dim=-1)
         factors = self.spec.multipliers
         gates, steps = _scaled(gates, factors.gates), _scaled(steps, factors.steps)
-        mixed = ops.causal_conv(mixed, self.conv1d.weight, self.conv1d.bias, inputs, step, "silu")
-        out = ops.selective_scan(
+        inputs = mixed, steps
+        self.keep_guesses(inputs)
+        return self.out_proj(self._gated(self.read_states(inputs), gates))
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        step, (before, states), (mixed, steps) = context(), self.bound_states(), inputs
+        mixed = ops.causal_conv(mixed, self.conv1d.weight, self.conv1d.bias, before, step, "silu")
+        return ops.selective_scan(
             mixed,
             steps,
             self.speeds,
@@ -117,7 +126,6 @@ class Mamba(StateLayer):
             step,
             self.groups.length,
         )
-        return self.out_proj(self._gated(out, gates))
 
     def _gated(self, x: Tensor, gates: Tensor) -> Tensor:
         """Normalise groups of features [T, F], and multiply them by silu of their gates."""
@@ -181,16 +189,30 @@ class ChannelScan(StateLayer):
     def state_shapes(self) -> list[tuple[int, ...]]:
         return [self.conv1d.state_shape(), (self.spec.state_size, self.channels.length)]
 
+    def input_widths(self) -> list[int]:
+        return [self.channels.length, self.channels.length, *self.widths[1:]]
+
     def forward(self, x: Tensor) -> Tensor:
-        step, (inputs, states) = context(), self.bound_states()
-        x, gates = self.in_proj(x).split(self.in_proj.widths, dim=-1)
-        x = ops.causal_conv(x, self.conv1d.weight, self.conv1d.bias, inputs, step, "silu")
+        mixed, gates = self.in_proj(x).split(self.in_proj.widths, dim=-1)
+        x = self._convolve(mixed)
         steps, keys, queries = self.x_proj(x).split(self.widths, dim=-1)
         if self.spec.norm is not None:
             steps, keys, queries = self.dt_layernorm(steps), self.b_layernorm(keys), self.c_layernorm(queries)
         steps = self.dt_proj(steps)
-        out = ops.channel_scan(x, steps, keys, queries, self.speeds, self.shifts, self.skips, states, step)
-        return self.out_proj(ops.gate(out, gates, "silu"))
+        self.keep_guesses((mixed, steps, keys, queries))
+        return self.out_proj(ops.gate(self._scan(x, steps, keys, queries), gates, "silu"))
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        mixed, steps, keys, queries = inputs
+        return self._scan(self._convolve(mixed), steps, keys, queries)
+
+    def _convolve(self, mixed: Tensor) -> Tensor:
+        weight, bias = self.conv1d.weight, self.conv1d.bias
+        return ops.causal_conv(mixed, weight, bias, self.bound_states()[0], context(), "silu")
+
+    def _scan(self, x: Tensor, steps: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+        states, constants = self.bound_states()[1], (self.speeds, self.shifts, self.skips)
+        return ops.channel_scan(x, steps, keys, queries, *constants, states, context())
 
 
 def _pull(weights: Weights, name: str, piece: Span, *sizes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,7 @@ class ShortConv(StateLayer):
 
     def __init__(self, hidden_size: int, spec: ShortConvSpec, parallel: Parallel) -> None:
         super().__init__()
-        channels = parallel.share(hidden_size, "channels of short convolutions")
+        self.channels = channels = parallel.share(hidden_size, "channels of short convolutions")
         self.in_proj = Linear(hidden_size, [channels] * 3, bias=spec.bias)
         self.conv = Convolution([channels], spec.taps, bias=spec.bias)
         self.out_proj = RowLinear(channels, hidden_size, parallel, bias=spec.bias)
@@ -42,11 +43,18 @@ class ShortConv(StateLayer):
     def state_shapes(self) -> list[tuple[int, ...]]:
         return [self.conv.state_shape()]
 
+    def input_widths(self) -> list[int]:
+        return [self.channels.length]
+
     def forward(self, x: Tensor) -> Tensor:
-        step, (inputs,) = context(), self.bound_states()
         before, after, x = self.in_proj(x).split(self.in_proj.widths, dim=-1)
-        x = ops.causal_conv(ops.gate(x, before, "identity"), self.conv.weight, self.conv.bias, inputs, step)
-        return self.out_proj(ops.gate(x, after, "identity"))
+        inputs = (ops.gate(x, before, "identity"),)
+        self.keep_guesses(inputs)
+        return self.out_proj(ops.gate(self.read_states(inputs), after, "identity"))
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        (before,), (x,) = self.bound_states(), inputs
+        return ops.causal_conv(x, self.conv.weight, self.conv.bias, before, context())
 
 
 class Convolution(nn.Module):

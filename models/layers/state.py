@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from models import ops
+from models.context import context
 from models.parallel.parallel import Parallel
 
 
@@ -16,11 +18,34 @@ class StateLayer(nn.Module, ABC):
 
     states: Sequence[Tensor] = ()
     """For each of `state_shapes`, the tensor [places, *shape] of all sequences."""
+    guesses: Sequence[Tensor] = ()
+    """For each of `input_widths`, the tensor [guesses, width] where inputs of a step's guesses are kept;
+    nothing if there are none."""
 
     @abstractmethod
     def state_shapes(self) -> Sequence[tuple[int, ...]]:
         """The shapes of what this layer keeps of one sequence, as far as this rank holds it."""
         ...
+
+    @abstractmethod
+    def input_widths(self) -> Sequence[int]:
+        """The widths of what `read_states` takes of a token."""
+        ...
+
+    @abstractmethod
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Let states go on by the tokens of the step, of each of which they are read -> [T, width].
+
+        inputs: a tensor [T, width] for each of `input_widths`.
+        """
+        ...
+
+    def keep_guesses(self, inputs: Sequence[Tensor]) -> None:
+        """Keep what `read_states` takes of guesses: by those that hold, states go on when that is known."""
+        step = context()
+        if self.guesses and step.states is not None and step.states.guessed:
+            for x, kept in zip(inputs, self.guesses, strict=True):
+                ops.keep_guesses(x, kept, step)
 
     def bound_states(self) -> Sequence[Tensor]:
         if not self.states:

@@ -30,6 +30,7 @@ from models.ops.recurrent_ops import (  # noqa: F401
     gated_group_norm,
     gated_norm,
     group_squares,
+    keep_guesses,
     selective_scan,
 )
 from models.ops.reference import (  # noqa: F401

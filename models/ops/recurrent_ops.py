@@ -3,7 +3,7 @@
 A state lies in a place, a row of the tensor that the worker has bound to the layer. The context tells from
 which place the state of each sequence of a step is read, and to which its new one is written; states after
 some of the tokens may be kept in other places. A sequence whose first token is in the step begins with zeros,
-whatever its place holds.
+whatever its place holds. Guesses of its next tokens follow it in rows of their own, which it computes too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops.reference import activation
 from models.ops.tree_sum import add_in_pairs
-from models.state_rows import StateRow
+from models.state_rows import NOWHERE, StateRow
 
 
 class _Sequence(NamedTuple):
@@ -33,7 +33,8 @@ class _Sequence(NamedTuple):
     def ends(self) -> Iterator[tuple[int, int]]:
         """Where its state is wanted, as (number of tokens, place)."""
         yield from self.row.kept
-        yield self.last - self.first, self.row.target
+        if self.row.target != NOWHERE:
+            yield self.last - self.first, self.row.target
 
     def keep(self, token: int, state: Tensor, states: Tensor) -> None:
         """Write the state behind a token of the step to the places where it is wanted."""
@@ -43,16 +44,30 @@ class _Sequence(NamedTuple):
 
 
 def _sequences(step: ForwardContext, states: Tensor) -> list[_Sequence]:
-    """The sequences of a step. All their states are read before any is written."""
+    """The sequences of a step, with their guesses. All their states are read before any is written."""
     if step.states is None:
         raise RuntimeError("a layer with states ran in a step that does not say where they are")
     found: list[_Sequence] = []
     first = 0
     for row, count, total in zip(step.states.host, step.query_lens_host, step.kv_lens_host, strict=True):
-        before = torch.zeros_like(states[0]) if count == total else states[row.source].clone()
-        found.append(_Sequence(first, first + count, before, row))
+        if row.source != NOWHERE:
+            before = torch.zeros_like(states[0]) if count == total else states[row.source].clone()
+            found.append(_Sequence(first, first + count + row.more, before, row))
         first += count
     return found
+
+
+def keep_guesses(x: Tensor, kept: Tensor, step: ForwardContext) -> Tensor:
+    """Write the rows of x [T, F] that belong to guesses to kept [guesses, F], one after the other -> kept."""
+    if step.states is None:
+        raise RuntimeError("a layer with states ran in a step that does not say where they are")
+    first = place = 0
+    for row, count in zip(step.states.host, step.query_lens_host, strict=True):
+        first += count
+        if row.more > 0:
+            kept[place : place + row.more] = x[first : first + row.more]
+            place += row.more
+    return kept
 
 
 def causal_conv(

@@ -29,7 +29,12 @@ def _open(folder: str, longest: int, quantization: str | None) -> Runner:
     sizes = {"max_num_seqs": 4, "block_size": _BLOCK, "max_model_len": longest + 64, "dtype": "bfloat16"}
     options = WorkerOptions(quantization=quantization, device="cpu", **sizes)  # pyright: ignore[reportArgumentType]
     config = WorkerConfig(
-        folder=folder, model=model, conversion=served_as, options=options, tasks=("generate",)
+        folder=folder,
+        model=model,
+        conversion=served_as,
+        options=options,
+        tasks=("generate",),
+        guesses=True,
     )
     return Runner(config, lambda phase, fraction: None)
 

@@ -20,6 +20,8 @@ class FakeStates:
         self.of_slots: dict[int, int] = {}
         self._places = places
         self._remembered: dict[int, int] = {}
+        self.behind: dict[tuple[int, int], int] = {}
+        """The states of slots behind so many of their tokens, of the last step, guesses included."""
 
     def follow(self, seqs: Sequence[SeqStep], tokens: Mapping[int, Sequence[int]]) -> None:
         """Mix the tokens of each row into its state; all rows of a step do that at the same time."""
@@ -35,9 +37,16 @@ class FakeStates:
         ]
         for seq, state in zip(seqs, before, strict=True):
             state = state if seq.start else ROOT
-            wanted = dict(seq.kept)
-            for done in range(1, seq.count + 1):
-                state = mix(state, tokens[seq.slot][seq.start + done - 1])
-                if done in wanted:
-                    self._remembered[wanted[done]] = state
-            self.of_slots[seq.slot] = state
+            known = tokens[seq.slot][seq.start : seq.start + seq.count]
+            for end, token in enumerate([*known, *seq.guesses], seq.start + 1):
+                self.behind[seq.slot, end] = state = mix(state, token)
+        self.land(seqs, {})
+
+    def land(self, seqs: Sequence[SeqStep], held: Mapping[int, Sequence[int]]) -> None:
+        """Go on by as many guesses as hold."""
+        for seq in seqs:
+            count = seq.count + len(held.get(seq.slot, ()))
+            self._remembered |= {
+                place: self.behind[seq.slot, seq.start + kept] for kept, place in seq.kept if kept <= count
+            }
+            self.of_slots[seq.slot] = self.behind[seq.slot, seq.start + count]

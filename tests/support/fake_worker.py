@@ -245,6 +245,8 @@ class FakeWorker:
             return token if bound is None else nearest(token, allowed_ids(bound))
 
         tokens, held = run_rows(step, self.facts, tokens_of, write=self.cache.write, sample=sample)
+        if self._states is not None:
+            self._states.land([seq for seq in step.seqs if seq.guesses], held)
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].told
         }
@@ -284,7 +286,7 @@ class FakeWorker:
             token = _attend([self.cache.entry(seq.slot, position) for position in range(end)])
         if self._states is not None:
             last = self.cache.entry(seq.slot, end - 1) or 0
-            token = (token + self._states.of_slots[seq.slot] - last) % VOCAB
+            token = (token + self._states.behind[seq.slot, end] - last) % VOCAB
         return token
 
     def _run_whole(self, seq: SeqStep) -> int:

@@ -11,6 +11,7 @@ import pytest
 from fake_worker import VOCAB, text_after
 from toy_language import next_token
 
+from engine_core import startup
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
 from engine_core.grammar.matcher import GrammarError
@@ -97,4 +98,5 @@ def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
         return GuessOptions(method="ngram", most=guesser.most)
 
     monkeypatch.setattr(drafts, "read_guess_options", options)
+    monkeypatch.setattr(startup, "read_guess_options", options)
     monkeypatch.setattr(drafts, "Guesser", lambda options, facts, line: guesser)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -25,6 +26,12 @@ class Layer(StateLayer):
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return self.shapes
 
+    def input_widths(self) -> tuple[int, ...]:
+        return 3, len(self.shapes)
+
+    def read_states(self, inputs: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
+
 
 def allocate(nbytes: int) -> Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8)
@@ -40,6 +47,17 @@ def test_every_layer_has_its_own_part_of_each_place() -> None:
     for number, state in enumerate(state for layer in layers for state in layer.bound_states()):
         assert state.shape[0] == 6 and state[0].is_contiguous()
         assert (state[4] == number + 11).all() and (state[5] == number + 1).all()
+
+
+def test_inputs_of_guesses_have_memory_of_their_own() -> None:
+    layers = [Layer((3, 5)), Layer((3, 5), (2, 4, 4))]
+    memory = StateMemory(layers, 6, allocate, 7, torch.bfloat16)
+    kept = [each for layer in layers for each in layer.guesses]
+    assert [tuple(each.shape) for each in kept] == [(7, 3), (7, 1), (7, 3), (7, 2)]
+    assert memory.nbytes == 6 * place_bytes(layers) + 2 * 7 * 9
+    for number, each in enumerate(kept):
+        each.fill_(number)
+    assert [set(each.flatten().tolist()) for each in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
 
 
 def test_layers_are_found_in_a_model() -> None:

@@ -19,7 +19,7 @@ from models.ops.attention_inputs import HeadPrep
 from models.ops.expert_ops import Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
-from models.state_rows import StateRow, state_columns
+from models.state_rows import NOWHERE, StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -230,11 +230,13 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
     vectors = (*values(2, 10, 40), *values(2, 10, 24))
     by_channel = (-values(24, 40).float().abs(), *values(2, 40).float(), values(9, 24, 40).float())
     keyed = (values(10, 96), rates, values(96).float())
+    guessed = _states([StateRow(2, 2), StateRow(7, NOWHERE, ((4, 7),), 1), StateRow(NOWHERE, NOWHERE)])
     return [
         _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
         _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2, False, 1.5)),
         _Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
         _Case("channel_scan", (*vectors, *by_channel, step)),
+        _Case("keep_guesses", (x[:, 96:], values(2, 160), replace(step, states=guessed))),
         _Case("channel_delta", (values(10, 4 * (2 * 24 + 40)), values(10, 4), *keyed, states, step)),
         _Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
         _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
@@ -353,11 +355,15 @@ def _step() -> ForwardContext:
         kv_lens=torch.tensor(total, dtype=torch.int32),
         block_table=blocks,
         slot_mapping=torch.cat(slots),
-        states=StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows),
+        states=_states(rows),
         block_size=4,
         query_lens_host=new,
         kv_lens_host=total,
     )
+
+
+def _states(rows: list[StateRow]) -> StateRows:
+    return StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows)
 
 
 def _near(result: Any, expected: Any, tolerance: float) -> bool:

@@ -17,7 +17,7 @@ from worker.pooling import PoolPlan, plan_pools, segments_of
 from worker.protocol import Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
-from worker.steps.guesses import give_rows, may_guess
+from worker.steps.guesses import give_rows, may_guess, state_rows
 from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.recorded_forms import Form, Forms, MixedForm, StagedForm, can_choose, find_form, send_form
 from worker.tables.slots import SampleRows, Slots
@@ -63,7 +63,9 @@ class StepPlanner:
             self.slots.admit(new)
         self._check(asked)
         step = give_rows(asked)
-        columns = Columns.of(step.seqs, self.slots.first_remembered)
+        remembered = self.slots.first_remembered
+        states = None if remembered is None else state_rows(asked.seqs, remembered)
+        columns = Columns.of(step.seqs, states)
         types = self._token_types(columns)
         has_media = self.media is not None and (self.slots.media or self.media.sees_prompts)
         media = self.media.read(columns) if self.media is not None and has_media else None
@@ -118,13 +120,14 @@ class StepPlanner:
                     f"step {step.number}: {seq} does not fit: a slot has {slots.max_len} positions and "
                     f"{slots.most_blocks} blocks of {slots.block_size}, this one would hold {held}"
                 )
-            guesses = seq.guesses or seq.proposes
-            if guesses and not (slots.paged and not slots.has_states and may_guess(seq)):
+            if (seq.guesses or seq.proposes) and not (slots.paged and slots.most_guesses and may_guess(seq)):
                 raise ValueError(f"step {step.number}: nothing can be guessed behind {seq}")
             if seq.blocks and not 0 <= min(seq.blocks) <= max(seq.blocks) <= self.num_blocks:
                 raise ValueError(
                     f"step {step.number} names a cache block beyond the {self.num_blocks} there are"
                 )
+        if (guesses := sum(len(seq.guesses) for seq in step.seqs)) > slots.most_guesses:
+            raise ValueError(f"step {step.number} has {guesses} guesses, of {slots.most_guesses} at most")
 
     def _stage_mixed(
         self, forms: Forms, seqs: Sequence[SeqStep], columns: Columns, types: list[int] | None, packet: Packet

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext, use_context
+from models.layers.state import StateLayer
 from models.model import Forward, ServedModel, stream_size
 from worker.pooling import HiddenStore
 from worker.ranks.half_steps import HalfStepGroup, cut_step
@@ -23,6 +24,7 @@ from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.steps.drafting import Drafter
+from worker.steps.guessed_states import read_held
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
@@ -105,6 +107,7 @@ class Compute:
         self.forward: Forward = self.model.forward
         if self.stage is not None:
             self.stage.width = stream_size(self.model, self.stage.width)
+        self._state_layers = [each for each in self.model.modules() if isinstance(each, StateLayer)]
 
     @property
     def ends_model(self) -> bool:
@@ -119,6 +122,8 @@ class Compute:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
         outcome = self.finish(batch, hidden, write_bounds)
+        if self._state_layers and batch.asked is not batch.step:
+            read_held(self._state_layers, batch, self.slots)
         if self.drafter is not None:
             self.drafter.extend(batch, ids, context, hidden)
         return outcome

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from models.state_rows import NOWHERE, StateRow
 from worker.protocol import SeqStep, StepInput, TokenLogprobs
 
 
@@ -31,9 +32,26 @@ def give_rows(step: StepInput) -> StepInput:
     return replace(step, seqs=rows)
 
 
+def state_rows(seqs: Sequence[SeqStep], first_remembered: int) -> list[StateRow]:
+    """The places of states of each row that `give_rows` makes: those of slots, and remembered ones.
+
+    A sequence with guesses writes the state behind the token before them, from which those that hold go on.
+    """
+    rows: list[StateRow] = []
+    for seq in seqs:
+        source = seq.slot if seq.source < 0 else first_remembered + seq.source
+        kept = tuple((count, first_remembered + place) for count, place in seq.kept if count <= seq.count)
+        if seq.guesses:
+            rows.append(StateRow(source, NOWHERE, (*kept, (seq.count, seq.slot)), len(seq.guesses)))
+            rows += [StateRow(NOWHERE, NOWHERE)] * len(seq.guesses)
+        else:
+            rows.append(StateRow(source, seq.slot, kept))
+    return rows
+
+
 def may_guess(seq: SeqStep) -> bool:
-    """Whether a row may have guesses: it must sample, and remember no state."""
-    return seq.samples and not (seq.pools or seq.kept)
+    """Whether a row may have guesses: it must sample."""
+    return seq.samples and not seq.pools
 
 
 def count_held(guesses: Sequence[int], sampled: Sequence[int]) -> int:

@@ -32,8 +32,8 @@ class Columns:
     states: list[StateRow] = field(default_factory=list[StateRow])  # [B]; nothing if no layer has states
 
     @classmethod
-    def of(cls, seqs: list[SeqStep], first_remembered: int | None = None) -> Columns:
-        """`first_remembered`: the place of the first remembered state, if layers have states."""
+    def of(cls, seqs: list[SeqStep], states: list[StateRow] | None = None) -> Columns:
+        """`states`: where those of each row are read and written, if layers have states."""
         counts = [seq.count for seq in seqs]
         return cls(
             slots=[seq.slot for seq in seqs],
@@ -41,14 +41,8 @@ class Columns:
             counts=counts,
             ends=[seq.start + seq.count for seq in seqs],
             query_starts=[0, *accumulate(counts)],
-            states=[] if first_remembered is None else [_state_row(seq, first_remembered) for seq in seqs],
+            states=states or [],
         )
-
-
-def _state_row(seq: SeqStep, first_remembered: int) -> StateRow:
-    """The places of a sequence's states: that of its slot, and remembered ones."""
-    source = seq.slot if seq.source < 0 else first_remembered + seq.source
-    return StateRow(source, seq.slot, tuple((count, first_remembered + place) for count, place in seq.kept))
 
 
 StepTokens = tuple[Tensor, ForwardContext]

@@ -18,6 +18,8 @@ from models.media.positions import three_axes
 from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
 
 _NO_SAMPLING = Sampling(max_tokens=1)
+MOST_GUESSES = 1 << 30
+"""The number of guesses of a step that have room wherever nothing is kept of them."""
 STATE_WORDS = 12
 """The words of what a device knows of a slot to count on by itself (`recorded_forms.py`)."""
 _ALIGNED = 4
@@ -75,18 +77,19 @@ class Slots:
         *,
         paged: bool = True,
         has_states: bool = False,
+        most_guesses: int = MOST_GUESSES,
         shares: Sequence[int] = (1,),
         on_axes: bool = False,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
+        `most_guesses`: how many guesses a step may have; 0: the model takes none.
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
         self.groups, self._shares = len(shares), shares
-        self.max_len = max_len
-        self.block_size = block_size
+        self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
         self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
@@ -100,14 +103,12 @@ class Slots:
         self.prompt_len = np.zeros(rows, np.int64)
         self.without_tokens = np.zeros(rows, np.int64)  # of prompts of embeddings, which no penalty counts
         self.blocks = [0] * rows  # entries in use of each group's block table
-        self.temperature = np.zeros(rows, np.float32)  # 0 is greedy
+        self.temperature, self.min_p = np.zeros((2, rows), np.float32)  # a temperature of 0 is greedy
         self.top_p = np.ones(rows, np.float32)
         self.top_k = np.zeros(rows, np.int64)
-        self.min_p = np.zeros(rows, np.float32)
         self.seed = np.zeros(rows, np.uint64)
         self.masked = np.zeros(rows, bool)  # has logit_bias, bad_words, allowed_token_ids or min_tokens
-        self.penalised = np.zeros(rows, bool)
-        self.logprobs = np.zeros(rows, bool)
+        self.penalised, self.logprobs = np.zeros((2, rows), bool)
         self.demanding: set[int] = set()
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
         self.wants_prompt_logprobs: set[int] = set()

@@ -69,6 +69,10 @@ class CacheManager:
         """What the row that computes the next `count` tokens of a sequence does with states."""
         return NO_STATES if self.states is None else self.states.plan(seq, count)
 
+    def keep_guessed(self, seq: Sequence, guesses: int) -> tuple[int, int] | None:
+        """The number of tokens behind which a state is kept if so many guesses hold, and its place."""
+        return None if self.states is None else self.states.plan_guessed(seq, guesses)
+
     def land_states(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
         if self.states is not None:
             self.states.land(seq, row, wanted=wanted)

@@ -88,13 +88,21 @@ class States:
         source, seq.state = seq.state, -1
         return StepStates(source, tuple(kept)) if kept or source >= 0 else NO_STATES
 
+    def plan_guessed(self, seq: Sequence, guesses: int) -> tuple[int, int] | None:
+        """The end of the last block that would be full if so many guesses hold, and a place for its state."""
+        newest = seq.computed + guesses
+        newest -= newest % self._block_size
+        place = self._take() if newest > seq.computed else None
+        return None if place is None else (newest, place)
+
     def land(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
         """Let others find what a landed row has kept, or take the places back if its outcome is not wanted.
 
-        While an answer grows, its newest state takes the place of the one before.
+        A state behind guesses that do not hold was not kept. While an answer grows, its newest state takes
+        the place of the one before.
         """
         for count, place in row.kept:
-            if not wanted:
+            if not wanted or row.start + count > seq.computed:
                 self._free.append(place)
                 continue
             hash = seq.block_hash((row.start + count) // self._block_size - 1, self._block_size)

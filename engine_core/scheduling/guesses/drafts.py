@@ -40,7 +40,8 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: Cac
     if not facts.most_rows:
         if asked:
             _log.warning(
-                "no tokens are guessed: models that keep states, and those that generate no text, take none"
+                "no tokens are guessed: models that generate no text take none, nor do models that keep "
+                "states on GPUs, in several stages or with experts shared by replicas"
             )
         return None
     pace.most_tokens = 1 + options.most
@@ -111,7 +112,8 @@ class Drafts:
             if proposes:
                 proposes = grow(seq, len(guesses) + proposes, spared) - len(guesses)
             if guesses or proposes:
-                step.guess(at, guesses, len(seq.tables[0]) - held, proposes)
+                keeps = self._cache.keep_guessed(seq, len(guesses))
+                step.guess(at, guesses, len(seq.tables[0]) - held, proposes, keeps)
 
     def learn(self, planned: PlannedStep, seconds: float, proposing: float) -> None:
         """Learn from a step that has landed how long it took, and how long the drafter took behind it."""

@@ -219,6 +219,21 @@ def test_blocks_are_published_of_what_holds_only(guessing: MakeBench) -> None:
         assert bench.text(2) == reference([5, 7, *reference([5, 7], 30)], 5)
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_the_newest_state_of_an_answer_is_remembered(guessing: MakeBench, size: int) -> None:
+    """Also if steps end beyond its block, and only behind guesses that hold."""
+    for chance in (0.0, 0.6, 1.0):
+        limits = facts(block_size=size, num_blocks=200, most_rows=64, remembered_states=20)
+        bench = guessing(chance=chance, limits=limits)
+        bench.serve(add(1, [5, 7], max_tokens=30))
+        states = bench.scheduler.cache.states
+        assert states is not None and (len(states), states.free) == (1, 19)
+        prompt = [5, 7, *reference([5, 7], 30)]
+        bench.serve(add(2, prompt, max_tokens=5))
+        assert bench.cached(2) == 31 // size * size
+        assert bench.text(2) == reference(prompt, 5)
+
+
 # Random traffic.
 
 
@@ -234,6 +249,7 @@ def random_bench(rnd: random.Random, windows: tuple[int, ...]) -> Bench:
         tasks=("generate", "embed"),
         windows=windows,
         most_rows=min(step, rnd.choice([slots, 8, 64])) if rnd.random() < 0.9 else step,
+        remembered_states=rnd.choice([None, None, 0, 1, 2, 5, 40]),
     )
     chosen = config(
         enable_prefix_caching=rnd.random() < 0.8,
@@ -309,11 +325,14 @@ def test_random_traffic_is_answered_as_without_guesses(part: int, monkeypatch: p
             check(bench, client, request, aborted=(client, request.id) in aborted)
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["hits"] += bench.scheduler.counters.prefix_hits
+        if bench.facts.remembered_states:
+            seen["hits of hybrids"] += bench.scheduler.counters.prefix_hits
         seen["held"] += sum(guesser.held)
         seen["failed"] += guesser.guessed - sum(guesser.held)
         seen["aborted"] += len(aborted)
         seen["in stages"] += guesser.drafts * (bench.config.pipeline_parallel_size > 1)
-    assert min(seen[each] for each in ("preemptions", "hits", "held", "failed", "aborted", "in stages")) > 20
+    counted = ("preemptions", "hits", "held", "failed", "aborted", "in stages", "hits of hybrids")
+    assert min(seen[each] for each in counted[: 7 if part < 3 else 6]) > 20
 
 
 def check(bench: Bench, client: int, request: Add, *, aborted: bool) -> None:

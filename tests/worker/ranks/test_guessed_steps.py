@@ -21,6 +21,12 @@ SIZES: dict[str, Any] = {
     "num_gpu_blocks_override": 96,
     "max_model_len": 64,
 }
+HYBRID = {
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 72,
+}
 PROMPTS = [[5, 17, 40, 99, 250, 31, 8], [300], [11, 12, 13, 11, 12, 13, 7, 200, 4, 90]]
 PARAMS = Sampling(
     max_tokens=12,
@@ -38,15 +44,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Gemma2ForCausalLM", tmp_path_factory.mktemp("gemma"))
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"), **HYBRID)
+
+
 @pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)
 def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:
     """The first stage writes guesses over tokens that the last one has sent back."""
-    runner = open_runner(folder, **SIZES, dtype=dtype)
+    compare(folder, ranks, layout, dtype)
+
+
+def test_a_hybrid_on_two_ranks(hybrid: Path, ranks: Ranks) -> None:
+    compare(hybrid, ranks, Layout(2), "bfloat16")
+
+
+def test_a_hybrid_in_stages_takes_no_guesses(hybrid: Path, ranks: Ranks) -> None:
+    config = worker_config(
+        folder=str(hybrid), model=read_config(hybrid), cpu_threads=1, guesses=True, **SIZES
+    )
+    executor = RanksOfTests(ranks, Layout(1, 2), config)
+    assert executor.start().most_rows == 0
+    executor.stop()
+
+
+def compare(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:
+    given = {**SIZES, "dtype": dtype, "cpu_threads": 1, "guesses": True}
+    runner = open_runner(folder, **given)
     truth = alone(runner, [(prompt, PARAMS) for prompt in PROMPTS])
     runner.close()
-    config = worker_config(folder=str(folder), model=read_config(folder), cpu_threads=1, dtype=dtype, **SIZES)
+    config = worker_config(folder=str(folder), model=read_config(folder), **given)
     executor = RanksOfTests(ranks, layout, config)
     facts = executor.start()
     assert facts.most_rows == 64

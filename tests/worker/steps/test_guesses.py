@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opened import open_runner
 from tiny import ARCHITECTURES, VOCAB_SIZE, tiny_checkpoint
-from tiny_shapes import HYBRIDS, SHARED_CACHES
+from tiny_shapes import SHARED_CACHES
 
 from models import registry
 from worker.kernels.cpu import operations, torch_operations
@@ -174,13 +174,15 @@ def test_without_kernels_tokens_are_the_same_and_logprobs_nearly(plain: Runner) 
 SHAPES: dict[str, dict[str, Any]] = {"Gemma4ForCausalLM": SHARED_CACHES}
 DAILY = ["Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM", "MixtralForCausalLM"]
 """Windows with soft caps and with sinks, latent attention, and experts."""
-OTHERS = sorted({*ARCHITECTURES} - {*DAILY, *HYBRIDS} & {*registry.ARCHITECTURES})
+WITH_STATES = ["Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "BambaForCausalLM", "KimiLinearForCausalLM"]
+WITH_STATES += ["FalconMambaForCausalLM"]
+OTHERS = sorted({*ARCHITECTURES} - {*DAILY, *WITH_STATES} & {*registry.ARCHITECTURES})
 
 
 def compare(architecture: str, folder: Path, **options: Any) -> None:
     """Compare steps with guesses of a tiny model of this class with single tokens."""
     tiny_checkpoint(architecture, folder, **SHAPES.get(architecture, {}))
-    runner = open_runner(folder, **SIZES, **options)
+    runner = open_runner(folder, **SIZES, **options, guesses=True)
     asked = [(prompt, greedy(logprobs=2, repetition_penalty=1.1)) for prompt in PROMPTS]
     truth = alone(runner, asked)
     for plan in ([(5, [])], [(2, [7, 8, 9]), (0, [3, 4])]):
@@ -189,7 +191,7 @@ def compare(architecture: str, folder: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("architecture", DAILY)
+@pytest.mark.parametrize("architecture", DAILY + WITH_STATES)
 def test_kinds_of_models(architecture: str, dtype: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype=dtype)
 
@@ -200,7 +202,26 @@ def test_all_other_models(architecture: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype="bfloat16")
 
 
-def test_models_with_states_and_encoders_take_no_guesses(llama: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
+def test_every_option_of_a_hybrid(hybrid: Path, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(hybrid, **SIZES, dtype="bfloat16", cpu_threads=2, guesses=True)
+    compute, plan = runner._compute, [(2, [11, 12]), (0, []), (1, [40, 250, 3]), (8, [])]
+    assert isinstance(compute, Compute)
+    assert compute.forward != runner._model.forward, "small steps are replayed"
+    if not replayed:
+        monkeypatch.setattr(compute, "forward", runner._model.forward)
+    for asked in each_option(runner).values():
+        truth = alone(runner, asked)
+        assert_same(write(runner, asked, partly_right(truth, plan)), truth)
+    runner.close()
+
+
+def test_encoders_take_no_guesses_nor_do_states_unless_asked(llama: Path, tmp_path: Path) -> None:
     assert open_runner(llama, **SIZES).facts.most_rows == 64
     assert open_runner(llama, **{**SIZES, "max_num_batched_tokens": 20}).facts.most_rows == 20
     assert open_runner(llama, **{**SIZES, "max_num_seqs": 70}).facts.most_rows == 70

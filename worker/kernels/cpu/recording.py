@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.context import ForwardContext, StateRows, context, use_context
 from models.model import Forward
-from models.state_rows import MOST_KEPT, StateRow, state_columns
+from models.state_rows import STATE_COLUMNS, StateRow, state_columns
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
@@ -54,7 +54,7 @@ class Inputs:
     query_starts: Tensor  # [B + 1] int32
     kv_lens: Tensor  # [B] int32
     block_table: Tensor  # [B, blocks] int32
-    state_table: Tensor  # [2 + 2 * MOST_KEPT, B] int32, read if layers have states
+    state_table: Tensor  # [STATE_COLUMNS, B] int32, read if layers have states
     addresses: tuple[int, ...]
     others: list[Inputs]
     """The same with the slot mapping and the block table of each other group of layers."""
@@ -63,7 +63,7 @@ class Inputs:
     def make(cls, tokens: int, rows: int, blocks: int, groups: int = 1) -> Inputs:
         ids, positions = torch.zeros(2, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-        state_table = torch.zeros(2 + 2 * MOST_KEPT, rows, dtype=torch.int32)
+        state_table = torch.zeros(STATE_COLUMNS, rows, dtype=torch.int32)
         made = [
             cls._of(
                 *(ids, positions, torch.zeros(tokens, dtype=torch.int64), query_starts, kv_lens),
@@ -139,7 +139,7 @@ class Layout:
                 *(slots.most_blocks, slots.block_size if slots.paged else 0),
                 *(*own.addresses, blocks, own.block_table.shape[1]),
             )
-        if slots.first_remembered is None:
+        if not columns.states:
             return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, None)
         inputs.state_table.numpy()[:] = state_columns(columns.states)
         return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, columns.states)

@@ -24,6 +24,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
     """The operations of this module by name, for `models.ops.use`."""
     return {
         "causal_conv": _bind_conv(library),
+        "keep_guesses": _bind_keep(library),
         "gated_delta": _bind_delta(library),
         "channel_delta": _bind_channel_delta(library),
         "selective_scan": _bind_scan(library),
@@ -58,6 +59,24 @@ def _bind_conv(library: Library) -> Callable[..., Tensor]:
         return out
 
     return causal_conv
+
+
+def _bind_keep(library: Library) -> Callable[..., Tensor]:
+    run = library.function("keep_guesses", quick=True)
+
+    def keep_guesses(x: Tensor, kept: Tensor, step: ForwardContext) -> Tensor:
+        if x.dtype != kept.dtype or x.shape[1] != kept.shape[1] or not kept.is_contiguous():
+            refuse("keep_guesses", x=x, kept=kept)
+        if step.states is None or not _are_rows(x):
+            return recurrent_ops.keep_guesses(x, kept, step)
+        table, size = step.states.table, x.dtype.itemsize
+        run(
+            *(x.data_ptr(), x.stride(0) * size, kept.data_ptr(), step.query_starts.data_ptr()),
+            *(table.data_ptr(), table.stride(0), len(step.kv_lens), x.shape[1] * size),
+        )
+        return kept
+
+    return keep_guesses
 
 
 def _bind_delta(library: Library) -> Callable[..., Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.context import ForwardContext, StateRows
 from models.ops import recurrent_ops
-from models.state_rows import StateRow, state_columns
+from models.state_rows import NOWHERE, StateRow, state_columns
 from worker.kernels.cpu.operations import Table
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -71,6 +71,22 @@ def assert_same_in_pieces(run: Run, states: Tensor, before: Tensor, whole: Tenso
     for cut, tokens in zip(CUT, TOKENS, strict=True):
         assert torch.equal(run(x[tokens], step_of(*cut), tokens), whole[tokens])
     assert torch.equal(states[USED], after[USED])
+    states.copy_(before)
+    assert_same_with_guesses(run, states, whole, x)
+    assert torch.equal(states[USED], after[USED])
+
+
+def assert_same_with_guesses(run: Run, states: Tensor, whole: Tensor, x: Tensor) -> None:
+    """Three tokens of the last sequence are guesses, of which the first two hold."""
+    nothing = StateRow(NOWHERE, NOWHERE)
+    guessing = StateRow(3, NOWHERE, ((2, 7), (2, 3)), 3)
+    step = step_of([70, 1, 2, 1, 1, 1], [70, 4, 11, 12, 13, 14], (*ROWS[:2], guessing, *[nothing] * 3))
+    assert torch.equal(run(x, step, slice(None)), whole)
+    assert torch.equal(states[3], states[7])
+    held = step_of([1, 3], [5, 14], (nothing, StateRow(3, 3, ((2, 8),), -1)))
+    assert torch.equal(run(x[72:], held, slice(72, None))[1:3], whole[73:75])
+    assert torch.equal(states[3], states[8])
+    assert torch.equal(run(x[75:], step_of([1], [14], (StateRow(3, 3),)), slice(75, None)), whole[75:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

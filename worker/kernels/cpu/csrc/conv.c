@@ -39,7 +39,8 @@ INLINE void store_state(const convolution *c, float *state, const char *x, const
 }
 
 INLINE void convolve(const convolution *c, long row, long channel, long left, function f, kind k) {
-    long first = c->rows.starts[row], count = c->rows.starts[row + 1] - first;
+    long first = c->rows.starts[row], count = count_of(&c->rows, row), target = target_of(&c->rows, row);
+    if (!count) return;
     const float *past = begins(&c->rows, row) ? NULL : state_at(c, source_of(&c->rows, row), channel);
     const char *x = at(c->x, first * c->x_stride + channel, k);
     char *out = at_out(c->out, first * c->channels + channel, k);
@@ -55,7 +56,7 @@ INLINE void convolve(const convolution *c, long row, long channel, long left, fu
         long kept = kept_count(&c->rows, row, i);
         if (kept) store_state(c, state_at(c, kept_place(&c->rows, row, i), channel), x, past, kept, left, k);
     }
-    store_state(c, state_at(c, target_of(&c->rows, row), channel), x, past, count, left, k);
+    if (target >= 0) store_state(c, state_at(c, target, channel), x, past, count, left, k);
 }
 
 INLINE void convolve_slab(const convolution *c, long row, long slab, function f, kind k) {
@@ -86,6 +87,22 @@ EXPORT void causal_conv(const void *x, long x_stride, const float *weight, const
     convolution c = {x, x_stride, weight, bias, states, place_stride, {starts, positions, table, table_stride},
                      out, channels, taps, ceil_div(channels, SLAB), f, kind};
     spread(rows * c.slabs, grain_of(GRAIN, SLAB * ceil_div(tokens, rows)), convolve_units, &c);
+}
+
+// Copies the rows of x that belong to guesses, of `bytes` each, one after the other. x_stride: bytes between rows.
+EXPORT void keep_guesses(const void *x, long x_stride, void *kept, const int32_t *starts, const int32_t *table,
+                         long table_stride, long rows, long bytes) {
+    sequences s = {starts, NULL, table, table_stride};
+    char *to = kept;
+    for (long row = 0; row < rows; row++) {
+        for (long i = 0; i < more_of(&s, row); i++, to += bytes)
+            memcpy(to, (const char *)x + (starts[row + 1] + i) * x_stride, bytes);
+    }
+}
+
+EXPORT void keep_guesses_words(const word *a) {
+    keep_guesses(a[0].pointer, a[1].whole, a[2].pointer, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
+                 a[7].whole);
 }
 
 EXPORT void causal_conv_words(const word *a) {

@@ -121,9 +121,10 @@ INLINE float *state_at(const delta *d, long place, long head, long column) {
 
 // All tokens of a row, for some columns of a head. lanes: LANES, or fewer of a single vector.
 INLINE void learn(const delta *d, long row, long head, long column, int vectors, long lanes, int by_channel, kind k) {
-    long first = d->rows.starts[row], count = d->rows.starts[row + 1] - first, dim = d->key_dim;
+    long first = d->rows.starts[row], count = count_of(&d->rows, row), dim = d->key_dim;
     long width = d->value_dim, held = vectors * LANES;
     long source = source_of(&d->rows, row), target = target_of(&d->rows, row);
+    if (!count) return;
     float *state = state_at(d, source, head, column);
     float *memory = scratch(((CHUNK + 1) * 2 * dim + dim * held) * sizeof(float));
     float *last_key = memory + CHUNK * 2 * dim, *slab = memory + (CHUNK + 1) * 2 * dim;
@@ -165,6 +166,7 @@ INLINE void learn(const delta *d, long row, long head, long column, int vectors,
             }
         }
     }
+    if (target < 0) return;
     store_state(state_at(d, target, head, column), width, slab, stride, before, taught, dim, vectors, lanes);
 }
 

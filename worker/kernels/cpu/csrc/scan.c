@@ -67,9 +67,10 @@ INLINE float *state_at(const scan *s, long place, long head, long column) {
 
 // Computes `vectors` vectors of columns of a head, from `column` on; lanes: the columns of a vector that is alone.
 INLINE void read_on(const scan *s, long row, long head, long column, int vectors, long lanes, kind k) {
-    long first = s->rows.starts[row], count = s->rows.starts[row + 1] - first, size = s->size, width = s->width;
+    long first = s->rows.starts[row], count = count_of(&s->rows, row), size = s->size, width = s->width;
     long held = vectors * LANES, columns = lanes == LANES ? held : lanes;
     long source = source_of(&s->rows, row), target = target_of(&s->rows, row);
+    if (!count) return;
     float *state = state_at(s, source, head, column);
     float *memory = scratch((CHUNK * 2 + held) * size * sizeof(float));
     float *slab = memory + CHUNK * 2 * size;
@@ -105,7 +106,8 @@ INLINE void read_on(const scan *s, long row, long head, long column, int vectors
                                  columns);
         }
     }
-    if (slab != state) copy_columns(state_at(s, target, head, column), width, slab, stride, size, columns);
+    if (slab == state || target < 0) return;
+    copy_columns(state_at(s, target, head, column), width, slab, stride, size, columns);
 }
 
 INLINE void read_slab(const scan *s, long row, long head, long slab, kind k) {

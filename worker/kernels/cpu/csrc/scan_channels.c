@@ -55,9 +55,10 @@ INLINE float *state_at(const scan *s, long place, long channel) {
 
 // Computes `vectors` vectors of channels, from `channel` on; lanes: the channels of a vector that is alone.
 INLINE void read_on(const scan *s, long row, long channel, int vectors, long lanes, kind k) {
-    long first = s->rows.starts[row], count = s->rows.starts[row + 1] - first, size = s->size, width = s->channels;
+    long first = s->rows.starts[row], count = count_of(&s->rows, row), size = s->size, width = s->channels;
     long held = vectors * LANES, columns = lanes == LANES ? held : lanes;
     long source = source_of(&s->rows, row), target = target_of(&s->rows, row);
+    if (!count) return;
     float *state = state_at(s, source, channel);
     float *keys = scratch((CHUNK * 2 + held) * size * sizeof(float)), *slab = keys + CHUNK * 2 * size;
     long stride = held;
@@ -92,7 +93,8 @@ INLINE void read_on(const scan *s, long row, long channel, int vectors, long lan
             if (kept_count(&s->rows, row, i) == j + 1)
                 copy_columns(state_at(s, kept_place(&s->rows, row, i), channel), width, slab, stride, size, columns);
     }
-    if (slab != state) copy_columns(state_at(s, target, channel), width, slab, stride, size, columns);
+    if (slab == state || target < 0) return;
+    copy_columns(state_at(s, target, channel), width, slab, stride, size, columns);
 }
 
 INLINE void read_slab(const scan *s, long row, long slab, kind k) {

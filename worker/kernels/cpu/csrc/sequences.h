@@ -10,7 +10,7 @@ enum { KEPT = 3 };  // MOST_KEPT of models/context.py
 typedef struct {
     const int32_t *starts;     // [rows + 1]: row b has tokens starts[b] to starts[b + 1]
     const int64_t *positions;  // [tokens]: of each token in its sequence
-    const int32_t *table;      // [2 + 2 * KEPT, rows]: sources, targets, then counts and places of what is kept
+    const int32_t *table;      // [3 + 2 * KEPT, rows]: sources, targets, counts and places of what is kept, more tokens
     long stride;               // between rows of the table
 } sequences;
 
@@ -18,7 +18,15 @@ typedef struct {
 INLINE int begins(const sequences *s, long row) { return s->positions[s->starts[row]] == 0; }
 
 INLINE long source_of(const sequences *s, long row) { return s->table[row]; }
-INLINE long target_of(const sequences *s, long row) { return s->table[s->stride + row]; }
+INLINE long target_of(const sequences *s, long row) { return s->table[s->stride + row]; }  // -1: nothing is written
+
+// The tokens that a row's sequence has beside its own: guesses, whose rows follow.
+INLINE long more_of(const sequences *s, long row) { return s->table[(2 + 2 * KEPT) * s->stride + row]; }
+
+// The tokens by which the state goes on; 0: the row is a guess, or nothing of it is wanted.
+INLINE long count_of(const sequences *s, long row) {
+    return source_of(s, row) < 0 ? 0 : s->starts[row + 1] - s->starts[row] + more_of(s, row);
+}
 
 // The tokens after which the state is kept, or 0, and where.
 INLINE long kept_count(const sequences *s, long row, int i) { return s->table[(2 + 2 * i) * s->stride + row]; }

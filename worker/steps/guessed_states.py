@@ -1,0 +1,62 @@
+"""States and guesses: a state goes on by the tokens of its sequence, and by those guesses that hold.
+
+In layers with states the row of a sequence computes its guesses, too, which have rows of their own in others.
+It writes the state behind the token before them alone, and the inputs of guesses are kept. When tokens have
+been sampled, the state goes on by those guesses that hold. The others cost nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from models.context import ForwardContext, StateRows, use_context
+from models.layers.state import StateLayer
+from models.state_rows import NOWHERE, StateRow, state_columns
+from worker.protocol import SeqStep
+from worker.steps.batch import Batch
+from worker.steps.guesses import count_held
+from worker.tables.slots import Slots
+
+
+def read_held(layers: Sequence[StateLayer], batch: Batch, slots: Slots) -> None:
+    """Let states go on by the guesses of a step that hold, whose sampled tokens are in the table."""
+    guessing = [seq for seq in batch.asked.seqs if seq.guesses]
+    held = [_count_held(seq, slots) for seq in guessing]
+    if not any(held):
+        return
+    rows = [_held_row(seq, count, slots.count + 1) for seq, count in zip(guessing, held, strict=True)]
+    counts = [len(seq.guesses) for seq in guessing]
+    total, starts = sum(counts), [0, *accumulate(counts)]
+    ends = [seq.start + seq.tokens for seq in guessing]
+    nothing = torch.empty(0, dtype=torch.int32)
+    context = ForwardContext(
+        positions=torch.ones(total, dtype=torch.int64),  # none of them begins its sequence
+        query_starts=torch.tensor(starts, dtype=torch.int32),
+        kv_lens=torch.tensor(ends, dtype=torch.int32),
+        block_table=nothing.view(0, 0),
+        slot_mapping=nothing.long(),
+        block_size=1,
+        query_lens_host=counts,
+        kv_lens_host=ends,
+        states=StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows),
+    )
+    with use_context(context):
+        for layer in layers:
+            layer.read_states([kept[:total] for kept in layer.guesses])
+
+
+def _count_held(seq: SeqStep, slots: Slots) -> int:
+    end = seq.start + seq.count
+    return count_held(seq.guesses, slots.tokens[seq.slot, end : end + len(seq.guesses)].tolist())
+
+
+def _held_row(seq: SeqStep, held: int, first_remembered: int) -> StateRow:
+    """The row of those of a sequence's guesses that hold, behind which states may be remembered."""
+    if not held:
+        return StateRow(NOWHERE, NOWHERE)
+    behind = ((count - seq.count, first_remembered + place) for count, place in seq.kept)
+    kept = tuple((count, place) for count, place in behind if 0 < count <= held)
+    return StateRow(seq.slot, seq.slot, kept, held - len(seq.guesses))
