@@ -164,7 +164,7 @@ class Group:
         engine = self.engines[index]
         engine.check()
         self._collect(engine.step(wait=False))
-        if engine._draining and engine.leave():  # pyright: ignore[reportPrivateUsage]
+        if engine.refusal is not None and engine.leave():
             engine.stop()
             self.left.add(index)
 
