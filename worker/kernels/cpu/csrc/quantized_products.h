@@ -182,3 +182,38 @@ INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, 
         x += taken * f.parts * f.rows;
     }
 }
+
+// Where a tile is: in the numbers of its rows, and in what it prefetches for a row of codes; and the bytes that it
+// prefetches for the head of a group.
+typedef struct {
+    const uint32_t *head, *x;
+    fetch ahead;
+    long head_step;
+} tile_place;
+
+// Where the rows of a tile are added up, and how far the places of sections are from each other.
+typedef struct {
+    float *rows[QUANTIZED_ROWS];
+    long section;
+} outputs;
+
+INLINE void prefetch_head(fetch *ahead, long step) {
+    pass_end(ahead);
+    _mm_prefetch(ahead->from, _MM_HINT_T0);
+    ahead->from += step;
+}
+
+// The sum of all chains of a column.
+INLINE whole joined(row_sums sums[][QUANTIZED_ROWS], way f, int r, int c) {
+    whole all = sums[0][r][c];
+    for (int i = 1; i < chains_of(f); i++) all += sums[i][r][c];
+    return all;
+}
+
+#define TO_6(of, parts) of(1, parts) of(2, parts) of(3, parts) of(4, parts) of(5, parts) of(6, parts)
+#define TO_12(of, parts) \
+    TO_6(of, parts) of(7, parts) of(8, parts) of(9, parts) of(10, parts) of(11, parts) of(12, parts)
+
+// Multiplies a tile with groups that have whole scales. laid: the matrix as it lies in memory, whose form rows are laid for.
+tile_place add_runs_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
+                       const outputs *to);
