@@ -28,6 +28,7 @@ from models.families.drafters.eagle3 import Eagle3
 from models.families.drafters.head import DraftHead
 from models.families.drafters.medusa import Medusa
 from models.families.drafters.next_token import NextToken
+from models.families.drafters.scoped_next_token import ScopedNextToken
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.experts import describe_experts
@@ -232,7 +233,9 @@ def _trusts_config(model_class: type) -> bool:
 def _model_class(options: LoadOptions, config: ModelConfig) -> type:
     if options.target is not None:
         config.require()
-        return _HEADS[options.method]
+        base, head = getattr(options.target, "base", options.target), _HEADS[options.method]
+        is_scoped = head is NextToken and getattr(base, "next_token_scope", "")
+        return ScopedNextToken if is_scoped else head
     model_class = resolve(config, options.model_impl, options.trust_remote_code)
     if _trusts_config(model_class):
         config.require()

@@ -74,10 +74,10 @@ def load_drafter(
         raise ValueError(
             f"--speculative-config: {drafter.method} needs a CPU for now, and this is {device.name}"
         )
-    if not model.causal or state_layers(model.modules()):
+    if not model.causal:
         raise ValueError(
-            f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder "
-            "or keeps states: leave it out"
+            f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder: "
+            "leave it out"
         )
     of_drafter = replace(
         options,

@@ -15,10 +15,12 @@ from draft_heads import (
     MedusaOracle,
     NextTokenOracle,
     Oracle,
+    ScopedNextTokenOracle,
     write_eagle,
     write_eagle3,
     write_medusa,
     write_next_token,
+    write_scoped_next_token,
 )
 from drafted import MOST, SIZES, Drafted, answer, asked_at_random, opened, requests
 from ranks import Layout, Ranks, make
@@ -80,16 +82,23 @@ def test_it_guesses_what_is_published(
     assert not wrong
 
 
-@pytest.mark.turns
-@pytest.mark.parametrize("architecture", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"])
+BEHIND = ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"]
+BESIDE = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("architecture", [*BEHIND, *BESIDE])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ranks: Ranks) -> None:
-    """They lie in the checkpoint of the served model, behind its last layer."""
-    target, longer = write_next_token(architecture, tmp_path)
+    """They lie in the checkpoint of the served model, behind its last layer or in a scope of their own."""
+    write, oracle_class = write_next_token, NextTokenOracle
+    if architecture in BESIDE:
+        write, oracle_class = write_scoped_next_token, ScopedNextTokenOracle
+    target, longer = write(architecture, tmp_path)
     layout = make(ranks, Layout(2), []) if ranks_count == 2 else None
     drafted, stats = compare(target, target, "mtp", layout, tensor_parallel_size=ranks_count)
     assert stats.preemptions and stats.prefix_hits
-    oracle = NextTokenOracle.open(longer)
+    oracle = oracle_class.open(longer)
     assert len(drafted.drafts) > 40
     wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
     assert not wrong

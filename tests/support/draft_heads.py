@@ -151,6 +151,28 @@ def write_next_token(architecture: str, folder: Path) -> tuple[Path, Path]:
     return both, longer
 
 
+def write_scoped_next_token(architecture: str, folder: Path) -> tuple[Path, Path]:
+    """The same for families whose layer for MTP has attention, and lies in a scope of its own."""
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    longer = tiny_checkpoint(
+        architecture, folder / "longer", num_hidden_layers=4, layer_types=[*kinds, "full_attention"]
+    )
+    plain = tiny_checkpoint(architecture, folder / "plain", num_hidden_layers=3, layer_types=kinds)
+    both, scope = shutil.copytree(plain, folder / "both"), "model.layers.3."
+    last = {
+        name.replace(scope, "mtp.layers.0."): x
+        for name, x in load_file(longer / "model.safetensors").items()
+        if name.startswith(scope)
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"mtp.{name}": (SIZE,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    }
+    own = _draw({**shapes, "mtp.fc": (SIZE, 2 * SIZE)}, 7)
+    save_file(load_file(plain / "model.safetensors") | last | own, both / "model.safetensors")
+    save_file(own, longer / "own.safetensors")
+    return both, longer
+
+
 @dataclass
 class NextTokenOracle:
     """A layer for MTP, as DeepSeek's paper has it, around transformers' own layer."""
@@ -162,7 +184,8 @@ class NextTokenOracle:
     @classmethod
     def open(cls, longer: Path) -> NextTokenOracle:
         tensors = load_file(longer / "own.safetensors")
-        weights = {name.split(".", 3)[3].removesuffix(".weight"): x for name, x in tensors.items()}
+        layer = {name.removeprefix("model.layers.3."): x for name, x in tensors.items()}
+        weights = {name.removesuffix(".weight"): x for name, x in layer.items()}
         return cls(hf_model(longer.parent / "plain"), hf_model(longer), weights)
 
     @torch.no_grad()
@@ -172,17 +195,24 @@ class NextTokenOracle:
         read = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0, :-1]
         for _ in range(count):
             hidden = self._hidden(written, read)[-1:]
-            x = _norm(hidden, self.weights["shared_head.norm"], self._eps)
-            written.append(int(self.target.lm_head(x).argmax()))
+            written.append(int(self.target.lm_head(self._before_head(hidden)).argmax()))
             read = torch.cat([read, hidden])
         return written[len(tokens) :]
 
-    def _hidden(self, tokens: list[int], read: Tensor) -> Tensor:
-        embedded = self.target.get_input_embeddings()(torch.tensor(tokens[1:]))
+    def _before_head(self, hidden: Tensor) -> Tensor:
+        return _norm(hidden, self.weights["shared_head.norm"], self._eps)
+
+    def _projected(self, embedded: Tensor, read: Tensor) -> Tensor:
         embedded = torch.cat([torch.zeros(1, SIZE), embedded[1:]])  # that of the first position is none
-        w, length = self.weights, len(read)
-        both = [_norm(embedded, w["enorm"], self._eps), _norm(read, w["hnorm"], self._eps)]
-        x = (torch.cat(both, dim=-1) @ w["eh_proj"].T)[None]
+        both = [
+            _norm(embedded, self.weights["enorm"], self._eps),
+            _norm(read, self.weights["hnorm"], self._eps),
+        ]
+        return torch.cat(both, dim=-1) @ self.weights["eh_proj"].T
+
+    def _hidden(self, tokens: list[int], read: Tensor) -> Tensor:
+        embedded, length = self.target.get_input_embeddings()(torch.tensor(tokens[1:])), len(read)
+        x = self._projected(embedded, read)[None]
         positions = torch.arange(length)[None]
         mask = torch.full((1, 1, length, length), -torch.inf).triu(1)
         turning = self.longer.model.rotary_emb(x, positions)
@@ -194,6 +224,23 @@ class NextTokenOracle:
     @property
     def _eps(self) -> float:
         return self.target.config.rms_norm_eps
+
+
+class ScopedNextTokenOracle(NextTokenOracle):
+    """Qwen's, whose norms have weights around 0, and which passes on what it has normalised."""
+
+    def _before_head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def _projected(self, embedded: Tensor, read: Tensor) -> Tensor:
+        both = [self._normed(embedded, "pre_fc_norm_embedding"), self._normed(read, "pre_fc_norm_hidden")]
+        return torch.cat(both, dim=-1) @ self.weights["mtp.fc"].T
+
+    def _hidden(self, tokens: list[int], read: Tensor) -> Tensor:
+        return self._normed(super()._hidden(tokens, read), "norm")
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        return _norm(x, 1 + self.weights[f"mtp.{name}"], self._eps)
 
 
 @dataclass

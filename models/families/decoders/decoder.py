@@ -229,6 +229,8 @@ class DecoderForCausalLM(HeadFirstForCausalLM):
     """What the spec of every model of the family has, by its fields' names, whatever config.json says."""
     layer_class: ClassVar[type[nn.Module]] = DecoderLayer
     """The class of layers, which is called and computes as `DecoderLayer`."""
+    next_token_scope: ClassVar[str] = ""
+    """The scope of layers for multi-token prediction; "": they lie behind the last layer, if there are."""
 
     def __init__(self, setup: ModelSetup) -> None:
         spec = replace(self.spec(setup), **self.fixed)

@@ -103,6 +103,7 @@ class Qwen35ForCausalLM(DecoderForCausalLM):
     fields = HybridFields
     fixed = {"qk_norm": "head", "norm_offset": 1.0, "output_gate": True}
     saved_names = {"state": "linear_attn", "head_norm": "norm"}
+    next_token_scope = "mtp"
 
 
 class Qwen35MoeForCausalLM(Qwen35ForCausalLM):
