@@ -227,6 +227,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas on this machine."""
     together: bool = False
     """Whether they share experts, so that they run steps, end and start together."""
+    apart: bool = False
+    """Whether other machines have API servers of their own, to which their replicas belong."""
     address: str = "127.0.0.1"
     """The address of the machine with the API servers."""
     port: int = 29550
@@ -239,7 +241,12 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def elsewhere(self) -> bool:
         """Whether some replicas run on other machines."""
-        return self.here < self.size
+        return self.here < self.size and not self.apart
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of all replicas that requests may go to."""
+        return self.local if self.apart else range(self.size)
 
     def tcp_address(self, server: int) -> Address:
         """The address at which an API server listens for engines of other machines."""
@@ -273,7 +280,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alone(self) -> bool:
         """Whether there is no other replica."""
-        return self.replicas.size == 1
+        return len(self.replicas.numbers) == 1
 
     @property
     def expert_replicas(self) -> int:

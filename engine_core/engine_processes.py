@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,8 @@ class EngineProcess:
         self.number = config.index
         self.name = "the engine" if config.alone else f"engine {config.index}"
         self.starts = 0
+        self.removed = False
+        """Whether it shall end and not be started again, because there are to be fewer replicas."""
         self._config = config
         self._module = module
         self._page_path = folder / f"engine-{config.index}.progress"
@@ -47,9 +49,15 @@ class EngineProcess:
 
 class EngineProcesses:
     def __init__(
-        self, engines: list[EngineProcess], folder: RunFolder, addresses: list[Address], replicas: Replicas
+        self,
+        make: Callable[[int, Replicas], EngineProcess],
+        folder: RunFolder,
+        addresses: list[Address],
+        replicas: Replicas,
     ) -> None:
-        self.engines = engines
+        """`make` starts the engine of a number, as one of these replicas."""
+        self._make, self._replicas = make, replicas
+        self.engines = [make(number, replicas) for number in replicas.local]
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
         self.worked = False
@@ -59,7 +67,7 @@ class EngineProcesses:
         self.together = replicas.together
         """Whether the engines share experts, so that all end if one does, and are started as one."""
         self._folder = folder
-        self._is_one = replicas.together or replicas.size == 1
+        self._is_one = replicas.together or len(replicas.numbers) == 1
 
     @property
     def run_folder(self) -> Path:
@@ -71,11 +79,24 @@ class EngineProcesses:
 
         One of several that was asked to end is not, and none that could not start the first time.
         """
-        if self.leaving and (not self.worked or code in (STOPPED, -signal.SIGTERM)):
+        if engine.removed or (self.leaving and (not self.worked or code in (STOPPED, -signal.SIGTERM))):
             return False
         if self._is_one:
             return self.worked
         return code != STOPPED and not (code == CANNOT_START and engine.starts == 1)
+
+    def resize(self, size: int) -> tuple[list[EngineProcess], list[EngineProcess]]:
+        """Start engines until there are so many, or note which are to end; returns both. Raises OSError."""
+        self._replicas = msgspec.structs.replace(self._replicas, size=size, here=size)
+        self._is_one = size == 1
+        removed = [engine for engine in self.engines if engine.number >= size]
+        for engine in removed:
+            engine.removed = True
+        added: list[EngineProcess] = []
+        for number in range(len(self.engines), size):
+            added.append(self._make(number, self._replicas))
+            self.engines.append(added[-1])
+        return added, removed
 
     def terminate(self) -> None:
         """Ask all engines to end. Asked again, they do not wait for their requests."""
@@ -114,8 +135,9 @@ def start_engines(
     registered = registrations()
     folder = RunFolder()
     servers = list(addresses) or [_address(folder.path, index) for index in range(api_servers)]
-    engines = [
-        EngineProcess(
+
+    def make(number: int, replicas: Replicas) -> EngineProcess:
+        return EngineProcess(
             ProcessConfig(
                 engine=config,
                 servers=servers,
@@ -130,9 +152,8 @@ def start_engines(
             module,
             folder.path,
         )
-        for number in replicas.local
-    ]
-    return EngineProcesses(engines, folder, servers, replicas)
+
+    return EngineProcesses(make, folder, servers, replicas)
 
 
 def _address(folder: Path, index: int) -> Address:

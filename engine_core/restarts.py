@@ -161,6 +161,21 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
         watching.cancel()
 
 
+async def keep_added(engines: EngineProcesses, engine: EngineProcess, watcher: EngineWatcher) -> None:
+    """Does the same for an engine that was added later."""
+    watching = asyncio.create_task(
+        watch(
+            [engine],
+            lambda _, stalled: watcher.engine_stalled(engine.number, stalled),
+            leaving=lambda: engines.leaving or engine.removed,
+        )
+    )
+    try:
+        await _keep_engine(engines, engine, watcher)
+    finally:
+        watching.cancel()
+
+
 async def _keep_engine(engines: EngineProcesses, engine: EngineProcess, watcher: EngineWatcher) -> None:
     restarter = Restarter(
         engine,

@@ -62,14 +62,10 @@ class EngineClient:
         """Whether the engine whose end is `dead` has printed the reason itself."""
         self.folder = ""
         """The checkpoint's folder on this machine, once it is known."""
-        self.folder_known = asyncio.Event()
-        self.ready_or_dead = asyncio.Event()
-        self.died = asyncio.Event()
+        self.folder_known, self.ready_or_dead, self.died = (asyncio.Event() for _ in range(3))
         self.on_change: Callable[[], None] = lambda: None
         """Called when `ready` has changed."""
-        self._servers = servers
-        self._restart_wait = restart_wait
-        self._on_progress = on_progress
+        self._servers, self._restart_wait, self._on_progress = servers, restart_wait, on_progress
         self._table = ReplicaTable(replicas, servers)
         self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
         self.standing, self.abort = self._dispatcher.standing, self._dispatcher.abort
@@ -135,8 +131,7 @@ class EngineClient:
     ) -> list[Stream[protocol.Tokens]]:
         """Send a request for several answers to one prompt, whose media are sent once to each replica.
 
-        The option `diagnoses` is for the first, which tells for all. A beam search, of one of `params`, has
-        several answers.
+        The option `diagnoses` is for the first, which tells for all. One beam search has several answers.
         """
         sent, requests = self._now(), list[InFlight]()
         for each in params:
@@ -248,7 +243,7 @@ class EngineClient:
                 self._give_up(one, reason, explained=explained)
         if self.dead is not None:
             return
-        if self._table.layout.size > 1:  # of an only one, whoever starts it again says so
+        if 1 < len(self._table.layout.numbers) > number:  # of an only one, whoever starts it again says so
             _log.error("replica %d has ended: %s", number, reason)
         self._refresh()
         for one in ended:  # no request of those that end with it is to blame
@@ -259,7 +254,7 @@ class EngineClient:
         if self._table.hopeless and self.dead is None:
             self.explained = explained
             self.fail(reason)
-        self._dispatcher.dispatch_held()  # what waits for this replica alone waits no more
+        self._refresh()  # what waits for this replica alone waits no more
 
     def fail(self, reason: str, code: Reason = "engine_given_up") -> None:
         """End every open stream, as no engine is left; clients are told the code. The first call counts."""
@@ -381,7 +376,7 @@ class EngineClient:
             self._lose(replica.number, refusal, for_good=True)
             return
         self._refresh()
-        if (size := self._table.layout.size) > 1:
+        if (size := len(self._table.layout.numbers)) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)
             _log.info("replica %d is ready: %d of %d", replica.number, ready_ones, size)
 

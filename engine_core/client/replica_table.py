@@ -9,10 +9,13 @@ late interaction follows the query to whose vectors it is compared. Nothing is s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
+
+from msgspec.structs import replace
 
 from engine_core.client.in_flight import InFlight, can_go_on
 from engine_core.client.replica import (
@@ -153,6 +156,25 @@ class ReplicaTable:
         self._several_servers = servers > 1
         self._router = Router()
         self.late_queries = LateQueries()
+        self.settled = asyncio.Event()
+        """Set unless replicas are still to work, or to end, because their number has changed."""
+        self.settled.set()
+
+    def resize(self, size: int) -> list[Replica]:
+        """Have so many replicas from now on, all on this machine; returns those beyond, which are to end."""
+        self.layout = replace(self.layout, size=size, here=size)
+        for number in self.layout.local:
+            self.replicas.setdefault(number, Replica(number))
+        self.settled.clear()
+        self._settle()
+        return [one for number, one in self.replicas.items() if number >= size]
+
+    def _settle(self) -> None:
+        """Forget replicas that had to end and have, and find out whether any change is still to come."""
+        known, size = list(self.replicas.values()), self.layout.size
+        self.replicas = {one.number: one for one in known if one.number < size or not one.given_up}
+        if all(one.number < size and (one.works or one.lost is not None) for one in self.replicas.values()):
+            self.settled.set()
 
     @property
     def progress(self) -> Progress:
@@ -180,7 +202,7 @@ class ReplicaTable:
 
     def find(self, number: int) -> Replica | None:
         """The replica of that number, which may be a new one from another machine; None if it is too high."""
-        if not 0 <= number < self.layout.size:
+        if number not in self.layout.numbers:
             _log.error("an engine has the number %d, of %d: it gets nothing", number, self.layout.size)
             return None
         return self.replicas.setdefault(number, Replica(number))
@@ -221,6 +243,8 @@ class ReplicaTable:
         if self.ready is not None:
             worker = self.ready.worker
             self._router.remembered = min(REMEMBERED, worker.cached_tokens // BLOCK)
+        if not self.settled.is_set():
+            self._settle()
         return self.ready != before
 
     def may_take(self, request: InFlight) -> bool:
@@ -228,7 +252,7 @@ class ReplicaTable:
         if request.pin is None:
             return not self.hopeless
         pinned = self.replicas.get(request.pin)
-        return not pinned.given_up if pinned is not None else request.pin < self.layout.size
+        return not pinned.given_up if pinned is not None else request.pin in self.layout.numbers
 
     @property
     def goes_on(self) -> bool:

@@ -290,11 +290,8 @@ class GenerationBody(RequestBody, StructuredBody):
         """The number of answers that a beam search follows."""
         return self.shown
 
-    @property
-    def beams(self) -> BeamParams | None:
+    def beams(self) -> BeamParams:
         """The beam search, if one is asked for."""
-        if not self.use_beam_search:
-            return None
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamParams(self.width, self.shown, penalty, early_stopping=bool(self.early_stopping))
 
@@ -302,7 +299,7 @@ class GenerationBody(RequestBody, StructuredBody):
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
         return SamplingParams(
-            n=self.shown,
+            n=1 if self.n is None else self.n,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

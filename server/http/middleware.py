@@ -226,6 +226,7 @@ DEEP = "deep"
 ADMIN_PATHS = frozenset(
     {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
+    | {"/scale_elastic_ep", "/is_scaling_elastic_ep"}
 )
 """Paths that a key of a file must be an administrator's for."""
 

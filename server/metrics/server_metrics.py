@@ -104,11 +104,11 @@ _LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30)
 class Metrics:
     """The metrics of this process, and the page that shows them."""
 
-    def __init__(self, model_name: str, shared: Path | None = None) -> None:
-        """`shared` is the folder in which several API servers share their metrics; None if there is one."""
+    def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
+        """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
         self._registry = CollectorRegistry()
         self._shown = self._registry
-        self._model = model_name
+        self._model, self._engine = model_name, str(engine)
         self._read = self._written = 0
         self._counters: type[Counter | PlainCounters] = PlainCounters
         self._histograms: type[Histogram | PlainHistograms] = PlainHistograms
@@ -149,8 +149,8 @@ class Metrics:
             *_LABELS,
             "source",
         )
-        self._computed = sources.labels(model_name, "0", "local_compute")
-        self._found = sources.labels(model_name, "0", "local_cache_hit")
+        self._computed = sources.labels(model_name, self._engine, "local_compute")
+        self._found = sources.labels(model_name, self._engine, "local_cache_hit")
         self._count_http()
         self._of_keys = [self._family(name, text, "model_name", "key") for name, text in _OF_KEYS]
 
@@ -218,7 +218,7 @@ class Metrics:
         self._rejections.inc()
 
     def finished(self, reason: str) -> None:
-        self._finished.labels(self._model, "0", reason).inc()
+        self._finished.labels(self._model, self._engine, reason).inc()
 
     def _count_http(self) -> None:
         self._http_requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
@@ -259,12 +259,12 @@ class Metrics:
         return self._counters(name, text, labels, registry=self._registry)
 
     def _counter(self, name: str, text: str) -> Counter | PlainCounter:
-        return self._family(f"vllm:{name}", text, *_LABELS).labels(self._model, "0")
+        return self._family(f"vllm:{name}", text, *_LABELS).labels(self._model, self._engine)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | PlainHistogram:
         full = name if ":" in name else f"vllm:{name}"
         family = self._histograms(full, text, _LABELS, buckets=buckets, registry=self._registry)
-        return family.labels(self._model, "0")
+        return family.labels(self._model, self._engine)
 
 
 class KeyCounters(NamedTuple):

@@ -310,10 +310,10 @@ class LLMEngine:
 
 
 def _check_alone(config: ServerConfig) -> None:
-    if config.data_parallel_size != 1:
+    if len(config.replicas.numbers) != 1:
         raise ValueError(
-            "data_parallel_size: an LLM and an LLMEngine are one replica; for several, "
-            "AsyncLLM(data_parallel_size=...) or `facet serve --data-parallel-size`"
+            "data_parallel_size: an LLM and an LLMEngine are one replica, numbered by data_parallel_rank; "
+            "for several, AsyncLLM(data_parallel_size=...) or `facet serve --data-parallel-size`"
         )
 
 

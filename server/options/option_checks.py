@@ -144,8 +144,11 @@ def _check_replicas(config: ServerConfig) -> None:
         raise OptionError(
             "--kv-cache-dir is not for replicas that share experts for now: leave out one of them"
         )
-    if replicas.first and not headless:
+    if replicas.first and not (headless or replicas.apart):
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
+    _check_elastic(config)
+    if config.data_parallel_external_lb or replicas.apart:
+        _check_balancing(config)
     if replicas.here < 0 or replicas.first + replicas.here > size:
         raise OptionError(
             f"--data-parallel-size {size} has the replicas 0 to {size - 1}: there are none for "
@@ -159,6 +162,34 @@ def _check_replicas(config: ServerConfig) -> None:
         _check_key(engine, "--headless, which runs replicas for another machine's API,")
     elif replicas.elsewhere:
         _check_key(engine, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
+
+
+def _check_elastic(config: ServerConfig) -> None:
+    replicas = config.replicas
+    fixed = config.headless or replicas.elsewhere or replicas.apart or replicas.together
+    if config.enable_elastic_ep and fixed:
+        raise OptionError(
+            "--enable-elastic-ep scales replicas of one machine that share nothing: leave it out, or what "
+            "puts replicas on other machines or lets them share experts"
+        )
+
+
+def _check_balancing(config: ServerConfig) -> None:
+    """Check the options of a server that is one of several behind a load balancer."""
+    rank, size = config.data_parallel_rank, config.data_parallel_size
+    flag = "--data-parallel-hybrid-lb" if rank is None else "--data-parallel-rank"
+    if rank is None and config.data_parallel_external_lb:
+        raise OptionError("--data-parallel-external-lb goes with --data-parallel-rank: which server is this?")
+    if rank is not None and rank >= size:
+        raise OptionError(f"{flag} {rank}: of --data-parallel-size {size} the last is {size - 1}")
+    if rank is not None and (config.data_parallel_hybrid_lb or config.data_parallel_start_rank):
+        raise OptionError(
+            f"{flag} is a server for one replica, and --data-parallel-hybrid-lb, with "
+            "--data-parallel-start-rank, one for each machine: use one of them"
+        )
+    if config.headless or (config.engine.enable_expert_parallel and size > 1):
+        what = "--headless" if config.headless else "--enable-expert-parallel"
+        raise OptionError(f"{flag} is for servers that need no other: leave out {what}")
 
 
 def _check_key(engine: EngineConfig, what: str) -> None:

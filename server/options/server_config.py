@@ -303,11 +303,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size_local: Annotated[int | None, Doc(WORKERS, least=0, short="-dpl")] = None
     """How many run on this machine; default: all that no other does."""
     data_parallel_start_rank: Annotated[int, Doc(WORKERS, least=0, short="-dpr")] = 0
-    """The number of this machine's first replica, with --headless."""
+    """The number of this machine's first replica, with --headless or --data-parallel-hybrid-lb."""
     data_parallel_address: Annotated[str, Doc(WORKERS, short="-dpa")] = "127.0.0.1"
     """Address of the machine with the API, as replicas on others reach it."""
     data_parallel_rpc_port: Annotated[int, Doc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
     """Port there, for those replicas; each API process takes two more."""
+    data_parallel_rank: Annotated[int | None, Doc(WORKERS, least=0, short="-dpn")] = None
+    """The number of this server's replica, if each has a server of its own behind a load balancer."""
+    data_parallel_external_lb: Annotated[bool, Doc(WORKERS, short="-dpe")] = False
+    """The same, said by name: it goes with --data-parallel-rank."""
+    data_parallel_hybrid_lb: Annotated[bool, Doc(WORKERS, short="-dph")] = False
+    """A server for each machine behind a load balancer, which knows its own replicas only."""
+    enable_elastic_ep: Annotated[bool, Doc(WORKERS)] = False
+    """Let POST /scale_elastic_ep change the number of replicas while requests run."""
     headless: Annotated[bool, Doc(WORKERS)] = False
     """No API here: only workers (--nnodes) or replicas for another machine's API."""
 
@@ -330,6 +338,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def replicas(self) -> Replicas:
         first, here = self.data_parallel_start_rank, self.data_parallel_size_local
+        if (rank := self.data_parallel_rank) is not None:
+            first, here = rank, 1
         return Replicas(
             size=self.data_parallel_size,
             first=first,
@@ -337,6 +347,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             address=self.data_parallel_address,
             port=self.data_parallel_rpc_port,
             secret=self.engine.cluster_key,
+            apart=rank is not None or self.data_parallel_hybrid_lb,
             together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
         )
 

@@ -124,17 +124,21 @@ def parse(
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Read keyword options, such as max_model_len="32k", as flags are read.
 
-    Of the variables only that of the cluster's key counts: a secret should not stand in a program. A struct
-    of fields, such as a PoolerConfig, is a JSON object. Raises OptionError, which names options as keywords.
+    Of the variables only that of the cluster's key counts, as a secret should not stand in a program, and
+    those that say which of several programs this is. A struct of fields, such as a PoolerConfig, is a JSON
+    object. Raises OptionError, which names options as keywords.
     """
     keywords = {name: _as_object(given) for name, given in keywords.items()}
     try:
         key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
+        ranked = [name for name in ("RANK", "SIZE") if f"VLLM_DP_{name}" in environ]
+        key |= {f"{PREFIX}DATA_PARALLEL_{name}": environ[f"VLLM_DP_{name}"] for name in ranked}
         values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
         _set_model(values, None, by_flag=False)
         return _build(values)
     except OptionError as error:
-        raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), str(error))) from error
+        text = str(error).replace(f"{PREFIX}DATA_PARALLEL_", "VLLM_DP_")
+        raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)) from error
 
 
 def _as_object(given: object) -> object:

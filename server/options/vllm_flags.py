@@ -12,7 +12,7 @@ from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 
 _SWITCHES = """
     enable-nccl-comm-suspend
-    enable-cumem-allocator numa-bind enable-fault-tolerance enable-elastic-ep
+    enable-cumem-allocator numa-bind enable-fault-tolerance
     exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
     enable-layerwise-nvtx-tracing enable-logging-iteration-details
@@ -54,10 +54,7 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
 _SHORT = [
     VllmFlag("--decode-context-parallel-size", ("1",), short="-dcp"),
     VllmFlag("--prefill-context-parallel-size", ("1",), short="-pcp"),
-    VllmFlag("--data-parallel-rank", ("0",), short="-dpn"),
     VllmFlag("--data-parallel-backend", ("mp",), short="-dpb"),
-    VllmFlag("--data-parallel-hybrid-lb", is_switch=True, short="-dph"),
-    VllmFlag("--data-parallel-external-lb", is_switch=True, short="-dpe"),
 ]
 
 _DIGITS = "has nothing to choose: states are float32 here"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.access.client_identity import begin_request
 from server.api.fields import FIRST_ERROR
-from server.errors import BadRequest, Unavailable
+from server.errors import BadRequest, Internal, Unavailable
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint
 from server.http.error_answers import path_of
@@ -24,7 +24,7 @@ from server.model_facts import GENERATE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
-from server.routes.request_context import admit, frontend_of, require_json
+from server.routes.request_context import MOST_REPLICAS, admit, config_of, frontend_of, require_json
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -38,6 +38,13 @@ class AbortBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_ids: Annotated[list[str], Field(max_length=10_000), FIRST_ERROR]
+
+
+class ScaleBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    new_data_parallel_size: Annotated[int, Field(ge=1, le=MOST_REPLICAS, strict=True)]
+    drain_timeout: Annotated[float, Field(gt=0, le=1e6)] = 120.0
 
 
 @router.get("/live")
@@ -111,6 +118,26 @@ async def metrics(request: Request) -> Response:
 async def load(request: Request) -> JSONResponse:
     """Return the number of answers that this API process is generating."""
     return JSONResponse({"server_load": frontend_of(request).live})
+
+
+@router.post("/scale_elastic_ep", dependencies=[Depends(require_json)])
+async def scale(request: Request, body: ScaleBody) -> JSONResponse:
+    """Have another number of replicas, and answer when it is reached. Requests go on meanwhile; those of a
+    replica that ends have `drain_timeout` seconds, after which others take them over."""
+    if not config_of(request).enable_elastic_ep:
+        raise BadRequest("The number of replicas is fixed: start the server with --enable-elastic-ep.")
+    state = request.scope["app"].state
+    if not state.settled.is_set():
+        raise Unavailable("The number of replicas is being changed already.", retry_after=5)
+    if failed := await state.resize(body.new_data_parallel_size, body.drain_timeout):
+        raise Internal("; ".join(failed))
+    return JSONResponse({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})
+
+
+@router.post("/is_scaling_elastic_ep")
+async def is_scaling(request: Request) -> JSONResponse:
+    """Tell whether replicas are being started or ended because their number changes."""
+    return JSONResponse({"is_scaling_elastic_ep": not request.scope["app"].state.settled.is_set()})
 
 
 @router.post("/abort", dependencies=[Depends(require_json)])

@@ -72,7 +72,7 @@ class GenerationCall(EngineCall):
         """`bounds` say for each prompt what its answers are held to."""
         super().__init__(request, body.terms, prefix)
         config = self.config
-        self.sampling, self.prompts, self._beams = sampling, prompts, body.beams
+        self.sampling, self.prompts, self._body = sampling, prompts, body
         self.id = admission.take_id(self.id)
         self.fingerprint = self.facts.ready.worker.fingerprint or None
         as_ids = body.return_tokens_as_token_ids
@@ -165,8 +165,8 @@ class GenerationCall(EngineCall):
     def _generate(self, number: int, params: list[Sampling] | None = None) -> AsyncGenerator[Delta]:
         """The answers to the prompt of this number."""
         options: AddOptions = {**self._options, **self._bounds[number]}
-        if self._beams is not None:
-            options["beams"] = self._beams
+        if self._body.use_beam_search:
+            options["beams"] = self._body.beams()
         if media := self.prompts[number].media:
             options["media"] = as_media(media, self._scope[ITEMS])
         return self.frontend.generate(

@@ -42,6 +42,10 @@ class NotJson(BadRequest):
     type = "Bad Request"
 
 
+MOST_REPLICAS = 64
+"""The most replicas that a server can be scaled to while it runs."""
+
+
 def frontend_of(request: Request) -> Frontend:
     return request.scope["app"].state.frontend
 
@@ -228,10 +232,11 @@ def _replica(request: Request) -> int | None:
     named = header_of(request, REPLICA)
     if named is None:
         return None
-    size = config_of(request).data_parallel_size
-    if not named.isdecimal() or int(named) >= size:
-        header = "X-data-parallel-rank"
-        raise BadRequest(f"{header}: {named[:20]!r} is no replica; they are numbered from 0 to {size - 1}")
+    config = config_of(request)
+    numbers = range(MOST_REPLICAS) if config.enable_elastic_ep else config.replicas.numbers
+    if not named.isdecimal() or int(named) not in numbers:
+        header, first, last = "X-data-parallel-rank", numbers[0], numbers[-1]
+        raise BadRequest(f"{header}: {named[:20]!r} is no replica; they are numbered from {first} to {last}")
     return int(named)
 
 

@@ -17,6 +17,7 @@ from server.options.server_config import ServerConfig
 from worker import child
 from worker.host.progress_page import ProgressPage
 
+SERVED, RESIZE = "served", "resize"
 NOTHING_LEFT = 3
 """The exit code of an API process that need not be started again, because no engine is left."""
 
@@ -30,7 +31,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     """The inherited file descriptor of the shared listening socket."""
     reports: int
-    """The inherited descriptor of a pipe. The first API process writes a byte there once it serves."""
+    """The inherited descriptor of a pipe, for lines. The first API process writes SERVED once it serves; each
+    writes RESIZE, a number of replicas and the seconds for those beyond if it is asked for another number."""
     progress_page: str
     """The file in which the event loop shows that it goes on."""
     shared_metrics: str | None
@@ -63,6 +65,13 @@ class EngineStalled(msgspec.Struct, frozen=True, tag=True):
     stalled: bool
 
 
+class Resized(msgspec.Struct, frozen=True, tag=True):
+    """There are so many replicas from now on; those beyond finish what they have within `seconds`."""
+
+    size: int
+    seconds: float
+
+
 class Served(msgspec.Struct, frozen=True, tag=True):
     """The first API process serves requests: the others listen too, once they can."""
 
@@ -79,7 +88,7 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
     """Files that may be replaced while the server runs shall be read again."""
 
 
-Message = EngineExited | EngineGivenUp | EngineStalled | Served | Leaving | CutOff | Reload
+Message = EngineExited | EngineGivenUp | EngineStalled | Resized | Served | Leaving | CutOff | Reload
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -109,6 +118,14 @@ class ApiProcess:
     def note_that_it_served(self) -> None:
         self._config = msgspec.structs.replace(self._config, first=False)
 
+    def resize(self, size: int, seconds: float) -> None:
+        """Tell the process, and those in its place, that there are so many replicas from now on."""
+        config, fewest = self._config.config, min(size, self._config.config.data_parallel_size)
+        self._told = {number: told for number, told in self._told.items() if number < fewest}
+        config = msgspec.structs.replace(config, data_parallel_size=size, data_parallel_size_local=None)
+        self._config = msgspec.structs.replace(self._config, config=config)
+        self.process.tell(_encode(Resized(size, seconds)))
+
     def tell(self, message: Message) -> None:
         """Send a message to the process. What holds on is also sent to those in its place."""
         if isinstance(message, EngineGivenUp | EngineStalled):
@@ -127,7 +144,7 @@ class ApiProcesses:
             shared = engines.run_folder / "metrics"
             shared.mkdir(mode=0o700)
         self.reports, reports = os.pipe()
-        """A descriptor that becomes readable once requests are served."""
+        """The descriptor from which lines of API processes are read."""
         self._servers = [
             ApiProcess(
                 ApiConfig(

@@ -58,9 +58,12 @@ class ApiServer:
                 progress.phase, progress.fraction, progress.detail
             ),
         )
-        self._frontend = Frontend(config, self.client, Metrics(config.model_names[0], shared_metrics))
+        self._frontend = Frontend(
+            config, self.client, Metrics(config.model_names[0], shared_metrics, config.replicas.first)
+        )
         set_options(self._listener)
         self._http = HttpServer(config, self._frontend)
+        self._http.state.resize, self._http.state.settled = self.resize, self.client.orders.settled
         self._watch = LoopWatch(
             ProgressWriter(process.progress_page),
             self._frontend.metrics.loop_lag.observe,
@@ -101,6 +104,8 @@ class ApiServer:
                 self.client.engine_given_up(number, reason, explained=explained)
             case messages.EngineStalled(number, stalled):
                 self.client.engine_stalled(number, stalled)
+            case messages.Resized(size, seconds):
+                self.client.orders.resize(size, seconds)
             case messages.Served():
                 self._served.set()
             case messages.Leaving():
@@ -109,6 +114,16 @@ class ApiServer:
                 self._force.set()
             case messages.Reload():
                 self.reload()
+
+    async def resize(self, size: int, seconds: float) -> list[str]:
+        """Have so many replicas; returns why some of them do not work when all have started or ended."""
+        self.client.orders.resize(size, seconds)
+        self._report(f"{messages.RESIZE} {size} {seconds:g}")
+        await self.client.orders.settled.wait()
+        return [f"replica {one.number}: {one.lost}" for one in self.client.replicas if one.lost is not None]
+
+    def _report(self, line: str) -> None:
+        os.write(self._process.reports, f"{line}\n".encode())
 
     def reload(self) -> None:
         """Reads files again that may have been replaced, because the operator has sent SIGHUP."""
@@ -155,7 +170,7 @@ class ApiServer:
         gc.set_threshold(10_000, 20, 20)
         self._watch.start()
         if self._process.index == 0:
-            os.write(self._process.reports, b"1")
+            self._report(messages.SERVED)
         after = f"{time.monotonic() - self._process.started:.1f} s{self._replicas_so_far()}"
         name = self._config.model_names[0]
         self._display.done(f"Serving {name} at {self._where()} after {after}")
@@ -171,7 +186,7 @@ class ApiServer:
 
     def _replicas_so_far(self) -> str:
         """The part of the start-up line that says how many of several replicas are ready; later ones join."""
-        size = self._config.data_parallel_size
+        size = len(self._config.replicas.numbers)
         working = sum(one.works for one in self.client.replicas)
         return f", with {working} of {size} replicas" if working < size else ""
 

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, cast
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.datastructures import State
 
 from server.app import create_app, early_admission
 from server.frontend.frontend import Frontend
@@ -54,6 +56,11 @@ class HttpServer(uvicorn.Server):
         options.ssl = self._tls.context
         super().__init__(options)
         self._over = asyncio.Event()
+
+    @property
+    def state(self) -> State:
+        """What routes find beside the frontend."""
+        return cast(FastAPI, self.config.app).state
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine_core.engine_processes import EngineProcesses
-from engine_core.restarts import Restarter, exit_of, keep_engines
+from engine_core.restarts import Restarter, exit_of, keep_added, keep_engines
 from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
 from server.run import api_processes as messages
@@ -62,6 +62,10 @@ class Supervisor:
         ]
         self.code: int | None = None
         """The exit code, once the server shall end."""
+        self._resizing = asyncio.Lock()
+        self._resized: list[asyncio.Task[None]] = []
+        self._gone: dict[int, asyncio.Event] = {}
+        """Engine -> what is set when it has ended, of those that are to end because there are to be fewer."""
         self._ending = asyncio.Event()
         self._force = asyncio.Event()
         self._service_manager = ServiceManager(*service_manager())
@@ -71,7 +75,7 @@ class Supervisor:
         """Keeps all processes running until the server shall end, ends them, and returns the exit code."""
         loop = asyncio.get_running_loop()
         self._catch_signals(loop)
-        loop.add_reader(self._servers.reports, self._note_that_it_served)
+        loop.add_reader(self._servers.reports, self._read_reports)
         watching = watch(
             list(self._servers),
             self._note_stall,
@@ -85,7 +89,7 @@ class Supervisor:
         self._service_manager.stopping()
         await _cancel(kept)
         await self._end_servers()
-        await _cancel([engines, watcher])
+        await _cancel([engines, watcher, *self._resized])
         await self._end_engines()
         self._engines.stop(0)
         logs.flush()
@@ -99,6 +103,8 @@ class Supervisor:
 
     def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
         self._servers.tell(messages.EngineGivenUp(number, reason, explained))
+        if number in self._gone:
+            self._gone[number].set()
 
     def engine_stalled(self, number: int, stalled: bool) -> None:
         self._servers.tell(messages.EngineStalled(number, stalled))
@@ -136,9 +142,43 @@ class Supervisor:
             hopeless = all(restarter.given_up for restarter in self._restarters)
             self._standby.open("api_given_up" if hopeless else "api_restarting")
 
+    def _read_reports(self) -> None:
+        for line in os.read(self._servers.reports, 1 << 12).decode().splitlines():
+            report, *numbers = line.split()
+            if report == messages.SERVED:
+                self._note_that_it_served()
+            else:
+                resizing = self._resize(int(numbers[0]), float(numbers[1]))
+                self._resized.append(asyncio.get_running_loop().create_task(resizing))
+
+    async def _resize(self, size: int, seconds: float) -> None:
+        """Have so many engines. Those beyond get so many seconds to end, and a few more, and are killed."""
+        async with self._resizing:
+            _log.info("there are to be %d replicas", size)
+            for server in self._servers:
+                server.resize(size, seconds)
+            try:
+                added, removed = self._engines.resize(size)
+            except OSError as error:
+                for number in range(len(self._engines.engines), size):
+                    self.engine_given_up(number, f"cannot be started: {error.strerror}", explained=False)
+                return
+            keeping = [keep_added(self._engines, engine, self) for engine in added]
+            self._resized += [asyncio.get_running_loop().create_task(each) for each in keeping]
+            self._gone = {engine.number: asyncio.Event() for engine in removed}
+            for patience in (seconds + EXTRA_SECONDS, FORCED_SECONDS):
+                ends = [asyncio.create_task(gone.wait()) for gone in self._gone.values()]
+                _, late = await asyncio.wait(ends, timeout=patience) if ends else (ends, ends)
+                if not late:
+                    break
+                await _cancel(late)
+                for engine in removed:
+                    engine.process.kill()
+            for engine in removed:
+                self._engines.engines.remove(engine)
+
     def _note_that_it_served(self) -> None:
         """Act on the first report of an API process that requests are served."""
-        asyncio.get_running_loop().remove_reader(self._servers.reports)
         self._engines.worked = True
         self._servers.note_that_it_served()
         self._service_manager.ready()

@@ -34,6 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 HTTPS = ["--ssl-keyfile", "k", "--ssl-certfile", "c"]
+WHOLE = ("--enable-expert-parallel", "--enable-eplb")
 
 
 def test_nothing_given_serves_the_demo_on_this_machine_only() -> None:
@@ -175,85 +176,6 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
 )
 def test_refusals_name_the_option(arguments: list[str], message: str) -> None:
     assert message in refusal(*arguments)
-
-
-WHOLE = ("--enable-expert-parallel", "--enable-eplb")
-KEY = ["--cluster-key", "a secret of sixteen characters or more"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--nnodes", "2"], "--nnodes 2 needs a secret that all machines share"),
-        (["--nnodes", "2"], "openssl rand -hex 32"),
-        (["--nnodes", "2", "--cluster-key", "short"], "--cluster-key: the cluster key has 5 characters"),
-        (["--nnodes", "2", "--node-rank", "2", *KEY], "--node-rank 2: of --nnodes 2 the last is 1"),
-        (["--nnodes", "2", "--node-rank", "1", *KEY], "--node-rank 1 goes with --headless"),
-        (["--nnodes", "2", "--headless", *KEY], "is for --node-rank 1 and up"),
-        (["--nnodes", "2", "-dp", "2", *KEY], "use one of them"),
-        (["--nnodes", "2", "--master-addr", "1.2.3.4", *KEY], "1.2.3.4 is a public address, and what ranks"),
-        (["--nnodes", "2", "--master-addr", "2a01:4f8::1", *KEY], "such as WireGuard's, or --insecure"),
-        (["-dp", "2", "--data-parallel-size-local", "1"], "FACET_CLUSTER_KEY"),
-        (["-dp", "2", "--data-parallel-size-local", "3"], "has the replicas 0 to 1"),
-        (["-dp", "2", "--enable-dbo"], "it goes with --enable-expert-parallel and --data-parallel-size 2 or"),
-        (["-tp", "2", "--enable-expert-parallel", "--enable-dbo"], "--data-parallel-size 2 or more"),
-        (["--dbo-decode-token-threshold", "64"], "--dbo-decode-token-threshold 64 goes with --enable-dbo"),
-        (["--dbo-prefill-token-threshold", "9"], "--dbo-prefill-token-threshold 9 goes with --enable-dbo"),
-        (
-            ["-dp", "2", "--data-parallel-size-local", "1", "--enable-expert-parallel"],
-            "all on one machine for now: leave out",
-        ),
-        (["-dp", "2", "--headless", "--enable-expert-parallel"], "all on one machine for now: leave out"),
-        (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
-        (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
-        (
-            ["-dp", "2", "--headless", "--data-parallel-start-rank", "1", "--data-parallel-size-local", "2"],
-            "there are none for --data-parallel-start-rank 1 and --data-parallel-size-local 2",
-        ),
-        (["-dp", "2", "--headless", "--data-parallel-start-rank", "2", *KEY], "has nothing to run"),
-        (["--headless"], "which runs replicas for another machine's API"),
-    ],
-)
-def test_machines_and_replicas_must_make_sense_together(arguments: list[str], message: str) -> None:
-    assert message in refusal(*arguments)
-
-
-def test_a_machine_without_an_api_needs_no_api_process() -> None:
-    headless = ("-dp", "2", "--headless", "--data-parallel-start-rank", "1", *KEY)
-    assert read("--api-server-count", "0", *headless).api_server_count == 0
-
-
-def test_which_replicas_run_here() -> None:
-    def replicas(*flags: str) -> tuple[range, bool]:
-        found = read(*flags, *KEY).replicas
-        return found.local, found.elsewhere
-
-    assert replicas() == (range(1), False)
-    assert replicas("-dp", "4") == (range(4), False)
-    assert replicas("-dp", "4", "--data-parallel-size-local", "2") == (range(2), True)
-    assert replicas("-dp", "4", "--data-parallel-size-local", "0") == (range(0), True)
-    away = ("-dp", "4", "--headless", "--data-parallel-start-rank", "2")
-    assert replicas(*away) == (range(2, 4), True)
-    assert replicas(*away, "--data-parallel-size-local", "1") == (range(2, 3), True)
-    assert read("--nnodes", "2", "--node-rank", "1", "--headless", *KEY).replicas.size == 1
-
-
-def test_ranks_meet_at_private_addresses_and_at_names() -> None:
-    for private in ("10.0.0.1", "100.64.0.7", "fd00::1", "first.example", "127.0.0.1"):
-        read("--nnodes", "2", "--master-addr", private, *KEY)
-    read("--nnodes", "2", "--master-addr", "1.2.3.4", "--insecure", *KEY)
-
-
-def test_where_replicas_of_other_machines_call() -> None:
-    layout = read(
-        "-dp", "2", "--data-parallel-address", "10.0.0.7", "--data-parallel-rpc-port", "400"
-    ).replicas
-    first, second = layout.tcp_address(0), layout.tcp_address(1)
-    assert (first.requests, first.answers) == ("tcp://10.0.0.7:400", "tcp://10.0.0.7:401")
-    assert (second.requests, second.answers) == ("tcp://10.0.0.7:402", "tcp://10.0.0.7:403")
-    assert (
-        read("--data-parallel-address", "fd00::7").replicas.tcp_address(0).requests == "tcp://[fd00::7]:29550"
-    )
 
 
 def test_neutral_values_of_vllms_flags_are_accepted() -> None:

@@ -82,7 +82,6 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("--kv-offloading-size 4", "in which the KV cache of a CPU is anyway: raise --kv-cache-memory-bytes"),
         ("--kv-offloading-backend lmcache", "has no other backend: give --kv-cache-dir to keep prefixes"),
         ("""--kv-transfer-config '{"kv_connector": "LMCacheConnectorV1"}'""", "give --kv-cache-dir"),
-        ("-dph", "--data-parallel-hybrid-lb is not supported yet"),
         ("-sc.method eagle", "--speculative-config: eagle needs a drafter"),
         ("--spec-method ngram --spec-tokens 1000", "num_speculative_tokens is a whole number from 1 to 64"),
         ("-sc.method suffix --spec-method ngram", "the flag for its method contradict each other"),
