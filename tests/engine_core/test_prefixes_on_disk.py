@@ -79,6 +79,19 @@ def test_vectors_of_a_whole_text_need_its_hidden_states(llama: Path, tmp_path: P
     assert (first.hits, second.hits) == (0, 384)
 
 
+def test_an_engine_that_slept_finds_its_prefixes(llama: Path, tmp_path: Path) -> None:
+    config = engine_config(llama, **SIZES, kv_cache_dir=str(tmp_path), num_gpu_blocks_override=100)
+    engine = Engine.start(config, lambda _: None)
+    try:
+        first = answers(engine, [Add(1, TEXT, LIKELIEST)])[1]
+        engine.fall_asleep()
+        engine.wake()
+        again = answers(engine, [Add(2, TEXT, LIKELIEST)])[2]
+        assert again == first and engine.stats().prefix_hits == 384
+    finally:
+        engine.stop()
+
+
 def test_other_options_find_nothing(llama: Path, tmp_path: Path) -> None:
     serve(llama, tmp_path, LIKELIEST, dtype="float32")
     for options in ({"dtype": "bfloat16"}, {"hf_overrides": {"rope_theta": 5e5}}):
