@@ -107,7 +107,9 @@ class StepPlanner:
         slots = self.slots
         if not step.seqs:
             raise ValueError(f"step {step.number} has no rows")
+        guesses = 0
         for seq in step.seqs:
+            guesses += len(seq.guesses) if seq.guesses else 0
             start, end = seq.start, seq.start + seq.tokens + seq.proposes
             held = slots.blocks[seq.slot] + len(seq.blocks) // slots.groups
             has_room = end <= held * slots.block_size if slots.paged else start == 0
@@ -126,7 +128,7 @@ class StepPlanner:
                 raise ValueError(
                     f"step {step.number} names a cache block beyond the {self.num_blocks} there are"
                 )
-        if (guesses := sum(len(seq.guesses) for seq in step.seqs)) > slots.most_guesses:
+        if guesses > slots.most_guesses:
             raise ValueError(f"step {step.number} has {guesses} guesses, of {slots.most_guesses} at most")
 
     def _stage_mixed(
