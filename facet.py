@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from models.plugins import register_model
     from models.pooling.config import PoolerConfig
     from models.registry import ModelRegistry
+    from server.answers.dialects import Dialect, ThinkingMarkers
+    from server.answers.formats.json_calls import JsonObject, NamedJson
+    from server.answers.formats.tagged import Tagged
+    from server.answers.parser_plugins import register_reasoning_parser, register_tool_parser
     from server.errors import ApiError, BadRequest, Unavailable
     from server.grammars.form_grammar import StructuredOutputsParams
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
@@ -34,10 +38,12 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from server.offline.stat_loggers import StatLoggerBase
     from server.options.server_options import AsyncEngineArgs, EngineArgs
     from server.requests.beam_search import BeamSearchParams
     from server.requests.pooling import PoolingParams
     from server.requests.sampling import RequestOutputKind, SamplingParams
+    from worker.sampling.processors import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 __all__ = [
     "LLM",
@@ -46,18 +52,24 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BadRequest",
+    "BatchUpdate",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "Dialect",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
+    "JsonObject",
     "LLMEngine",
+    "LogitsProcessor",
     "Logprob",
     "ModelRegistry",
+    "MoveDirectionality",
+    "NamedJson",
     "PoolerConfig",
     "PoolingOutput",
     "PoolingParams",
@@ -68,11 +80,16 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StatLoggerBase",
     "StructuredOutputsParams",
+    "Tagged",
     "TextPrompt",
+    "ThinkingMarkers",
     "TokensPrompt",
     "Unavailable",
     "register_model",
+    "register_reasoning_parser",
+    "register_tool_parser",
 ]
 
 _HOMES = {
@@ -82,19 +99,30 @@ _HOMES = {
     "AsyncLLM": "server.offline.async_llm",
     "AsyncLLMEngine": "server.offline.async_llm",
     "BadRequest": "server.errors",
+    "BatchUpdate": "worker.sampling.processors",
     "BeamSearchParams": "server.requests.beam_search",
+    "Dialect": "server.answers.dialects",
     "EngineArgs": "server.options.server_options",
+    "JsonObject": "server.answers.formats.json_calls",
     "LLMEngine": "server.offline.llm_engine",
+    "LogitsProcessor": "worker.sampling.processors",
+    "MoveDirectionality": "worker.sampling.processors",
+    "NamedJson": "server.answers.formats.json_calls",
     "ModelRegistry": "models.registry",
     "PoolerConfig": "models.pooling.config",
     "PoolingParams": "server.requests.pooling",
     "RequestOutputKind": "server.requests.sampling",
     "SamplingParams": "server.requests.sampling",
+    "StatLoggerBase": "server.offline.stat_loggers",
     "StructuredOutputsParams": "server.grammars.form_grammar",
+    "Tagged": "server.answers.formats.tagged",
     "TextPrompt": "server.offline.prompt_forms",
+    "ThinkingMarkers": "server.answers.dialects",
     "TokensPrompt": "server.offline.prompt_forms",
     "Unavailable": "server.errors",
     "register_model": "models.plugins",
+    "register_reasoning_parser": "server.answers.parser_plugins",
+    "register_tool_parser": "server.answers.parser_plugins",
 }
 
 

@@ -14,7 +14,7 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.executor import Executor, ExecutorDead, MakeExecutor, StepFuture
+from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.loading import Loaded, ReportProgress, make_loader
@@ -53,18 +53,15 @@ class Engine:
         progress_page: str = "",
         load: Callable[[TimedSteps], Loaded] | None = None,
     ) -> None:
-        """`progress_page` is the file in which a supervisor reads how steps go on, if there is one; `load`
-        loads the model again."""
+        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again."""
         self.ready = ready
         self.refusal: tuple[str, str] | None = None
         """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
         self.asleep = False
         """Whether weights and cache are given back, so that no step can run."""
         self._load = load
-        self.progress = StepProgress(ProgressWriter(progress_page), plans=True)
-        self._times = StepTimes()
-        self._scheduler = scheduler
-        self._executor = executor
+        self.progress, self._times = StepProgress(ProgressWriter(progress_page), plans=True), StepTimes()
+        self._scheduler, self._executor = scheduler, executor
         self._joint = executor if isinstance(executor, JointExecutor) else None
         """The executor, if other engines take part in every step."""
         self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
@@ -72,6 +69,7 @@ class Engine:
         self._unbound: deque[PlannedStep] = deque()
         self._compile_queue: CompileQueue | None = None
         """Requests whose grammar is being compiled, once tokens are known by their bytes."""
+        self.calls = CallQueue(lambda call: self._executor.call(call))
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
@@ -128,7 +126,7 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
-        if not self._blocked:
+        if not self._blocked or self.calls.has_returned:
             return False
         if self._in_flight:
             return not self._in_flight[0][1].done()
@@ -157,13 +155,14 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
-        return bool(self._scheduler.live or self._in_flight or self._outputs or self._compile_queue)
+        pending = self._in_flight or self._outputs or self._compile_queue or self.calls
+        return bool(self._scheduler.live or pending)
 
     @property
     def idle(self) -> bool:
         """Whether nothing can be done before a request comes, is compiled, or goes on that is paused."""
         scheduler = self._scheduler
-        if self._in_flight or self._outputs or self._may_follow:
+        if self._in_flight or self._outputs or self._may_follow or self.calls.has_returned:
             return False
         return len(scheduler.live) == len(scheduler.paused)
 

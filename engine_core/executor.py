@@ -6,15 +6,17 @@ Only through it does the engine reach code that needs torch.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
+from worker.calls.messages import CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.start import start
@@ -50,6 +52,16 @@ class StepFuture(Protocol):
         ...
 
 
+class CallFuture(Protocol):
+    """What every worker has returned of a call, which may not be there yet."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> list[WorkerReturn]:
+        """Waits for all workers. Raises ExecutorDead."""
+        ...
+
+
 class Executor(Protocol):
     """Runs steps in the order in which they are submitted."""
 
@@ -69,6 +81,10 @@ class Executor(Protocol):
         """
         ...
 
+    def call(self, call: WorkerCall) -> CallFuture:
+        """Have every worker run a method behind the steps that are submitted. A poll wakes when all have."""
+        ...
+
     def stop(self) -> None: ...
 
     def register(self, poller: zmq.Poller) -> None:
@@ -81,6 +97,43 @@ class Executor(Protocol):
     def check(self) -> None:
         """Raises ExecutorDead if no step can run any more."""
         ...
+
+
+class CallQueue:
+    """The calls of workers that are under way, in their order."""
+
+    def __init__(self, call: Callable[[WorkerCall], CallFuture]) -> None:
+        """`call` is that of the executor."""
+        self._call = call
+        self._count = 0
+        self._calls: deque[tuple[int, int, CallFuture]] = deque()
+        """The client and the id of each, and what comes of it."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, client: int, request: CallWorkers) -> None:
+        """Have every worker run a method. `take` returns what came of it."""
+        self._calls.append((client, request.id, self._begin(request.method, request.args, request.kwargs)))
+
+    def wait_for(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """What each worker has returned. Raises CallFailed."""
+        return results_of(self._begin(method, args, kwargs).result())
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether `take` returns something."""
+        return bool(self._calls) and self._calls[0][2].done()
+
+    def take(self) -> Iterator[tuple[int, Returned]]:
+        """The clients of calls that are done, and what workers have returned."""
+        while self.has_returned:
+            client, id, future = self._calls.popleft()
+            yield client, Returned(id, future.result())
+
+    def _begin(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> CallFuture:
+        self._count += 1
+        return self._call(WorkerCall(self._count, method, args, kwargs))
 
 
 MakeExecutor = Callable[[WorkerConfig, ReportPhase], Executor]
@@ -142,6 +195,14 @@ class InlineExecutor:
         if wait:
             self._prepared.result()
         return True
+
+    def call(self, call: WorkerCall) -> Future[list[WorkerReturn]]:
+        if self._runner is None:
+            raise ExecutorDead("the worker is not started")
+        runner = self._runner
+        returned = self._thread.submit(lambda: [runner.call(call)])
+        returned.add_done_callback(self._tell)
+        return returned
 
     def register(self, poller: zmq.Poller) -> None:
         if self._step_done is None:

@@ -30,6 +30,7 @@ from engine_core.scheduling.stats import StatsFilter
 from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
+from worker.calls.messages import WorkerReturn
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.machine import forget_files
 
@@ -117,6 +118,8 @@ class EngineLoop:
             if outputs := self._engine.take_outputs():
                 self._write(outputs)  # who has to wait, or is refused, shall know it before the step ends
             self._write(self._engine.step(wait=False))
+            for client, returned in self._engine.calls.take():
+                self._ends[client].send(returned)
             while self._sleep_orders and not self._engine.busy:
                 self._obey(self._sleep_orders.popleft())
 
@@ -238,6 +241,11 @@ class EngineLoop:
                     self._engine.refusal = SENTENCES["asleep"], "asleep"
                 if abort:
                     self._engine.abort_all()
+            case protocol.CallWorkers() if self._engine.asleep:
+                asleep = WorkerReturn(0, error="the model is asleep")
+                self._ends[client].send(protocol.Returned(request.id, [asleep]))
+            case protocol.CallWorkers():
+                self._engine.calls.add(client, request)
 
     def _write(self, outputs: protocol.OutputsByClient) -> None:
         """Send its outputs to each server, and statistics now and then."""

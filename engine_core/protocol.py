@@ -15,6 +15,7 @@ from engine_core.engine_stats import ExpertStats, GuessReport, GuessTotals, Rate
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
+from worker.calls.messages import CallWorkers, Returned
 from worker.protocol import DiskTotals, Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
@@ -181,7 +182,7 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether what runs is ended, and not waited for."""
 
 
-Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache | Sleep
+Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache | Sleep | CallWorkers
 Greeting = Hello | Join
 
 
@@ -387,13 +388,12 @@ class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     stats: Stats | None = None
 
 
-Answer = Hello | Outputs | Stats | Progress | Ready | Leaving | Dead
+Answer = Hello | Outputs | Stats | Progress | Ready | Returned | Leaving | Dead
 
 
 def _digest() -> str:
-    messages = [Request, Answer, Greeting, Welcome]
-    parts = msgspec.json.schema_components(messages, schema_hook=schema_of_buffer)[1]
-    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
+    found = msgspec.json.schema_components([Request, Answer, Greeting, Welcome], schema_hook=schema_of_buffer)
+    return hashlib.sha256(msgspec.json.encode(found[1], order="sorted")).hexdigest()[:16]
 
 
 PROTOCOL = _digest()

@@ -1,4 +1,4 @@
-"""Model classes that a program registers, and how they reach the other processes that run its models."""
+"""Classes of models that a program registers, how other processes get them, and code that operators name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from importlib import import_module
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -74,3 +75,14 @@ def load(architecture: str, model_cls: type | str) -> type:
     if not isinstance(found, type):
         raise ValueError(f"{architecture} is registered with {model_cls}, which is not a class")
     return found
+
+
+def load_plugin(flag: str, name: str) -> Any:
+    """Import what an operator has named, as "module:Name" or "module.Name". Raises ValueError."""
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    if not (module and attribute):
+        raise ValueError(f"{flag} {name}: write it as module:Name, with a module that Python can import")
+    try:
+        return attrgetter(attribute)(import_module(module))
+    except Exception as error:
+        raise ValueError(f"{flag} {name} cannot be imported: {type(error).__name__}: {error}") from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
+from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
 from server.errors import ANTHROPIC
 from server.frontend.frontend import Frontend
@@ -27,7 +30,7 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
-from server.routes import admin, chat, completions, models, pooling, tei
+from server.routes import admin, chat, completions, developer, models, plugged_pooling, pooling, tei
 from server.routes.conversations import messages, responses
 from server.routes.request_context import require_room
 
@@ -93,10 +96,13 @@ def openapi_schema() -> dict[str, Any]:
 
 
 def create_app(frontend: Frontend) -> FastAPI:
-    routers = ROUTERS if frontend.config.disable_page else [*ROUTERS, page.router]
-    app = _make_app(routers, docs=not frontend.config.disable_fastapi_docs)
+    config = frontend.config
+    routers = [*ROUTERS, *_asked_routers(config)]
+    app = _make_app(routers, docs=not config.disable_fastapi_docs)
     app.state.frontend = frontend
-    app.state.config = frontend.config
+    app.state.config = config
+    if config.plugins.io_processor_plugin is not None:
+        app.state.io_processor = plugged_pooling.open_io_processor(config)
 
     async def handler(request: Request, error: Exception) -> Response:
         return explain(request, error)
@@ -104,11 +110,38 @@ def create_app(frontend: Frontend) -> FastAPI:
     for kind in (HTTPException, Exception):
         app.add_exception_handler(kind, handler)
     app.add_middleware(PathTable, routers=routers)
-    _add_middleware(app, frontend.config, frontend.access)
-    endpoint = frontend.config.reports.otlp_traces_endpoint
+    _add_middleware(app, config, frontend.access)
+    for name in config.plugins.middleware:
+        _add_plugged(app, name)
+    endpoint = config.reports.otlp_traces_endpoint
     traces = None if endpoint is None else Traces(endpoint)
     app.add_middleware(HttpMetrics, metrics=frontend.metrics, traces=traces)
     return app
+
+
+def _asked_routers(config: ServerConfig) -> list[APIRouter]:
+    """The routes that are there if the operator asks for them, or does not refuse them."""
+    asked = (
+        (page.router, not config.disable_page),
+        (developer.calls, config.server_dev_mode),
+        (developer.profiler, bool(config.engine.worker.profiler_config)),
+        (plugged_pooling.router, config.plugins.io_processor_plugin is not None),
+    )
+    return [router for router, there in asked if there]
+
+
+def _add_plugged(app: FastAPI, name: str) -> None:
+    """Add middleware of the operator's own, as a class or a function, before all that is added so far.
+
+    Raises ValueError if it cannot be used.
+    """
+    found = load_plugin("--middleware", name)
+    if isinstance(found, type):
+        app.add_middleware(found)
+    elif iscoroutinefunction(found):
+        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
+    else:
+        raise ValueError(f"--middleware {name}: it is neither a class nor an async function")
 
 
 def early_admission(frontend: Frontend) -> HeadCheck:

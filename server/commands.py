@@ -249,11 +249,14 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
 
 
 def _check_parsers(config: ServerConfig) -> None:
-    if config.tool_call_parser == config.reasoning_parser == "auto":
+    plugins = config.plugins.parsers
+    if config.tool_call_parser == config.reasoning_parser == "auto" and not plugins:
         return
     from server.answers.dialects import AUTO, dialect_named, thinking_named  # only here, to start sooner
+    from server.answers.parser_plugins import load_parsers
 
     try:
+        load_parsers(plugins)
         if config.tool_call_parser != AUTO:
             dialect_named(config.tool_call_parser)
         if config.reasoning_parser != AUTO:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-MODEL, MEMORY, SCHEDULER = "Model", "Device and memory", "Scheduler"
+MODEL, MEMORY, SCHEDULER, PLUGINS = "Model", "Device and memory", "Scheduler", "Plug-ins"
 """Groups of options on the reference page."""
 
 
@@ -30,6 +30,8 @@ class Doc:
     """A function that reads the written form, if the field's type does not say how."""
     short: str = ""
     """A second flag with one dash."""
+    repeats: bool = False
+    """Whether the flag of a list may be given several times."""
 
 
 _SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
@@ -181,3 +183,38 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most sequences in a step; default: from the device."""
     max_num_batched_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
     """Most tokens in a step; default: from the device."""
+
+    logits_processors: Annotated[list[str], Doc(PLUGINS, repeats=True)] = []
+    """Classes that change logits before tokens are chosen, as module:Class; requests give them arguments."""
+    worker_extension_cls: Annotated[str | None, Doc(PLUGINS)] = None
+    """A class, as module.Class, whose methods /collective_rpc calls in every worker."""
+    profiler_config: Annotated[dict[str, object], Doc(PLUGINS)] = {}
+    """What /start_profile and /stop_profile record in every worker: {"profiler": "torch",
+    "torch_profiler_dir": FOLDER} and others (docs/plugins.md)."""
+
+
+class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of --profiler-config, named as in vLLM."""
+
+    profiler: Literal["torch"]
+    torch_profiler_dir: str
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_with_memory: bool = False
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_use_gzip: bool = True
+    ignore_frontend: bool = True
+    """Whether only workers are recorded, which is so anyway."""
+
+
+def read_profiler(config: dict[str, object]) -> ProfilerOptions | None:
+    """The options of the profiler; None if there is none. Raises ValueError, which names the flag."""
+    if not config:
+        return None
+    try:
+        return msgspec.convert(config, ProfilerOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(ProfilerOptions.__struct_fields__)
+        raise ValueError(
+            f"--profiler-config: {error}; its fields are {known}, and the profiler is torch"
+        ) from None

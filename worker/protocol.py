@@ -10,7 +10,7 @@ known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ Task = Literal["embed", "token_embed", "classify", "token_classify"]
 
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """The reason in `StepOutput.failed` if a document cannot be scored: the one failure worth another try."""
+
+REFUSED_ARGUMENTS = "the arguments of the request are refused: "
+"""The beginning of a reason in `StepOutput.failed` if the request itself is wrong."""
 
 
 class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -54,6 +57,8 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     logprobs: int | None = None
     """The number of most likely tokens to report beside the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
+    extra_args: dict[str, Any] = {}
+    """The arguments that a request gives to the operator's logits processors."""
 
 
 class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -355,6 +360,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     answer is known, and shares its blocks only with equal prompts."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
+    processes_logits: bool = False
+    """Whether there are logits processors, to which requests may give arguments."""
 
     @property
     def held_embeddings(self) -> int:

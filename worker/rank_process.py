@@ -24,6 +24,7 @@ import msgspec
 from models.plugins import use_registrations
 from worker import child, logs
 from worker.buffers import Decoder
+from worker.calls.messages import WorkerCall
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -88,7 +89,7 @@ class Rank:
         self._alone = place.alone
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = Decoder[Order](Order)
-        self._steps: deque[StepInput | Prepare] = deque()
+        self._steps: deque[StepInput | Prepare | WorkerCall] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
         self._launched: SimpleQueue[tuple[int, StepOutcome] | None] = SimpleQueue()
@@ -109,6 +110,9 @@ class Rank:
                 if isinstance(step, Prepare):
                     self._prepare(worker)
                     continue
+                if isinstance(step, WorkerCall):
+                    self.send(worker.call(step))
+                    continue
                 self._progress.begin(step.number, sum([row.tokens for row in step.seqs]))
                 try:
                     self._launched.put((step.number, worker.launch(step, self._next_bounds)))
@@ -127,11 +131,11 @@ class Rank:
         if self._returns_outputs:
             self.send(RankPrepared(left))
 
-    def _next_step(self) -> StepInput | Prepare:
+    def _next_step(self) -> StepInput | Prepare | WorkerCall:
         while not self._steps:
             self._read()
         step = self._steps.popleft()
-        if isinstance(step, Prepare):
+        if not isinstance(step, StepInput):
             return step
         while self._bounds and self._bounds[0].number < step.number:
             self._bounds.popleft()  # of a step that is over: only ranks of the last stage have used them

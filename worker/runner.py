@@ -28,6 +28,7 @@ from models.ops.grouped_matrix import describe_sizes
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.vision.model import find_tower
 from worker.cache_groups import CacheLayout, lay_out_cache
+from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
 from worker.devices.fingerprint import fingerprint
@@ -53,7 +54,8 @@ from worker.pooling import (
 from worker.protocol import CosineScores, StepInput, WorkerFacts
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
-from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows, row_bits
+from worker.sampling.processors import open_processors
+from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
 from worker.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
@@ -111,8 +113,7 @@ class Runner:
         limits = replace(limits, max_model_len=self._cache.size.max_model_len)
         self._slots = self._make_slots(limits)
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
-        self._queries = QueryStore()
-        self._bounds = BoundsReader()
+        self._queries, self._bounds = QueryStore(), BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks, limits), self._groups)
         held = limits.most_embeddings + limits.kept_embeddings
         device = self._device.target
@@ -121,6 +122,7 @@ class Runner:
         self._mixtures = find_mixtures(self._model, config)
         report("cache", 1.0)
 
+        self.call = WorkerCalls(config, self._model, device)
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
         self.facts = self._make_ready()
@@ -151,13 +153,8 @@ class Runner:
             copy_states = self._states.copy if self._states is not None else None
             continue_beams(step.beams, self._slots, self._cache.parts, copy_states)
         batch = self._planner.plan(step, self._staging.open())
-
-        def write_bounds(logits: Tensor) -> None:
-            bound = batch.sampled.bound if batch.sampled else {}
-            told = self._bounds.read(step.number, following)
-            if (bits := row_bits(told, bound, logits.shape[1])) is not None:
-                self._device.forbid(logits, bits)
-
+        bound = batch.sampled.bound if batch.sampled else {}
+        write_bounds = self._bounds.writer(step.number, bound, following, self._device.forbid)
         outcome = self._compute(batch, write_bounds)
         if stage and not stage.last:
             stage.send_stream(outcome.hidden, batch.step, batch.sampled)
@@ -251,6 +248,7 @@ class Runner:
             most_guesses=most_guesses(limits, self._config, self._device, self._remembered),
             shares=self._layout.shares,
             on_axes=getattr(find_tower(self._model), "three_axes", False),
+            processors=open_processors(self._config, self._device.target, limits.max_num_seqs),
         )
 
     def _make_planner(self) -> StepPlanner:
@@ -338,6 +336,7 @@ class Runner:
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
         model, size = self._model, self._cache.size
         tower, takes_rows = find_tower(model), self._config.options.enable_prompt_embeds
+        guesses = "generate" in tasks and self._slots.processors is None
         return WorkerFacts(
             device=self._device.name,
             dtype=dtype_name(self._dtype),
@@ -358,10 +357,11 @@ class Runner:
             most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
             row_width=self._config.model.hidden_size if takes_rows else 0,
             kept_embeddings=limits.kept_embeddings,
-            most_rows=self._slots.most_guesses if "generate" in tasks else 0,
+            most_rows=self._slots.most_guesses if guesses else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),
+            processes_logits=self._slots.processors is not None,
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
 

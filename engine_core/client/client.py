@@ -67,8 +67,8 @@ class EngineClient:
         """Called when `ready` has changed."""
         self._servers, self._restart_wait, self._on_progress = servers, restart_wait, on_progress
         self._table = ReplicaTable(replicas, servers)
-        self._dispatcher = Dispatcher(self._table, self._send, restart_wait or 0.0)
-        self.standing, self.abort = self._dispatcher.standing, self._dispatcher.abort
+        self._dispatcher = sender = Dispatcher(self._table, self._send, restart_wait or 0.0)
+        self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
         self.orders = Orders(self._table, self._dispatcher.notify)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
@@ -362,6 +362,8 @@ class EngineClient:
                     self._on_progress(self.progress)
             case protocol.Ready():
                 self._set_ready(replica, answer)
+            case protocol.Returned():
+                self._dispatcher.deliver_returned(answer)
             case protocol.Leaving():
                 replica.leaving = True
             case protocol.Dead(reason, with_another):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
+
+import msgspec
 
 from engine_core import protocol
 from engine_core.client.in_flight import InFlight, Quarantine, Stream, blame, take_back
@@ -13,6 +17,7 @@ from engine_core.client.replica import Replica
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.reason_codes import DEADLINE, Reason
 from engine_core.wire.transport import RequestTooLarge, Unreachable
+from worker.calls.messages import CallFailed, NoWorkers, results_of
 
 _TOKENS_IN_MESSAGE = 1 << 17
 """The most tokens of several requests in one message. An engine computes one while the next is written."""
@@ -26,6 +31,7 @@ _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
 _TOO_LATE = "the request has taken longer than it may, and no engine could take it"
 _NO_REPLICA = "no engine can take requests now"
+_ENDED = "an engine has ended whose workers were called"
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +53,9 @@ class Dispatcher:
         """The requests that no replica could take, in the order in which they came; timers refuse them."""
         self._asked: dict[int, asyncio.Future[protocol.Standing]] = {}
         """The requests of which somebody wants to know how far they have come, one at a time of each."""
+        self._called: dict[int, tuple[Replica, asyncio.Future[protocol.Returned]]] = {}
+        """The calls of workers that are under way."""
+        self._last_call = secrets.randbits(48)  # answers to a server that crashed must not fit
         self.spelling: protocol.Spelling | None = None
         """How tokens are spelled, which an engine is told before its first request with a grammar."""
         self._closed: tuple[str, Reason] | None = None
@@ -164,11 +173,45 @@ class Dispatcher:
         finally:
             self._asked.pop(id, None)
 
+    async def call_workers(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Have every worker of every replica that works run a method -> what each has returned.
+
+        Raises CallFailed, also if an engine ends meanwhile.
+        """
+        try:
+            msgspec.msgpack.encode([args, kwargs])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CallFailed(f"its arguments cannot be sent: {error}") from None
+        called: list[asyncio.Future[protocol.Returned]] = []
+        for replica in [one for one in self._table.replicas.values() if one.works]:
+            self._last_call += 1
+            called.append(self._loop.create_future())
+            self._called[self._last_call] = replica, called[-1]
+            self.notify(replica.number, protocol.CallWorkers(self._last_call, method, args, kwargs))
+        if not called:
+            raise NoWorkers(_NO_REPLICA)
+        returned = await asyncio.gather(*called)
+        return results_of([each for one in returned for each in one.returns])
+
+    def deliver_returned(self, returned: protocol.Returned) -> None:
+        _, future = self._called.pop(returned.id, (None, None))
+        if future is not None and not future.done():
+            future.set_result(returned)
+
+    def _fail_calls(self, replica: Replica) -> None:
+        """End the calls of workers of an engine that has ended."""
+        for id, (one, future) in list(self._called.items()):
+            if one is replica:
+                del self._called[id]
+                if not future.done():
+                    future.set_exception(NoWorkers(_ENDED))
+
     def hand_over(self, replica: Replica, ready: protocol.Ready | None) -> None:
         """Give the requests of a lost replica to others, those that had begun first.
 
         `ready` is what the replica had said of itself, or None if no request can be what ended it.
         """
+        self._fail_calls(replica)
         orphans = [one for one in self._in_flight.values() if one.replica is replica]
         guilty = blame(orphans, ready) if ready is not None else None
         for one in orphans:
@@ -187,6 +230,8 @@ class Dispatcher:
     def close(self, reason: str, code: Reason) -> None:
         self._closed = reason, code
         self._refuse(list(self._in_flight.values()))
+        for replica in self._table.replicas.values():
+            self._fail_calls(replica)
 
     def notify(self, number: int, request: protocol.Request) -> None:
         """Send a request that has no answer. An engine that cannot be reached does not need it either."""

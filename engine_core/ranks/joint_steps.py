@@ -24,7 +24,8 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.executor import Executor, ExecutorDead, OtherEngineDead, StepFuture
+from engine_core.executor import CallFuture, Executor, ExecutorDead, OtherEngineDead, StepFuture
+from worker.calls.messages import WorkerCall
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks.unix_sockets import RankLostError
 
@@ -308,6 +309,9 @@ class JointExecutor:
     def idle(self, *, wait: bool = False) -> bool:
         """Nothing is prepared between steps: another engine may begin one at any time."""
         return False
+
+    def call(self, call: WorkerCall) -> CallFuture:
+        return self._inner.call(call)
 
     def stop(self) -> None:
         self._peers.close()

@@ -22,6 +22,7 @@ from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.wire.sockets import ClusterKeys
 from worker.buffers import Bytes, Encoder
+from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import Place, WorkerConfig
 from worker.protocol import Bound, StepBounds, StepInput, StepOutput, WorkerFacts
 from worker.ranks import channel
@@ -82,6 +83,8 @@ class RanksExecutor:
         self._has_stages = any(place.stage for place in places)
         self._report = report
         self._landed: dict[int, StepOutput | channel.StepFailed] = {}
+        self._returned: dict[int, dict[int, WorkerReturn]] = {}
+        """What ranks have returned of each call that is under way."""
         self._dead: ExecutorDead | None = None
         self._idle_work = False
         self._preparing = False
@@ -119,6 +122,25 @@ class RanksExecutor:
             self._receive()
         return is_preparing
 
+    def call(self, call: WorkerCall) -> _RanksReturn:
+        self.check()
+        self._returned[call.number] = {}
+        self._send(call)
+        return _RanksReturn(self, call.number)
+
+    def wait_for_call(self, number: int) -> list[WorkerReturn]:
+        """What each rank has returned of a call, in the order of ranks."""
+        while not self.has_returned(number):
+            self._receive()
+        returned = self._returned.pop(number)
+        return [returned[rank] for rank in sorted(returned)]
+
+    def has_returned(self, number: int) -> bool:
+        """Whether all ranks have returned of a call."""
+        if len(self._returned[number]) < len(self._ranks):
+            self._receive(timeout=0)
+        return len(self._returned[number]) == len(self._ranks)
+
     def wait_for(self, number: int) -> StepOutput:
         """The output of a step, once it has landed."""
         while number not in self._landed:
@@ -147,9 +169,7 @@ class RanksExecutor:
         if self._dead is None:
             self._dead = ExecutorDead("the workers have been stopped")
 
-    def _send(
-        self, message: StepInput | StepBounds | channel.Prepare, later: Sequence[Bytes] | None = None
-    ) -> None:
+    def _send(self, message: channel.Order, later: Sequence[Bytes] | None = None) -> None:
         frames = self._encoder.encode(message)
         for group in self._groups:
             group.send(frames, later)
@@ -184,6 +204,8 @@ class RanksExecutor:
                         self._report_progress()
                     case channel.RankReady(facts):
                         self._ranks[rank].facts = facts
+                    case WorkerReturn():
+                        self._returned.setdefault(message.number, {})[rank] = message
                     case channel.RankPrepared(left):
                         self._preparing, self._idle_work = False, left
                     case channel.RankFailed():
@@ -243,6 +265,18 @@ class _Rank:
     def progress(self) -> tuple[int, float]:
         """The phase and the share of it that is done, as numbers that only grow."""
         return list(PHASES).index(self.phase), self.fraction
+
+
+@dataclass(slots=True)
+class _RanksReturn:
+    executor: RanksExecutor
+    number: int
+
+    def done(self) -> bool:
+        return self.executor.has_returned(self.number)
+
+    def result(self) -> list[WorkerReturn]:
+        return self.executor.wait_for_call(self.number)
 
 
 @dataclass(slots=True)

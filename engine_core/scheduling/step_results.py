@@ -20,7 +20,16 @@ from engine_core.scheduling.queue.failed_steps import Suspects
 from engine_core.scheduling.queue.waiting import PausedSequences
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep
-from worker.protocol import QUERY_GONE, Bound, Sampling, SeqStep, StepBounds, StepOutput, TokenLogprobs
+from worker.protocol import (
+    QUERY_GONE,
+    REFUSED_ARGUMENTS,
+    Bound,
+    Sampling,
+    SeqStep,
+    StepBounds,
+    StepOutput,
+    TokenLogprobs,
+)
 
 Change = Callable[[Sequence], None]
 """The type of a function that brings a sequence into another state."""
@@ -67,7 +76,8 @@ class StepResults:
             if not wanted:
                 continue  # it ended after this step was planned, or the step before failed
             if reason := output.failed.get(row.slot):
-                put(outputs, seq, self._fail(seq, 503 if reason == QUERY_GONE else 500, reason))
+                code = 400 if reason.startswith(REFUSED_ARGUMENTS) else 503 if reason == QUERY_GONE else 500
+                put(outputs, seq, self._fail(seq, code, reason))
                 continue
             seq.prompt_logprobs += output.prompt_logprobs.get(row.slot, ())
             if (search := seq.search) is None or not search.beams:

@@ -85,7 +85,6 @@ UNSUPPORTED: Mapping[str, Neutral] = {
     "lora_request": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
-    "vllm_xargs": ({},),
     "watermarking": (),
     "routed_experts_prompt_start": (),
     "mm_payload": (),

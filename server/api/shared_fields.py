@@ -203,6 +203,7 @@ class GenerationBody(RequestBody, StructuredBody):
         "bad_words": (LIMITS.bad_words, "words"),
         "stop_token_ids": (LIMITS.stop_token_ids, "ids"),
         "allowed_token_ids": (LIMITS.allowed_token_ids, "ids"),
+        "vllm_xargs": (64, "arguments"),
     }
 
     n: int | None = 1
@@ -251,6 +252,8 @@ class GenerationBody(RequestBody, StructuredBody):
         "The most tokens that are guessed at a time; 0 guesses none. null leaves it to the server. No answer "
         "depends on it."
     )
+
+    vllm_xargs: dict[str, Any] | None = optional("Arguments for the operator's logits processors.")
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = optional(
         "Keep so many tokens of the prompt; -1 keeps what leaves room for the answer."
@@ -322,6 +325,7 @@ class GenerationBody(RequestBody, StructuredBody):
             skip_special_tokens=self.skip_special_tokens is not False,
             spaces_between_special_tokens=self.spaces_between_special_tokens is not False,
             speculative_tokens=self.speculative_tokens,
+            extra_args=self.vllm_xargs,
         )
 
 

@@ -71,9 +71,7 @@ class CheckedPrompt:
 
 class Frontend:
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
-        self.config = config
-        self.metrics = metrics
-        self._client = client
+        self.config, self.metrics, self._client = config, metrics, client
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""
         self._facts: Facts | None = None
@@ -96,6 +94,7 @@ class Frontend:
         """Set while no request runs."""
         self.orders = client.orders
         metrics.watch(lambda: client.replicas)
+        self.call_workers = client.call_workers
 
     async def start(self) -> None:
         """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""

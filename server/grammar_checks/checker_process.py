@@ -16,6 +16,7 @@ import msgspec
 
 from server.answers.answer_format import AnswerFormat, AnswerWriter, format_of_names
 from server.answers.formats.call_format import ANY_OBJECT, ToolForm, Unenforceable
+from server.answers.parser_plugins import load_parsers
 from server.errors import ApiError, BadRequest, Internal
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, build_grammar, unknown_keywords, validate
 from server.grammars.grammar_limits import check_schema
@@ -138,11 +139,14 @@ class CheckerSetup(msgspec.Struct, frozen=True):
     memory: int
     """Bytes of address space beyond those that it has when it waits."""
     log_level: str
+    parsers: dict[str, str] = {}
+    """The operator's files of parsers, by the flags that name them."""
 
 
 def main() -> int:
     setup = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=CheckerSetup)
     logs.setup("grammar checker", setup.log_level)
+    load_parsers(setup.parsers)
     importlib.import_module("llguidance")  # before memory is bounded
 
     def verdict(data: bytes) -> bytes:

@@ -59,11 +59,18 @@ class GrammarChecker:
         tokens: Callable[[], Mapping[str, int]],
         limits: CheckLimits = CheckLimits(),
         log_level: str = "info",
+        parsers: Mapping[str, str] = {},
     ) -> None:
-        """`tokens` gives the ids of special tokens, and is asked when a process is started."""
+        """`tokens` gives the ids of special tokens, and is asked when a process is started.
+
+        `parsers` are the operator's files of these, by the flags that name them.
+        """
 
         def setup(descriptor: int) -> bytes:
-            return msgspec.msgpack.encode(CheckerSetup(descriptor, dict(tokens()), limits.memory, log_level))
+            known = dict(tokens())
+            return msgspec.msgpack.encode(
+                CheckerSetup(descriptor, known, limits.memory, log_level, dict(parsers))
+            )
 
         self._limits = limits
         self._process = AnsweringProcess("grammar checker", MODULE, setup)
@@ -155,7 +162,9 @@ class ModelGrammars:
         self._model = model
         self._client = client
         self._config = config
-        self._checker = GrammarChecker(self._special_tokens, log_level=config.log.uvicorn_log_level)
+        self._checker = GrammarChecker(
+            self._special_tokens, log_level=config.log.style, parsers=config.plugins.parsers
+        )
         self._spelled: Tokenizer | None = None
 
     async def check(self, asked: Question) -> AnswerGrammar:

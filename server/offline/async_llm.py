@@ -23,6 +23,7 @@ from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_o
 from server.offline.program_media import Encoded, PreparedItems, ProgramMedia, encode_rows
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
+from server.offline.stat_loggers import MakeStatLogger, StatLoggers
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
 from server.requests.checkpoint_facts import open_transformers_tokenizer
@@ -60,13 +61,17 @@ class AsyncLLM:
             print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
+    def __init__(
+        self, model: str = "demo", *, stat_loggers: Sequence[MakeStatLogger] = (), **options: Any
+    ) -> None:
+        """`stat_loggers`: classes that are told how engines do (docs/plugins.md)."""
         self.config = from_python({"model": model, **options})
         if self.config.headless:
             raise ValueError("headless: an AsyncLLM builder requests itself; `serve --headless` does not")
         self._engines = start_engines(
             self.config.engine, self.config.replicas, log_level=self.config.log.style
         )
+        self._stat_loggers = stat_loggers
         self._connection: Connection | None = None
         self._opened: list[Connection] = []
         self._media: ProgramMedia | None = None
@@ -74,8 +79,10 @@ class AsyncLLM:
         self._stop = weakref.finalize(self, _stop_engines, self._engines, self._opened)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        return cls(**engine_args.options())
+    def from_engine_args(
+        cls, engine_args: EngineArgs, stat_loggers: Sequence[MakeStatLogger] = ()
+    ) -> AsyncLLM:
+        return cls(stat_loggers=stat_loggers, **engine_args.options())
 
     async def start(self) -> None:
         """Waits until the model can be used, as the first request does; raises Unavailable if it cannot."""
@@ -196,6 +203,26 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         return self._connection is not None and self._connection.client.orders.asleep
 
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Runs a method of the class of `worker_extension_cls` in every worker -> what each has returned."""
+        frontend = await self._ready()
+        async with asyncio.timeout(timeout):
+            return await frontend.call_workers(method, list(args), kwargs or {})
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begins to record what workers do, as `profiler_config` says."""
+        await self.collective_rpc("profile", args=[True, profile_prefix])
+
+    async def stop_profile(self) -> list[str]:
+        """Ends the recording, and returns the path of each worker's file."""
+        return await self.collective_rpc("profile", args=[False])
+
     async def check_health(self) -> None:
         """Raises Unavailable if no engine works any more."""
         if self.dead_error is not None:
@@ -274,7 +301,7 @@ class AsyncLLM:
         if not self._stop.alive:
             raise Unavailable(_SHUT_DOWN)
         if self._connection is None:
-            self._connection = Connection(self.config, self._engines)
+            self._connection = Connection(self.config, self._engines, self._stat_loggers)
             self._opened.append(self._connection)
         return await self._connection.ready()
 
@@ -286,7 +313,9 @@ AsyncLLMEngine = AsyncLLM
 class Connection:
     """Connects one event loop to the engines. Create it in that loop."""
 
-    def __init__(self, config: ServerConfig, engines: EngineProcesses) -> None:
+    def __init__(
+        self, config: ServerConfig, engines: EngineProcesses, stat_loggers: Sequence[MakeStatLogger]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._display = ProgressDisplay()
         self.client = EngineClient(
@@ -299,6 +328,8 @@ class Connection:
         self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
         self._watch = self._loop.create_task(keep_engines(engines, self.client))
         self._start = self._loop.create_task(self._prepare())
+        loggers = StatLoggers(stat_loggers, config, self.client, self.frontend.metrics)
+        self._logging = self._loop.create_task(loggers.follow())
 
     async def ready(self) -> Frontend:
         if asyncio.get_running_loop() is not self._loop:
@@ -321,6 +352,7 @@ class Connection:
     def _close(self) -> None:
         if not self._loop.is_closed():
             self._watch.cancel()
+            self._logging.cancel()
             self._start.cancel()
         self.frontend.grammars.stop()
         self.client.fail(_SHUT_DOWN)

@@ -210,6 +210,24 @@ class LLM:
         """The parameters of a call that gives none; fields that are None are the model's own defaults."""
         return SamplingParams(max_tokens=None) if "max_tokens" in self.facts.defaults else SamplingParams()
 
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Runs a method of the class of `worker_extension_cls` in every worker -> what each has returned."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begins to record what workers do, as `profiler_config` says."""
+        self.collective_rpc("profile", args=[True, profile_prefix])
+
+    def stop_profile(self) -> list[str]:
+        """Ends the recording, and returns the path of each worker's file."""
+        return self.collective_rpc("profile", args=[False])
+
     def reset_prefix_cache(self) -> bool:
         self.llm_engine.reset_prefix_cache()
         return True

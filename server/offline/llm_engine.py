@@ -141,6 +141,18 @@ class LLMEngine:
             self._transformers_tokenizer = open_transformers_tokenizer(self.config, self._folder)
         return self._transformers_tokenizer
 
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Runs a method of the class of `worker_extension_cls` in every worker -> what each has returned."""
+        if timeout is not None:
+            raise ValueError("timeout: this process waits for its workers; leave it out, or use AsyncLLM")
+        return self._engine.calls.wait_for(method, list(args), kwargs or {})
+
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
 

@@ -11,6 +11,7 @@ from server.options.connection_options import ConnectionOptions
 from server.options.media_io import read_media_io
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
+from worker.options import read_profiler
 
 _GRPC_PORT = ":4317"
 
@@ -48,6 +49,20 @@ def check(config: ServerConfig) -> None:
             "--enable-sleep-mode needs each replica on one machine, with experts of its own: leave it out, "
             "or --nnodes and --enable-expert-parallel"
         )
+    _check_plugins(config.engine)
+
+
+def _check_plugins(engine: EngineConfig) -> None:
+    """Raises OptionError if plug-ins of workers cannot do what they are meant for."""
+    if engine.worker.logits_processors and engine.speculative_config:
+        raise OptionError(
+            "--logits-processors see one token after the other, and --speculative-config computes several at "
+            "once: leave one of them out"
+        )
+    try:
+        read_profiler(engine.worker.profiler_config)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
 
 
 def _check_tls(options: ConnectionOptions) -> None:

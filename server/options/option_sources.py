@@ -79,9 +79,15 @@ def from_keywords(
 
 
 def _written(option: Option, given: object) -> object:
-    """Bring a Python value to the form that a file has: lists, and text for a path or a torch.dtype."""
+    """Bring a Python value to the form that a file has: lists, text for a path, a torch.dtype or a class."""
+    given = _written_class(given)
     if option.is_list and isinstance(given, str):
         return [given]
-    if option.is_list and isinstance(given, tuple | set | frozenset):
-        return list(given)
+    if option.is_list and isinstance(given, list | tuple | set | frozenset):
+        return [_written_class(each) for each in given]
     return str(given) if plain_type(option.type) is str else given
+
+
+def _written_class(given: object) -> object:
+    """The name of a class, by which a worker imports it; anything else as it is."""
+    return f"{given.__module__}:{given.__qualname__}" if isinstance(given, type) else given

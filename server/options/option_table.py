@@ -287,8 +287,10 @@ def build_parser(
 def argparse_form(option: Option | VllmFlag) -> dict[str, Any]:
     if option.is_switch or (isinstance(option, Option) and option.type == bool | None):
         return {"action": argparse.BooleanOptionalAction}
-    if option.is_list or isinstance(option, VllmFlag):
+    if isinstance(option, VllmFlag):
         return {"nargs": "+", "metavar": "X"} if option.is_list else {}
+    if option.is_list:
+        return {"nargs": "+", "metavar": "X", "action": "extend" if option.doc.repeats else "store"}
     kind = {int: "N", float: "X", dict: "JSON"}.get(plain_type(option.type), "TEXT")
     return {"metavar": "{" + ",".join(option.doc.choices) + "}" if option.doc.choices else kind}
 

@@ -17,6 +17,7 @@ import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
 from server.options.connection_options import HTTP, ConnectionOptions
+from server.options.plugin_options import PluginOptions
 from worker import logs
 from worker.options import MODEL, Doc
 
@@ -291,6 +292,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strangers."""
 
     connections: ConnectionOptions = ConnectionOptions()
+
+    plugins: PluginOptions = PluginOptions()
 
     reports: ReportOptions = ReportOptions()
 

@@ -40,7 +40,7 @@ from server.options.server_config import (
 )
 from server.options.vllm_flags import VLLM_FLAGS
 from server.options.vllm_variables import read_variables
-from worker.options import MEMORY, MODEL, SCHEDULER, Doc
+from worker.options import MEMORY, MODEL, PLUGINS, SCHEDULER, Doc
 
 PREFIX = "FACET_"
 
@@ -68,7 +68,7 @@ _GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_
 """Shorthands and the fields of --speculative-config that they give."""
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, LOGS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, PLUGINS, LOGS)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)

@@ -30,8 +30,6 @@ _VALUES = """
     lora-target-modules default-mm-loras grpc-port
     collect-detailed-traces custom-histogram-buckets
     kv-events-config ec-transfer-config weight-transfer-config additional-config
-    middleware tool-parser-plugin reasoning-parser-plugin io-processor-plugin
-    logits-processors worker-extension-cls profiler-config
 """
 
 _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
@@ -184,7 +182,7 @@ def _object(flag: str, value: object) -> dict[str, object]:
 
 _OTHER_CONTRACT = (
     "the scheduler and the workers here speak another protocol than those of vLLM, for which such a class is "
-    "written"
+    "written; --logits-processors and --worker-extension-cls run code in a worker"
 )
 
 _SWITCHES_INSTEAD = ("enable-per-request-metrics", "guided-decoding-disable-any-whitespace")
@@ -192,7 +190,7 @@ _OBJECTS = (
     "attention-config",
     "kernel-config",
 )
-_LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns", "logits-processors")
+_LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns")
 
 VLLM_FLAGS = [
     StructuredOutputsFlag(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import json
 from collections.abc import Mapping
 
 from server.options.option_sources import is_kubernetes_link
@@ -19,6 +20,7 @@ OBEYED = {
     "VLLM_SERVER_DEV_MODE": "server_dev_mode",
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
     "VLLM_ALL2ALL_BACKEND": "all2all_backend",
+    "VLLM_TORCH_PROFILER_DIR": "profiler_config",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
 }
 """Variables, and the options that they give where nothing else does."""
@@ -55,7 +57,7 @@ WITHOUT_MEANING = {
     "plug-ins are named by options (docs/plugins.md)": "PLUGINS LOGITS_PROCESSOR_THREADS",
     "it is not offered": """
         CONFIGURE_LOGGING SKIP_MODEL_NAME_VALIDATION ENABLE_RESPONSES_API_STORE TRACE_FUNCTION LOG_* LOGGING_*
-        DEBUG_* GPT_OSS_* TORCH_PROFILER_*
+        DEBUG_* GPT_OSS_*
     """,
 }
 """Why variables have no meaning here, and their names behind VLLM_, some of which stand for several."""
@@ -105,6 +107,8 @@ def _written(name: str, text: str) -> str | list[str]:
             return [text] if text else []
         case "VLLM_CPU_KVCACHE_SPACE":
             return "" if text in ("", "0") else f"{text}GiB"
+        case "VLLM_TORCH_PROFILER_DIR":
+            return json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
         case "VLLM_LOGGING_LEVEL":
             return text.lower()
         case _:

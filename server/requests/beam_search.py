@@ -53,6 +53,10 @@ def search_params(
 
     Raises BadRequest if more is asked than it obeys.
     """
+    if facts.ready.worker.processes_logits:
+        raise BadRequest(
+            "beam search does not go with --logits-processors, which this server has.", "use_beam_search"
+        )
     for name in _UNKNOWN:
         value = getattr(asked, name)
         if value not in _NEUTRAL and (name, value) != ("repetition_penalty", 1.0):

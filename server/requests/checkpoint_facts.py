@@ -14,6 +14,7 @@ from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import PoolingConfig, read_pooling
 from server.answers.format_detection import describe_format
+from server.answers.parser_plugins import load_parsers
 from server.model_facts import GENERATE, Facts, read_defaults, score_type
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER
@@ -53,6 +54,7 @@ def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:
 
 def load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
     """Loads a tokenizer, and logs how the answers of its model will be read."""
+    load_parsers(config.plugins.parsers)
     tokenizer = source.load()
     for fault in tokenizer.chat.faults:
         _log.warning("%s", fault)

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from copy import deepcopy
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,9 @@ COLDEST = 0.01
 """Temperatures between GREEDY_BELOW and this are raised to it: dividing by less loses all precision."""
 MAX_REPETITION = 1e20
 """The largest repetition penalty; those beyond it, or below its inverse, would leave no finite logits."""
+
+MAX_ARGUMENTS = 16 << 10
+"""Bytes of the arguments for logits processors, which every answer carries."""
 
 INT64 = 1 << 63
 
@@ -74,6 +77,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
     """The form of the answers of `LLM`, `LLMEngine` and `AsyncLLM`. HTTP has fields of its own for it."""
     speculative_tokens: int | None = None
     """The most tokens that are guessed at a time; 0 guesses none. None leaves it to the engine."""
+    extra_args: dict[str, Any] | None = None
+    """Arguments for the operator's logits processors."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside the chosen one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
@@ -159,6 +164,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             allowed_token_ids=self._allowed(facts),
             logprobs=check_logprobs("logprobs", "sample", self.logprobs, facts),
             prompt_logprobs=check_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
+            extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
         )
         return self._choices(template)
 
@@ -282,6 +288,23 @@ def _check_entries(resolved: Sampling, answers: int, facts: Facts) -> None:
             "stop_token_ids, logit_bias, allowed_token_ids and bad_words may hold at most "
             f"{most // answers} entries together in a request for {answers} answers, got {entries}."
         )
+
+
+def _check_arguments(arguments: dict[str, Any], facts: Facts) -> dict[str, Any]:
+    """Refuses arguments for which there is no logits processor, or that are no short JSON."""
+    if not facts.ready.worker.processes_logits:
+        raise BadRequest(
+            "vllm_xargs (extra_args in Python) are for logits processors, and this server has none: it was "
+            "started without --logits-processors.",
+            "vllm_xargs",
+        )
+    try:
+        size = len(msgspec.msgpack.encode(arguments))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"vllm_xargs: {error}", "vllm_xargs") from None
+    if size > MAX_ARGUMENTS:
+        raise BadRequest(f"vllm_xargs may hold at most {MAX_ARGUMENTS} bytes, got {size}.", "vllm_xargs")
+    return arguments
 
 
 def _default(value: float | None, name: str, facts: Facts, neutral: float) -> float:

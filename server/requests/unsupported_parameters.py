@@ -26,7 +26,6 @@ class UnsupportedSampling(Unsupported, kw_only=True):
     best_of: object = None
     guided_decoding: object = None
     logits_processors: object = None
-    extra_args: object = None
     logprob_token_ids: object = None
     prompt_logprob_token_ids: object = None
     prompt_logprob_start: object = None

@@ -38,7 +38,11 @@ async def _serve(descriptor: int) -> int:
     # After share_metrics, because prometheus_client reads the variable when it is imported.
     from server.run.api_server import ApiServer
 
-    server = ApiServer(process)
+    try:
+        server = ApiServer(process)
+    except ValueError as error:  # middleware of the operator's cannot be used
+        print(f"error: {logs.one_line(error)}", file=sys.stderr)
+        return child.CANNOT_START
     return await server.run()
 
 

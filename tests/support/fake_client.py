@@ -18,6 +18,7 @@ from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Replicas
 from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Stats, Tokens
+from worker.calls.messages import CallFailed
 from worker.protocol import Pooling, Sampling, Vectors
 
 
@@ -142,6 +143,12 @@ class FakeClient:
 
     def resume(self, ids: Iterable[int]) -> None:
         self.paused.difference_update(ids)
+
+    async def call_workers(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Returns what was called, as if one worker had."""
+        if method == "fail":
+            raise CallFailed("no such thing")
+        return [[method, args, kwargs]]
 
     def new_number(self) -> int:
         return next(self._numbers)

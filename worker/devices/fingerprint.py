@@ -34,6 +34,7 @@ def fingerprint(config: WorkerConfig, device: Device, dtype: torch.dtype, max_le
         options.model_impl.replace("vllm", "facet").replace("auto", "facet"),
         options.quantization,
         options.quantized_inputs,
+        *options.logits_processors,
         dtype_name(dtype),
         options.kv_cache_dtype,
         device.arithmetic,

@@ -1,7 +1,7 @@
 """The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
 The first message to a rank is a RankStart. From then on every message to it is an Order: a StepInput, in the
-order in which steps have to run, the StepBounds of one of them, or Prepare, in the frames that
+order in which steps have to run, the StepBounds of one of them, Prepare or a WorkerCall, in the frames that
 `worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel ends the
 rank. This module imports no torch.
 """
@@ -17,6 +17,7 @@ from io import BufferedReader
 import msgspec
 
 from worker.buffers import Bytes
+from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
 
@@ -78,10 +79,10 @@ class RankPrepared(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether there is more."""
 
 
-Order = StepInput | StepBounds | Prepare
+Order = StepInput | StepBounds | Prepare | WorkerCall
 """What an engine sends to a rank that has started."""
 
-RankMessage = RankProgress | RankReady | RankPrepared | StepOutput | StepFailed | RankFailed
+RankMessage = RankProgress | RankReady | RankPrepared | WorkerReturn | StepOutput | StepFailed | RankFailed
 
 
 def _lengths(data: bytes | bytearray) -> list[int]:

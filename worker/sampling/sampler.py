@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +37,8 @@ class SampleTargets:
     plan: SamplingPlan
     bound: dict[int, list[int]]
     """slot -> its rows of the logits, for those whose bounds follow the step: of its token, of each guess."""
+    slots: list[int] = field(default_factory=list[int])
+    """The slot of each row; none where a recording chooses tokens."""
 
 
 GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])
@@ -47,6 +49,8 @@ GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])
 class SampledTokens:
     packed: Tensor  # [2, R] int32: tokens, and whether the logits of each are finite
     logprobs: list[Tensor]  # one table for each of SamplingPlan.logprobs
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+    """Why rows of the logits sample nothing, if some do."""
 
     @property
     def tokens(self) -> Tensor:  # [R]
@@ -90,8 +94,12 @@ def sample(
     *,
     draw: Draw,
     forbid: Callable[[Tensor], None] | None = None,
+    process: Callable[[Tensor], dict[int, str]] | None = None,
 ) -> SampledTokens:
-    """Sample from `logits` [R, V] float32, which are overwritten. `forbid` writes bounds into them."""
+    """Sample from `logits` [R, V] float32, which are overwritten.
+
+    `forbid` writes bounds into them. `process` changes what penalties leave -> `SampledTokens.failed`.
+    """
     logits = logits.contiguous()
     raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
     if forbid is not None:
@@ -100,6 +108,7 @@ def sample(
         plan.masks.apply(logits, tokens)
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
+    failed = {} if process is None else process(logits)
     grouped = GroupedLogits(logits, scan)
     sampled = grouped.best[0]  # [R] the likeliest tokens, overwritten where a row is drawn at random
     for draws in plan.draws:
@@ -110,4 +119,5 @@ def sample(
             logprob_table(each, sampled[wanted.rows].long(), wanted.count)
             for each, wanted in zip(raw, plan.logprobs, strict=True)
         ],
+        failed=failed,
     )

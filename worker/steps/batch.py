@@ -205,6 +205,7 @@ class StepPlanner:
             rows=chosen,
             plan=plan,
             bound=bound,
+            slots=held,
         )
 
     def _plan_pools(self, seqs: list[SeqStep], columns: Columns, packet: Packet) -> PoolPlan | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -185,6 +186,15 @@ class Compute:
         """Sample from logits [R, V], which are overwritten, and note the tokens in the table."""
         table = self.slots.tokens
         forbid = write_bounds if sampled.bound else None
-        tokens = sample(logits, sampled.plan, table, self.scan, draw=self.draw, forbid=forbid)
+        process = None if self.slots.processors is None else partial(self._process, sampled)
+        plan = sampled.plan
+        tokens = sample(logits, plan, table, self.scan, draw=self.draw, forbid=forbid, process=process)
         table.view(-1)[sampled.flat] = tokens.tokens
         return tokens
+
+    def _process(self, sampled: SampleTargets, logits: Tensor) -> dict[int, str]:
+        """Have the operator's processors change logits -> row: why it samples nothing."""
+        if self.slots.processors is None:
+            return {}
+        last_tokens = self.slots.tokens.view(-1)[sampled.flat - 1]
+        return self.slots.processors.apply(logits, sampled.slots, last_tokens)

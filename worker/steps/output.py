@@ -69,7 +69,10 @@ def fetch_output(
     shapes = [(table.shape[0], table.shape[1]) for table in tables]
     vectors = [(row, tuple(vectors.shape)) for row, vectors in zip(pooled.rows, pooled.vectors, strict=True)]
     compiled = device.kernel_compilations
-    return StepHandle(batch, shapes, vectors, pooled.failed, compiled, experts, device.fetch(packed))
+    failed = dict(pooled.failed)
+    if tokens is not None and batch.sampled is not None:
+        failed |= {batch.sampled.rows[row]: reason for row, reason in tokens.failed.items()}
+    return StepHandle(batch, shapes, vectors, failed, compiled, experts, device.fetch(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class StepHandle:
             sampled = find_held(asked.seqs, sampled.tokens, sampled.logprobs)
         if not all(finite):
             sampling = zip(asked.seqs, sampled.tokens, strict=True)
-            failed |= {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0}
+            failed = {seq.slot: NOT_FINITE for seq, token in sampling if seq.samples and token < 0} | failed
         return StepOutput(
             number=step.number,
             tokens=sampled.tokens,

@@ -146,7 +146,7 @@ def can_choose(forms: Forms, sampling: Sequence[SeqStep], slots: Slots) -> bool:
     It counts the tokens of a slot in the table on the device, so that no slot may have two rows.
     """
     held = [seq.slot for seq in sampling]
-    if not forms.chooses or len(set(held)) < len(held):
+    if not forms.chooses or slots.processors is not None or len(set(held)) < len(held):
         return False
     asks = slots.masked[held] | slots.penalised[held] | slots.logprobs[held]
     if not forms.draws:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from models.media.positions import three_axes
 from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
@@ -67,6 +69,14 @@ class PlacedMedia:
         return cls(items, positions, ends, firsts, axes, shift)
 
 
+class RowProcessors(Protocol):
+    """What changes the logits of all rows that sample: `worker.sampling.processors.LogitsProcessors`."""
+
+    def admit(self, new: NewSeq) -> None: ...
+
+    def apply(self, logits: Tensor, slots: Sequence[int], last_tokens: Tensor) -> dict[int, str]: ...
+
+
 class Slots:
     def __init__(
         self,
@@ -80,6 +90,7 @@ class Slots:
         most_guesses: int = MOST_GUESSES,
         shares: Sequence[int] = (1,),
         on_axes: bool = False,
+        processors: RowProcessors | None = None,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
@@ -88,7 +99,7 @@ class Slots:
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
-        self.groups, self._shares = len(shares), shares
+        self.groups, self._shares, self.processors = len(shares), shares, processors
         self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
         self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
         rows = count + 1
@@ -162,6 +173,8 @@ class Slots:
             raise ValueError(
                 f"a sequence of {len(new.tokens)} tokens: a slot has room for 1 to {self.max_len}"
             )
+        if self.processors is not None:
+            self.processors.admit(new)
         self.prompt_len[slot] = new.prompt_len
         self.without_tokens[slot] = new.prompt_len if new.media and new.media[0].kind == "rows" else 0
         self.blocks[slot] = 0

@@ -223,7 +223,7 @@ def test_null_and_a_single_stop_string_are_accepted() -> None:
 
 
 def test_what_vllm_has_and_we_do_not_is_refused_by_name() -> None:
-    assert refused(extra_args={"a": 1}).message.startswith("SamplingParams: extra_args is not supported yet.")
+    assert "(extra_args in Python) are for logits processors" in refused(extra_args={"a": 1}).message
     resolved(guided_decoding=None, extra_args={}, flat_logprobs=False)
 
 

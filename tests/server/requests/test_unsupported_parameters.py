@@ -16,7 +16,7 @@ def check(**fields: object) -> None:
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
-    check(logits_processors=[], extra_args={}, flat_logprobs=False, best_of=None)
+    check(logits_processors=[], flat_logprobs=False, best_of=None)
     check(prompt_logprob_start=0, thinking_token_budget=-1)
     refuse_keywords("generate", {"lora_request": None}, ("lora_request",))
 

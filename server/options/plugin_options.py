@@ -1,0 +1,32 @@
+"""Options that name the operator's own code for the API processes (docs/plugins.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from worker.options import PLUGINS, Doc
+
+
+class PluginOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Code of the operator's own that runs in the API processes. That of workers is an option of theirs."""
+
+    middleware: Annotated[list[str], Doc(PLUGINS, repeats=True)] = []
+    """ASGI middleware that every request passes first, as module.Class or module.async_function."""
+    tool_parser_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    """A Python file that registers ways to write tool calls, for --tool-call-parser to name."""
+    reasoning_parser_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    """A Python file that registers markers of reasoning, for --reasoning-parser to name."""
+    io_processor_plugin: Annotated[str | None, Doc(PLUGINS)] = None
+    """A class, as module:Class, that makes prompts of the `data` of /pooling, and the answer of their
+    vectors."""
+
+    @property
+    def parsers(self) -> dict[str, str]:
+        """The files that register parsers, by the flags that name them."""
+        named = {
+            "--tool-parser-plugin": self.tool_parser_plugin,
+            "--reasoning-parser-plugin": self.reasoning_parser_plugin,
+        }
+        return {flag: file for flag, file in named.items() if file is not None}

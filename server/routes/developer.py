@@ -1,0 +1,72 @@
+"""Routes for developers, and not for strangers: methods of workers, and torch's profiler."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.errors import BadRequest, HttpError, Unavailable
+from server.http.endpoint import Endpoint
+from server.http.sse import encode
+from server.routes.request_context import ENTRY, frontend_of, require_ready
+from worker.calls.messages import CallFailed, NoWorkers
+
+calls = APIRouter(route_class=Endpoint, tags=["developer"])
+"""Served with --server-dev-mode."""
+profiler = APIRouter(route_class=Endpoint, tags=["developer"], dependencies=[Depends(require_ready)])
+"""Served with --profiler-config."""
+
+
+class CallBody(BaseModel):
+    """A method of the class of --worker-extension-cls, and its arguments."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+
+@calls.post("/collective_rpc", dependencies=ENTRY)
+async def collective_rpc(request: Request, body: CallBody) -> Response:
+    """Run a method in every worker, between two steps, and return what each has returned."""
+    return await _call(request, body.method, body.args, body.kwargs, body.timeout)
+
+
+@profiler.post("/start_profile")
+async def start_profile(request: Request) -> Response:
+    """Begin to record what workers do. `profile_prefix` begins the names of the files."""
+    asked = request.query_params
+    if unknown := [name for name in asked if name != "profile_prefix"]:
+        raise BadRequest(f"`{unknown[0][:64]}` is not supported: a recording ends with POST /stop_profile.")
+    return await _call(request, "profile", [True, asked.get("profile_prefix")])
+
+
+@profiler.post("/stop_profile")
+async def stop_profile(request: Request) -> Response:
+    """End the recording, and return the path of each worker's file once it is written."""
+    return await _call(request, "profile", [False])
+
+
+async def _call(
+    request: Request,
+    method: str,
+    args: list[Any],
+    kwargs: dict[str, Any] | None = None,
+    seconds: float | None = None,
+) -> Response:
+    try:
+        async with asyncio.timeout(seconds):
+            results = await frontend_of(request).call_workers(method, args, kwargs or {})
+    except NoWorkers as error:
+        raise Unavailable(f"{method} failed: {error}", retry_after=1) from None
+    except CallFailed as error:
+        raise BadRequest(f"{method} failed: {error}") from None
+    except TimeoutError:
+        raise HttpError(504, f"{method} takes longer than {seconds:g} seconds, and goes on.") from None
+    return Response(encode({"results": results}), media_type="application/json")

@@ -1,0 +1,122 @@
+"""Code as an operator writes it for the plug points of a server; it is imported by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from facet import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+
+class OneToken(LogitsProcessor):
+    """Leaves nothing but the token that a request names as `target_token`, from its second token on.
+
+    `crash` makes it raise, and a target that is no number is refused.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.targets: dict[int, tuple[int, list[int]]] = {}
+        self.crashes: set[int] = set()
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        target = sampling_params.extra_args.get("target_token", 0)
+        if not isinstance(target, int):
+            raise ValueError(f"target_token should be a token id, got {target!r}")
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self.targets.pop(index, None)
+            self.crashes.discard(index)
+        for index, params, _, output in batch_update.added:
+            self.targets.pop(index, None)
+            self.crashes.discard(index)
+            if "target_token" in params.extra_args:
+                self.targets[index] = params.extra_args["target_token"], output
+            if params.extra_args.get("crash"):
+                self.crashes.add(index)
+        for source, to, direction in batch_update.moved:
+            assert direction is MoveDirectionality.UNIDIRECTIONAL
+            self.targets.pop(to, None)
+            self.crashes.discard(to)
+            if source in self.targets:
+                self.targets[to] = self.targets.pop(source)
+            if source in self.crashes:
+                self.crashes.discard(source)
+                self.crashes.add(to)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.crashes:
+            raise RuntimeError("the operator's bug")
+        for row, (target, output) in self.targets.items():
+            if output:
+                kept = logits[row, target].item()
+                logits[row] = -torch.inf
+                logits[row, target] = kept
+        return logits
+
+
+class Extension:
+    """Methods that are called in every worker."""
+
+    def describe(self, greeting: str, *, loud: bool = False) -> dict[str, Any]:
+        worker: Any = self
+        count = sum(parameter.numel() for parameter in worker.model_runner.model.parameters())
+        said = greeting.upper() if loud else greeting
+        return {"rank": worker.rank, "said": said, "device": str(worker.device), "weights": count > 0}
+
+    def fail(self) -> None:
+        raise ValueError("no such thing")
+
+    def return_an_object(self) -> object:
+        return object()
+
+
+class NamingMiddleware:
+    """Adds a header to each answer."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-operator", b"class")]
+            await send(message)
+
+        await self.app(scope, receive, named)
+
+
+async def judging(request: Any, call_next: Any) -> Any:
+    """Breaks where a request asks for it, and adds a header elsewhere."""
+    if "x-break" in request.headers:
+        raise RuntimeError("the operator's bug")
+    response = await call_next(request)
+    response.headers["x-function"] = "passed"
+    return response
+
+
+NOTHING = 7
+
+
+class Sentences:
+    """Pools each sentence of a text, and answers how many numbers there are."""
+
+    def __init__(self, vllm_config: Any, renderer: Any) -> None:
+        self.config = vllm_config
+
+    def parse_data(self, data: Any) -> str:
+        if not isinstance(data, dict) or not isinstance(data.get("text"), str):
+            raise ValueError("it should have a text")
+        return data["text"]
+
+    def pre_process(self, prompt: str, request_id: str | None = None) -> list[str]:
+        if "crash" in prompt:
+            raise RuntimeError("the operator's bug")
+        return [each for each in prompt.split(".") if each]
+
+    def post_process(self, model_output: Any, request_id: str | None = None) -> dict[str, Any]:
+        return {"sizes": [len(each.outputs.data) for each in model_output], "id": request_id}

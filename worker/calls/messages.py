@@ -1,0 +1,57 @@
+"""The messages by which a method is called in every worker, between two steps, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class WorkerCall(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """A call of a method of the worker, which runs between two steps."""
+
+    number: int
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class WorkerReturn(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """What a method that was called has returned."""
+
+    number: int
+    result: Any = None
+    error: str = ""
+    """Why there is no result, if there is none."""
+
+
+class CallWorkers(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """A request to run a method in every worker, between two steps. `Returned` is the answer."""
+
+    id: int
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class Returned(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """What each worker has returned."""
+
+    id: int
+    returns: list[WorkerReturn]
+
+
+class CallFailed(RuntimeError):
+    """A method could not be called in all workers, or has failed in one."""
+
+
+class NoWorkers(CallFailed):
+    """There are no workers to call, or they have ended meanwhile."""
+
+
+def results_of(returns: list[WorkerReturn]) -> list[Any]:
+    """What each worker has returned. Raises CallFailed with the first error of one."""
+    for each in returns:
+        if each.error:
+            raise CallFailed(each.error)
+    return [each.result for each in returns]
