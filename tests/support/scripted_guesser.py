@@ -6,9 +6,11 @@ import random
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from fake_worker import VOCAB, text_after
+from msgspec.structs import replace
 from toy_language import next_token
 
 from engine_core import startup
@@ -16,6 +18,7 @@ from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessTotals
 from engine_core.grammar.matcher import GrammarError
 from engine_core.guess_options import GuessOptions
+from engine_core.scheduling import scheduler
 from engine_core.scheduling.guesses import drafts
 from engine_core.scheduling.sequence import Sequence
 
@@ -97,6 +100,11 @@ def use(monkeypatch: pytest.MonkeyPatch, guesser: ScriptedGuesser) -> None:
     def options(config: EngineConfig) -> GuessOptions:
         return GuessOptions(method="ngram", most=guesser.most)
 
+    def made(config: EngineConfig, *given: Any) -> drafts.Drafts | None:
+        return make_drafts(replace(config, speculative_config={"method": "ngram"}), *given)
+
+    make_drafts = drafts.make_drafts  # which guesses unasked on CPUs only
+    monkeypatch.setattr(scheduler, "make_drafts", made)
     monkeypatch.setattr(drafts, "read_guess_options", options)
     monkeypatch.setattr(startup, "read_guess_options", options)
     monkeypatch.setattr(drafts, "Guesser", lambda options, facts, line: guesser)
