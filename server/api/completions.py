@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 
-from server.api.fields import MEANINGLESS, UNSUPPORTED, Flag, optional, read_sources
+from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional, read_sources
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
-from server.api.shared_fields import BudgetOptions, CacheDiagnoses, ChunkChoice, GenerationBody, Usage
-from server.errors import BadRequest
+from server.api.shared_fields import (
+    BudgetOptions,
+    CacheDiagnoses,
+    ChunkChoice,
+    GenerationBody,
+    Strings,
+    Usage,
+)
+from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS
 from server.requests.guess_reports import AnswerMetrics
 from server.requests.sampling import SamplingParams
@@ -23,7 +30,7 @@ _SHAPES = "Input should be a string, a list of strings, a list of token ids, or 
 
 def _prompts(value: object) -> list[Prompt]:
     if value is None or value == []:
-        raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        return []
     return read_sources(value, "prompt", LIMITS.prompts, "prompts", _SHAPES)
 
 
@@ -36,9 +43,16 @@ Prompts = Annotated[
 class CompletionRequest(GenerationBody, BudgetOptions):
     unsupported = UNSUPPORTED
     meaningless = MEANINGLESS
-    stand_ins = {"prompt": "-"}
+    stand_ins = {"prompt": "-", "prompt_embeds": None}
+    bounds: ClassVar[Bounds] = {**GenerationBody.bounds, "prompt_embeds": (LIMITS.prompts, "prompts")}
 
     prompt: Prompts = Field(default=None, validate_default=True)
+    prompt_embeds: Strings = Field(
+        default_factory=list,
+        json_schema_extra={"default": []},
+        description="Prompts of embeddings, answered before those of `prompt`: each the base64 of a file "
+        "that torch.save wrote of a tensor [tokens, hidden size]. For --enable-prompt-embeds.",
+    )
     max_tokens: int | None = Field(default=16, description="null is 16; 0 goes with echo only.")
     logprobs: int | None = optional("Most likely tokens to report beside the chosen one.")
     add_special_tokens: Flag | None = True
@@ -47,6 +61,26 @@ class CompletionRequest(GenerationBody, BudgetOptions):
         "Draw so many answers to each prompt, and answer the n whose tokens were the most likely "
         "in the mean. Not with `stream`, unless it equals n. Of a beam search it is the width."
     )
+
+    @model_validator(mode="after")
+    def check_prompts(self) -> Self:
+        if self.prompt_embeds:
+            self._check_embeds()
+        elif not self.prompt:
+            raise BadRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        return self
+
+    def _check_embeds(self) -> None:
+        if self.prompt == [""]:  # clients that must give a prompt give this one
+            self.prompt = []
+        if (count := len(self.prompt) + len(self.prompt_embeds)) > LIMITS.prompts:
+            raise too_many("prompt_embeds", LIMITS.prompts, "prompts with those of `prompt`", count)
+        if self.echo or self.prompt_logprobs is not None or "cache_diagnosis" in self.include:
+            raise BadRequest(
+                "echo, prompt_logprobs and cache_diagnosis show the tokens of a prompt, and prompt_embeds "
+                "are none: leave them out.",
+                "prompt_embeds",
+            )
 
     @model_validator(mode="after")
     def check_best_of(self) -> Self:

@@ -29,7 +29,7 @@ from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
-from server.reading.body_table import BY_PATH, OTHER_BODY, Reading
+from server.reading.body_table import BY_PATH, COMPLETION, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
 
 if TYPE_CHECKING:
@@ -227,10 +227,10 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        media, most = (
-            request.scope["app"].state.frontend.media if self._takes_media else None,
-            self._most_bytes,
-        )
+        frontend, most = request.scope["app"].state.frontend, self._most_bytes
+        media = frontend.media if self._takes_media else None
+        if self._reading is COMPLETION and frontend.facts.ready.worker.row_width:
+            most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))
         else:

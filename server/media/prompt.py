@@ -51,6 +51,22 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
         return sum(length for _, length in self.runs)
 
 
+class Rows(msgspec.Struct, frozen=True, gc=False):
+    """Embeddings that a client gives in place of tokens of a prompt: a piece of them, which is an item."""
+
+    hash: bytes
+    at: int
+    """The position of the first of them in the prompt."""
+    shape: tuple[int, int, int]
+    """Their number, their width, and the bytes of a value, which is a float32."""
+    data: memoryview
+
+    def as_media(self) -> Media:
+        """The item as an engine gets it."""
+        count, grid = self.shape[0], (1, 1, self.shape[0])
+        return Media(self.hash, "rows", self.at, count, ((0, count),), self.shape, grid, Buffer(self.data))
+
+
 def as_media(placed: Sequence[Placed], items: Mapping[bytes, Item]) -> tuple[Media, ...]:
     """The items of a prompt as an engine gets them. `items` has each by its hash."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from server.media.parts import MEDIA_PARTS, MediaPart
 from server.media.preparing import PreparingLimits
 from server.media.prompt import LaidMedia, Written, as_media, cut_prompt, encode_written, marked
 from server.media.reader import laid, media_facts
+from server.media.rows import check_rows, cut_rows, digest, row_width
 from server.model_facts import Facts
 from server.options.media_io import read_media_io
 from server.options.server_config import ServerConfig
@@ -29,14 +29,11 @@ from server.requests import pooling
 from server.requests.sampling import SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, Side
 from server.text.tokenizer import Tokenizer
-from worker.buffers import Buffer
 from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, or a file's bytes"
 _OWN_PARTS = ("image", "image_pil")
 """Types of parts whose picture stands under the same name, beside those of the API."""
-_ROWS = 256
-"""The embeddings of an item: what cached prefixes and steps are cut into."""
 
 PreparedItems = Mapping[bytes, Item]
 """The pictures of a call by their hashes."""
@@ -167,13 +164,7 @@ class ProgramMedia:
             prepared = self._processor.prepare(picture)
         except MediaError as error:
             raise BadRequest(str(error), "multi_modal_data") from None
-        return Item(_digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
-
-
-def _digest(facts: object, pixels: bytes | memoryview) -> bytes:
-    digest = hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=32)
-    digest.update(pixels)
-    return digest.digest()
+        return Item(digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
 
 
 def _file(given: object) -> bytes:
@@ -235,23 +226,9 @@ def _picture(given: object) -> object:
 
 def encode_rows(given: Any, params: SamplingParams, facts: Facts) -> Encoded:
     """Encodes embeddings [N, hidden size], a tensor of torch or an array of NumPy. Raises BadRequest."""
-    width = facts.ready.worker.row_width
-    if not width:
-        raise BadRequest(
-            "prompt_embeds are not allowed: the operator has to give --enable-prompt-embeds "
-            "(enable_prompt_embeds=True).",
-            "prompt_embeds",
-        )
-    rows = _as_array(given)
-    if rows is None or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
-        shape = "" if rows is None else f", and these have the shape {list(rows.shape)}"
-        raise BadRequest(
-            f"prompt_embeds are finite numbers in rows of {width}, one for each token{shape}.",
-            "prompt_embeds",
-        )
+    rows = check_rows(_as_array(given), row_width(facts))
     rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), facts)) :]
-    media = [_item(rows[at : at + _ROWS], at) for at in range(0, len(rows), _ROWS)]
-    return Encoded(None, [0] * len(rows), tuple(media))
+    return Encoded(None, [0] * len(rows), tuple(each.as_media() for each in cut_rows(rows)))
 
 
 def _as_array(given: Any) -> np.ndarray | None:
@@ -261,10 +238,3 @@ def _as_array(given: Any) -> np.ndarray | None:
         given = given.float().numpy() if given.is_floating_point() and not given.is_sparse else None
     real = isinstance(given, np.ndarray) and given.dtype.kind == "f"
     return np.ascontiguousarray(given, np.float32) if real else None
-
-
-def _item(rows: np.ndarray, at: int) -> Media:
-    count, width = rows.shape
-    pixels, shape = rows.tobytes(), (count, width, 4)
-    hash, runs = _digest(("rows", shape), pixels), ((0, count),)
-    return Media(hash, "rows", at, count, runs, shape, (1, 1, count), Buffer(pixels))

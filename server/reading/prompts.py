@@ -22,6 +22,7 @@ from server.media.prompt import (
     LaidMedia,
     MediaNeeded,
     Placed,
+    Rows,
     Written,
     check_places,
     cut_prompt,
@@ -90,6 +91,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     cut_left: bool = False
     """Whether truncation has cut the beginning off."""
     media: list[Placed] = []
+    rows: list[Rows] = []
+    """Embeddings in place of all tokens, whose ids are 0."""
 
     @property
     def length(self) -> int:
@@ -98,7 +101,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> list[int]:
-        return unpack(self.ids)
+        """The ids of the tokens; none of a prompt of embeddings."""
+        return [] if self.rows else unpack(self.ids)
 
 
 class MessageText(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +138,20 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Prompt]:
     special = body.add_special_tokens is not False
     sources = [Written(source) if isinstance(source, str) else source for source in body.prompt]
-    return [_prepare(source, body, context, special, body.most_tokens) for source in sources]
+    embeds = [_prepare_embeds(file, body, context) for file in body.prompt_embeds]
+    return embeds + [_prepare(source, body, context, special, body.most_tokens) for source in sources]
+
+
+def _prepare_embeds(file: str, body: CompletionRequest, context: ReadingContext) -> Prompt:
+    """The prompt that a file of embeddings is."""
+    from server.media.rows import cut_rows, read_rows  # NumPy is imported with the first of them
+
+    rows = read_rows(file, context.facts)
+    keep = kept_tokens(body.truncate_prompt_tokens, body.most_tokens, context.facts)
+    if keep is not None and keep < len(rows):
+        rows = rows[:keep] if body.truncation_side == "right" else rows[len(rows) - keep :]
+    context.facts.check_prompt_length(len(rows))
+    return Prompt([0] * len(rows), "", rows=cut_rows(rows))
 
 
 def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:

@@ -169,6 +169,8 @@ class GenerationCall(EngineCall):
             options["beams"] = self._body.beams()
         if media := self.prompts[number].media:
             options["media"] = as_media(media, self._scope[ITEMS])
+        elif rows := self.prompts[number].rows:
+            options["media"] = tuple(each.as_media() for each in rows)
         return self.frontend.generate(
             self.prompts[number].ids,
             self.sampling,

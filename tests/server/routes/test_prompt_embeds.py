@@ -1,0 +1,158 @@
+"""`prompt_embeds` of completions: what the engine gets of the files, what is shown, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from fake_api import assert_the_same_if_long, post, post_stream, refusal
+from fake_frontend import FakeFrontend
+
+from engine_core.prompt_media import Media
+from server.http import endpoint
+from server.media.rows import cut_rows
+from server.reading.body_table import USUAL_BODY
+
+PATH = "/v1/completions"
+ROWS = torch.linspace(-1, 1, 9 * 6).view(9, 6)
+
+
+def encoded(rows: Any) -> str:
+    file = io.BytesIO()
+    torch.save(rows, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+FILE = encoded(ROWS)
+
+
+@pytest.fixture(autouse=True)
+def takes_rows(frontend: FakeFrontend) -> None:
+    frontend.serve("generate", row_width=6)
+
+
+def media(frontend: FakeFrontend, asked: int = -1) -> tuple[Media, ...]:
+    return frontend.asked[asked][2].get("media", ())  # pyright: ignore[reportReturnType]
+
+
+def values(frontend: FakeFrontend, asked: int = -1) -> np.ndarray:
+    [item] = media(frontend, asked)
+    count = item.length
+    assert (item.kind, item.at, item.runs, item.grid) == ("rows", 0, ((0, count),), (1, 1, count))
+    assert item.shape == (count, 6, 4) and frontend.asked[asked][0] == [0] * count
+    return np.frombuffer(item.pixels.data, np.float32).reshape(count, 6)
+
+
+async def test_the_engine_gets_the_values(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    plain = await post(client, PATH, prompt="hi", max_tokens=3, return_token_ids=True)
+    for prompt in ({}, {"prompt": None}, {"prompt": ""}, {"prompt": []}):
+        body = {**prompt, "max_tokens": 3, "return_token_ids": True, "cache_salt": "a", "logprobs": 1}
+        answer = await post(client, PATH, prompt_embeds=FILE, **body)
+        [choice] = answer["choices"]
+        assert np.array_equal(values(frontend), ROWS.numpy())
+        assert frontend.asked[-1][2]["salt"] == "a"
+        assert choice["text"] == plain["choices"][0]["text"]
+        assert (choice["prompt_token_ids"], len(choice["token_ids"])) == ([], 3)
+        assert answer["usage"]["prompt_tokens"] == 9
+    chunks = await post_stream(
+        client, PATH, prompt_embeds=[FILE], max_tokens=3, stream_options={"include_usage": True}
+    )
+    assert np.array_equal(values(frontend), ROWS.numpy())
+    assert chunks[-1]["usage"]["prompt_tokens"] == 9
+
+
+async def test_embeddings_come_before_texts(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    files = [FILE, encoded(ROWS[:4].half())]
+    answer = await post(client, PATH, prompt_embeds=files, prompt=[[7, 8], [9]], n=2, max_tokens=1)
+    assert len(answer["choices"]) == 8 and answer["usage"]["prompt_tokens"] == 9 + 4 + 2 + 1
+    assert [len(asked[0]) for asked in frontend.asked] == [9, 4, 2, 1]
+    assert np.array_equal(values(frontend, 1), ROWS[:4].half().float().numpy())
+    assert media(frontend, 2) == media(frontend, 3) == ()
+
+
+@pytest.mark.parametrize(("side", "kept"), [(None, ROWS[-2:]), ("left", ROWS[-2:]), ("right", ROWS[:2])])
+async def test_prompts_are_cut(
+    client: httpx.AsyncClient, frontend: FakeFrontend, side: str | None, kept: torch.Tensor
+) -> None:
+    more = {"truncate_prompt_tokens": 2, "truncation_side": side, "max_tokens": 1}
+    await post(client, PATH, prompt_embeds=FILE, **more)
+    assert np.array_equal(values(frontend), kept.numpy())
+
+
+def test_long_prompts_are_several_items() -> None:
+    rows = np.arange(600 * 2, dtype=np.float32).reshape(600, 2)
+    items = [each.as_media() for each in cut_rows(rows)]
+    assert [(each.at, each.length) for each in items] == [(0, 256), (256, 256), (512, 88)]
+    assert b"".join(bytes(each.pixels.data) for each in items) == rows.tobytes()
+    assert len({each.hash for each in items}) == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"prompt": ["hi"], "n": 2, "return_token_ids": True},
+        {"stream": True},
+        {"echo": True},
+        {"prompt_embeds": "AAAA"},
+    ],
+)
+async def test_the_helper_reads_long_bodies(
+    client: httpx.AsyncClient, frontend: FakeFrontend, more: dict[str, Any]
+) -> None:
+    await assert_the_same_if_long(
+        client, frontend, PATH, {"prompt_embeds": [FILE], "max_tokens": 2, "seed": 1, **more}
+    )
+    if "echo" not in more and more.get("prompt_embeds") is None:
+        first = len(frontend.asked) // 2
+        assert np.array_equal(values(frontend, first), values(frontend, 0))
+
+
+async def test_bodies_may_be_longer(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    error = await refusal(client, PATH, prompt_embeds="A" * USUAL_BODY)
+    assert "torch.save" in error["message"]
+    await refusal(client, PATH, status=413, prompt_embeds="A" * endpoint.MAX_BODY)
+    frontend.serve("generate", row_width=0)
+    await refusal(client, PATH, status=413, prompt_embeds="A" * USUAL_BODY)
+
+
+BROKEN = ROWS.clone()
+BROKEN[1, 3] = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt_embeds": "A"}, "torch.save wrote of one contiguous tensor [tokens, 6] in float32, float16"),
+        ({"prompt_embeds": ["é"]}, "torch.save wrote"),
+        ({"prompt_embeds": [FILE, encoded([1])]}, "torch.save wrote"),
+        ({"prompt_embeds": encoded(ROWS.long())}, "torch.save wrote"),
+        ({"prompt_embeds": encoded(BROKEN)}, "finite numbers in rows of 6"),
+        ({"prompt_embeds": encoded(ROWS[:, :5].contiguous())}, "these have the shape [9, 5]"),
+        ({"prompt_embeds": encoded(torch.zeros(300, 6))}, "maximum context length is"),
+        ({"prompt_embeds": 5}, "prompt_embeds"),
+        ({"prompt_embeds": [FILE] * 257}, "at most 256"),
+        ({"prompt_embeds": [FILE] * 2, "prompt": ["a"] * 255}, "at most 256"),
+        ({"prompt_embeds": FILE, "echo": True}, "show the tokens of a prompt"),
+        ({"prompt_embeds": FILE, "prompt_logprobs": 0}, "show the tokens of a prompt"),
+        ({"prompt_embeds": FILE, "include": ["cache_diagnosis"]}, "show the tokens of a prompt"),
+        ({"prompt_embeds": []}, "Either prompt or prompt_embeds"),
+        ({"prompt_embeds": None, "prompt": None}, "Either prompt or prompt_embeds"),
+    ],
+)
+async def test_what_is_no_prompt_is_refused(
+    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], message: str
+) -> None:
+    assert message in (await refusal(client, PATH, **body))["message"]
+    assert not frontend.asked
+
+
+async def test_the_operator_allows_them(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.serve("generate", row_width=0)
+    error = await refusal(client, PATH, prompt_embeds=FILE)
+    assert "--enable-prompt-embeds" in error["message"] and error["param"] == "prompt_embeds"
