@@ -275,7 +275,14 @@ async def test_foreign_hosts_and_web_pages_are_refused_on_every_path(ready: GetR
         assert response.headers["access-control-allow-origin"] == "https://site"
 
 
-WITHOUT_BODY = {"/ping", "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
+WITHOUT_BODY = {
+    "/ping",
+    "/sleep",
+    "/wake_up",
+    "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/is_scaling_elastic_ep",
+}
 BODY_PATHS = sorted(
     route.path
     for router in ROUTERS

@@ -41,8 +41,9 @@ def facts_of(folder: Path, runner: str = "auto", tasks: tuple[str, ...] = (), **
         **given,
     )
     opened = Runner(config, lambda stage, fraction: None)
+    facts = opened.facts
     opened.close()
-    return opened.facts
+    return facts
 
 
 def test_one_copy_of_the_weights_does_it_all(llama: Path) -> None:

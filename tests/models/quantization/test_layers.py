@@ -125,6 +125,8 @@ DUMMIES: dict[str, dict[str, object]] = {
     "fp8 in blocks": {"quant_method": "fp8", "weight_block_size": [48, 48]},
     "fp8": {"quant_method": "fp8"},
     "fp8 in rows": {"quant_method": "fbgemm_fp8"},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
     "floats": {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",

@@ -138,7 +138,7 @@ def test_a_step_with_first_halves_is_computed_in_turns() -> None:
             return ids[:, None].float()
 
         none: Any = None
-        model = cast("Any", SimpleNamespace(forward=forward))
+        model = cast("Any", SimpleNamespace(forward=forward, modules=list))
         compute = Compute(
             *(model, none),
             vocab_size=1,
