@@ -50,6 +50,7 @@ class Load(threading.Thread):
                 self.wrong.append(answer.text)
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_while_replicas_come_and_go(elastic: LiveServer) -> None:
     over = threading.Event()
     load = [Load(elastic, over) for _ in range(6)]
@@ -96,6 +97,7 @@ def test_a_server_without_the_switch_stays_as_it_is(demo: LiveServer) -> None:
     assert answer.status_code == 400 and "--enable-elastic-ep" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_each_rank_has_a_server_of_its_own() -> None:
     """As LeaderWorkerSet and llm-d start them."""
     with serving(
@@ -111,6 +113,7 @@ def test_each_rank_has_a_server_of_its_own() -> None:
         assert wrong.status_code == 400 and "numbered from 2 to 2" in wrong.text
 
 
+@pytest.mark.slow
 def test_each_machine_has_a_server_of_its_own() -> None:
     flags = ("-dp", "4", "--data-parallel-hybrid-lb", "--data-parallel-size-local", "2", "-dpr", "2")
     with serving("demo", *SMALL, *flags) as machine:

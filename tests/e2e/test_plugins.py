@@ -43,6 +43,7 @@ def complete(server: LiveServer, **arguments: Any) -> Any:
     return server.post("/v1/completions", {**BODY, "vllm_xargs": arguments})
 
 
+@pytest.mark.slow
 def test_arguments_of_requests_reach_all_workers(server: LiveServer) -> None:
     free = complete(server)
     assert free.headers["x-operator"] == "class"
@@ -67,6 +68,7 @@ def test_a_method_runs_in_every_worker(server: LiveServer) -> None:
     assert (failed.status_code, failed.json()["error"]["message"]) == (400, "fail failed: no such thing")
 
 
+@pytest.mark.slow
 def test_what_workers_do_is_recorded(server: LiveServer, traces: Path) -> None:
     assert server.post("/start_profile", {}).status_code == 200
     complete(server)
@@ -84,6 +86,7 @@ def test_the_log_says_at_the_start_what_changes_nothing(server: LiveServer) -> N
     assert "VLLM_SERVER_DEV_MODE as --server-dev-mode" in said
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

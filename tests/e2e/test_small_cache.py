@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from live import LiveServer, serving
 
 PROMPT = "Once there was a child who had a red ball and a small dog. " * 20
@@ -23,6 +24,7 @@ def ask(server: LiveServer, prompt: str, **more: Any) -> tuple[list[int], list[f
     return choice["token_ids"], choice["logprobs"]["token_logprobs"], details.get("cached_tokens", 0)
 
 
+@pytest.mark.slow
 def test_hits_and_batches_have_the_bits_of_reading_alone() -> None:
     with serving(*FLAGS) as server:
         *alone, cached = ask(server, PROMPT, cache_salt="alone")

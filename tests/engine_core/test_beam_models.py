@@ -59,6 +59,7 @@ def run(folder: Path, **limits: object) -> tuple[dict[int, list[Beam]], dict[int
     return found, drawn
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_search_finds_what_transformers_logits_say(architecture: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(architecture, tmp_path)

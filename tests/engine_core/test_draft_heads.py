@@ -104,6 +104,7 @@ def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ran
     assert not wrong
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("form", [{}, {"converted": True}, {"converted": True, "shared": True}])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_heads_of_medusa(

@@ -190,6 +190,7 @@ def compare(architecture: str, folder: Path, **options: Any) -> None:
     runner.close()
 
 
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("architecture", DAILY + WITH_STATES)
 def test_kinds_of_models(architecture: str, dtype: str, tmp_path: Path) -> None:
@@ -207,6 +208,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option_of_a_hybrid(hybrid: Path, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(hybrid, **SIZES, dtype="bfloat16", cpu_threads=2, guesses=True)
