@@ -227,9 +227,9 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        frontend, most = request.scope["app"].state.frontend, self._most_bytes
-        media = frontend.media if self._takes_media else None
-        if self._reading is COMPLETION and frontend.facts.ready.worker.row_width:
+        state, most = request.scope["app"].state, self._most_bytes
+        media = state.frontend.media if self._takes_media else None
+        if self._reading is COMPLETION and state.frontend.facts.ready.worker.row_width:
             most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))
