@@ -166,6 +166,9 @@ class Supervisor:
             keeping = [keep_added(self._engines, engine, self) for engine in added]
             self._resized += [asyncio.get_running_loop().create_task(each) for each in keeping]
             self._gone = {engine.number: asyncio.Event() for engine in removed}
+            for engine in removed:
+                if engine.starts > 1:  # one that is just being started again hears nothing from API processes
+                    engine.process.terminate()
             for patience in (seconds + EXTRA_SECONDS, FORCED_SECONDS):
                 ends = [asyncio.create_task(gone.wait()) for gone in self._gone.values()]
                 _, late = await asyncio.wait(ends, timeout=patience) if ends else (ends, ends)
