@@ -112,7 +112,7 @@ class Engine:
 
     def wake(self) -> None:
         """Load the model again. If that raises an error, the engine sleeps on."""
-        if self.asleep and self._load is not None:
+        if self._load is not None:
             self.ready, self._scheduler, self._executor = self._load(self.ready.worker.timed_steps)
         self.asleep, self.refusal = False, None
 

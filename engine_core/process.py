@@ -124,7 +124,16 @@ class EngineLoop:
                 self._obey(self._sleep_orders.popleft())
 
     def _obey(self, order: protocol.Sleep) -> None:
-        """Sleep or wake, and tell all servers. An engine that cannot wake tells why, and sleeps on.
+        """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,
+        and sleeps on."""
+        problem = self._change(order) if bool(order.level) != self._engine.asleep else ""
+        if self._engine.asleep:
+            _send_all(self._ends, protocol.Progress("asleep", 1.0, self._engine.ready.folder, problem))
+        else:
+            _send_all(self._ends, self._engine.ready)
+
+    def _change(self, order: protocol.Sleep) -> str:
+        """Sleep or wake; returns why it cannot, or an empty text.
 
         Level 1 leaves the checkpoint's pages in the system's cache of files, level 2 has it drop them.
         """
@@ -143,10 +152,7 @@ class EngineLoop:
             problem = logs.one_line(error)
             _log.error("the engine cannot wake, and sleeps on: %s", problem)
         self._poller = self._make_poller()  # what runs steps is another one now
-        if self._engine.asleep:
-            _send_all(self._ends, protocol.Progress("asleep", 1.0, self._engine.ready.folder, problem))
-        else:
-            _send_all(self._ends, self._engine.ready)
+        return problem
 
     def _catch_signals(self) -> None:
         """Let SIGTERM wake the poll, so that the loop acts on it. A second one ends the process at once."""

@@ -127,12 +127,15 @@ class _Bell:
 
     def __init__(self) -> None:
         self._ends: tuple[socket.socket, socket.socket] | None = None
+        self._poller: zmq.Poller | None = None
 
     def register(self, poller: zmq.Poller) -> None:
         if self._ends is None:
             self._ends = socket.socketpair()
             for end in self._ends:
                 end.setblocking(False)
+        if self._poller is not poller:  # another one follows a sleep
+            self._poller = poller
             poller.register(self._ends[0], zmq.POLLIN)
             self.ring()  # a grammar may be compiled already
 

@@ -21,8 +21,13 @@ def sleep_and_wake(server: LiveServer, query: str = "") -> None:
     assert server.post(f"/sleep{query}", {}).json() == {"is_sleeping": True}
     assert server.post("/v1/completions", {"prompt": "x"}).status_code == 503
     assert server.get("/health").status_code == 200 and server.get("/ready").status_code == 503
-    assert server.post("/wake_up", {}).json() == {"is_sleeping": False}
-    assert complete(server) == before
+    for count in (3, 4):  # the second time it is awake already
+        assert server.post("/wake_up", {}).json() == {"is_sleeping": False}
+        assert complete(server) == before
+        bound = {"prompt": "x", "structured_outputs": {"regex": f"[ab]{{{count}}}{query[-1:]}"}}
+        assert server.post("/v1/completions", bound, timeout=10).status_code == 200, (
+            "a new grammar is compiled"
+        )
 
 
 def test_memory_goes_back_and_answers_stay_the_same() -> None:

@@ -32,8 +32,9 @@ async def test_what_runs_is_finished_and_what_comes_is_refused(start: Start) -> 
     assert text(await collect(stream)) == reference([5], 60)[1:]
     await soon(asleep)
     assert client.orders.asleep and is_refused(await answer(client, 6))
-    assert await client.orders.wake() == "" and not client.orders.asleep
-    assert text(await answer(client, 6)) == reference([6], 3)
+    for _ in range(2):  # the second time it is awake already
+        assert await client.orders.wake() == "" and not client.orders.asleep
+        assert text(await asyncio.wait_for(answer(client, 6), 20)) == reference([6], 3)
 
 
 async def test_what_runs_can_be_ended(start: Start) -> None:
