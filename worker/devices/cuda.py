@@ -35,6 +35,8 @@ from worker.steps.output import Fetch
 logger = logging.getLogger(__name__)
 
 _SHARE = 0.92
+_OUTSIDE_TORCH = GIB
+"""Bytes that a process takes beside torch's own, roughly: the driver's context, kernels and workspaces."""
 
 
 class Cuda:
@@ -192,11 +194,16 @@ class Cuda:
         return prepared + attention.split_bytes(self._card)
 
     def cache_budget(self, share: float | None, reserve: int) -> CacheBudget:
-        """The wanted share of all memory, less the bytes in use and those that a step needs."""
+        """The wanted share of all memory, less what this process holds and what a step needs.
+
+        Other processes may use the card: what they hold counts only if it leaves less than the share.
+        """
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.target)
         wanted = int(total * (_SHARE if share is None else share))
-        return CacheBudget(max(0, wanted - (total - free) - reserve), "--gpu-memory-utilization", most=free)
+        own = torch.cuda.memory_reserved(self.target) + _OUTSIDE_TORCH
+        nbytes = min(wanted - own, free) - reserve
+        return CacheBudget(max(0, nbytes), "--gpu-memory-utilization", most=free)
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)

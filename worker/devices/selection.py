@@ -24,6 +24,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 _LEAST_CAPABILITY = {torch.float8_e4m3fn: 89, torch.float8_e5m2: 80}
 _CODED = ("int8", "int8_per_token_head")
+_HEAD_DIM = 64
+"""The width of heads with which kernels are proved for models that have none."""
 
 
 def open_device(config: WorkerConfig) -> Device:
@@ -49,7 +51,8 @@ def _find_device(config: WorkerConfig) -> Device:
                     f"--quantized-inputs {asked.quantized_inputs} is for the CPU: leave it out on CUDA"
                 )
             most_tokens = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
-            return Cuda(place, config.model.head_dim, most_tokens, fp8=fp8)
+            head_dim = config.model.head_dim
+            return Cuda(place, head_dim if head_dim > 1 else _HEAD_DIM, most_tokens, fp8=fp8)
         case "auto" | "cpu":
             if fp8:
                 raise ValueError(

@@ -210,7 +210,7 @@ def _head_cases(
 def _latent_cases(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> list[_Case]:
     """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48; an indexer."""
     up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
-    given = (values(10, 5, 24 + 10), values(10, 48 + 10), up, values(9, 4, 48 + 10), step, cos_sin[:, :10])
+    given = (values(10, 5, 24 + 8), values(10, 48 + 8), up, values(9, 4, 48 + 8), step, cos_sin[:, :8])
     chosen = torch.tensor([0, 2, 3], dtype=torch.int32).repeat(10, 1)
     chosen[:3] = torch.tensor([[0, -1, -1], [0, 1, -1], [0, 1, 2]])
     keys = values(10, 36), values(10, 3).float(), values(9, 4, 36)

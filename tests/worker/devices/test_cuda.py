@@ -11,7 +11,7 @@ from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.rank_shares import Span
 from worker.config import Place
-from worker.devices.base import plain_attention_bytes
+from worker.devices.base import GIB, plain_attention_bytes
 from worker.devices.cuda import Cuda
 from worker.steps.output import Fetch
 
@@ -52,6 +52,27 @@ def test_ranks_share_the_compiling_of_what_proves_kernels(monkeypatch: pytest.Mo
     with pytest.raises(Stop) as stopped:
         Cuda(Place(tensor_size=4, tensor_rank=3, local_rank=3, local_ranks=4), 64, 0)
     assert stopped.value.args == (3, (3, 4))
+
+
+def test_what_other_processes_hold_counts_only_if_it_leaves_less_than_the_share(
+    device: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {"free": 80 * GIB, "own": 2 * GIB}
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (held["free"], 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda target: held["own"])
+
+    def budget(share: float | None) -> int:
+        return device.cache_budget(share, reserve=GIB).nbytes
+
+    alone = budget(0.25)
+    assert alone == 80 * GIB // 4 - 2 * GIB - GIB - GIB, "less what torch holds, the context, and a step"
+    held["free"] = 30 * GIB
+    assert budget(0.25) == alone, "another server's memory is not taken from the share"
+    held["free"] = 10 * GIB
+    assert budget(0.25) == 9 * GIB, "no more than there is"
+    held["own"] = 40 * GIB
+    assert budget(0.25) == 0
 
 
 def test_a_device_that_still_computes_is_not_lost(device: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

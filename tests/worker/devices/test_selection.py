@@ -105,15 +105,16 @@ def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "tokens"),
+    ("asked", "head_dim", "tokens"),
     [
-        ({}, 512),
-        ({"max_cudagraph_capture_size": 32}, 32),
-        ({"max_cudagraph_capture_size": 32, "enforce_eager": True}, 0),
+        ({}, MODEL.head_dim, 512),
+        ({"max_cudagraph_capture_size": 32}, MODEL.head_dim, 32),
+        ({"max_cudagraph_capture_size": 32, "enforce_eager": True}, MODEL.head_dim, 0),
+        ({"model": structs.replace(MODEL, head_dim=1)}, 64, 512),  # Mamba has no heads
     ],
 )
-def test_the_largest_graph_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, int], tokens: int
+def test_the_largest_graph_and_the_width_of_heads_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], head_dim: int, tokens: int
 ) -> None:
     made: list[tuple[int, int, int]] = []
 
@@ -124,7 +125,7 @@ def test_the_largest_graph_is_chosen(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(selection, "Cuda", make)
     open_device(worker_config(device="cuda", **asked))
-    assert made == [(0, MODEL.head_dim, tokens)]
+    assert made == [(0, head_dim, tokens)]
 
 
 @pytest.mark.usefixtures("no_cuda")
