@@ -63,6 +63,7 @@ SECTIONS: dict[str, Section] = {
     "engine": Section(150),
     "long": Section(55),
     "server": Section(60),
+    "families": Section(290, asked=True),
     "sanitized": Section(300, asked=True, prefix=_SANITIZED),
     "peer": Section(900, asked=True),
 }

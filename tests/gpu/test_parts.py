@@ -149,6 +149,12 @@ def test_step(tmp_path: Path) -> None:
     assert told.text("transformers in float32, and ours") == "logprobs differ by 0.000%"
 
 
+def test_families(tmp_path: Path) -> None:
+    told = run("families", tmp_path)
+    assert len(told.results) == 2 and {result.wrong for result in told.results} == {0}
+    assert told.text("Gemma3nForCausalLM").startswith("the CPU's tokens; in bfloat16 ")
+
+
 def test_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_FILE_BYTES", 20_000)  # several files
     monkeypatch.setattr(engine, "PARTS", engine.PARTS[:-1])  # the last one differs in its model alone
