@@ -22,6 +22,7 @@ from worker.kernels.cuda.attention_plan import Heads, empty_results, launches_of
 from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
 from worker.kernels.cuda.latent_kernel import LatentForm, attend_latent, prepare_latent
 from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.rotary import heads_at_once
 
 _MOST_RANK, _MOST_ROPE = 512, 128
 """The widest latent and the widest rotated key."""
@@ -51,12 +52,13 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         parts = _in_parts(heads, rank + rope)
         form = LatentForm(heads, parts.group, rank, padded(rank), rope, padded(rope), context.block_size)
         q_rope = torch.empty(tokens, heads, rope, dtype=q.dtype, device=q.device)
+        block, warps = heads_at_once(heads, form.rope_wide)
         launch(
             prepare_latent,
-            (tokens, heads + 1),
+            (tokens, -(-heads // block) + 1),
             *(q, latent, q_rope, cache, context.slot_mapping, cos_sin, q.stride(0), latent.stride(0)),
-            *(form, nope, 0 if cos_sin is None else cos_sin.shape[1]),
-            num_warps=1,
+            *(form, nope, block, 0 if cos_sin is None else cos_sin.shape[1]),
+            num_warps=warps,
         )
         wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
         torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))

@@ -43,26 +43,30 @@ class LatentForm(NamedTuple):
 @triton.jit
 def prepare_latent(
     q_ptr, latent_ptr, out_ptr, cache_ptr, slots_ptr, angles_ptr, q_stride, latent_stride, FORM: constexpr,
-    NOPE: constexpr, ROTATED: constexpr,
+    NOPE: constexpr, HEADS: constexpr, ROTATED: constexpr,
 ):  # fmt: skip
-    """Rotate the part of one query head that has positions; behind all heads, cache the token's row."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Rotate the parts of some query heads that have positions; behind all heads, cache the token's row."""
+    token, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     rank: constexpr = FORM.rank
     rope: constexpr = FORM.rope
-    dims = tl.arange(0, FORM.rope_wide)
-    there = dims < rope
-    if head < FORM.heads:
+    dims = tl.arange(0, FORM.rope_wide)[None, :]
+    there, head = dims < rope, first + tl.arange(0, HEADS)[:, None]
+    if first < FORM.heads:
+        known = head < FORM.heads
         x_ptr = q_ptr + token * q_stride + head * (NOPE + rope) + NOPE
-        x = prepared(x_ptr, None, angles_ptr, token, 0.0, rope, FORM.rope_wide, ROTATED, False)
+        x = prepared(x_ptr, known, None, angles_ptr, token, 0.0, rope, FORM.rope_wide, ROTATED, False)
         at = out_ptr + (token * FORM.heads + head) * rope + dims
-        tl.store(at, x.to(out_ptr.dtype.element_ty), mask=there)
+        tl.store(at, x.to(out_ptr.dtype.element_ty), mask=known & there)
     else:
         x_ptr = latent_ptr + token * latent_stride
         row = cache_ptr + tl.load(slots_ptr + token) * (rank + rope)
         numbers = tl.arange(0, FORM.wide)
         tl.store(row + numbers, tl.load(x_ptr + numbers, mask=numbers < rank, other=0.0), mask=numbers < rank)
-        key = prepared(x_ptr + rank, None, angles_ptr, token, 0.0, rope, FORM.rope_wide, ROTATED, False)
-        tl.store(row + rank + dims, key.to(cache_ptr.dtype.element_ty), mask=there)
+        head -= first  # the rotated key is one head
+        x_ptr += rank + head
+        key = prepared(x_ptr, head < 1, None, angles_ptr, token, 0.0, rope, FORM.rope_wide, ROTATED, False)
+        at = row + rank + head + dims
+        tl.store(at, key.to(cache_ptr.dtype.element_ty), mask=(head < 1) & there)
 
 
 @triton.jit

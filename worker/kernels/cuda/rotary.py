@@ -1,7 +1,7 @@
 """The work on heads between projections and attention, by Triton: `rotary_and_cache` and `rotate`.
 
-A program prepares one head of one token: norm, rotation, and its place in the cache, so that queries and keys
-are read once and written once.
+A program prepares some heads of one token: norm, rotation, and their places in the cache, so that queries and
+keys are read once and written once, 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from worker.kernels.cuda.attention import fits, padded
 from worker.kernels.cuda.attention_plan import Heads
 from worker.kernels.cuda.launch import launch
 
+_NUMBERS = 1024
+"""The numbers of the heads that a program prepares, if a token has so many."""
+
 
 @triton.jit
 def prepared(
-    x_ptr, norm_ptr, angles_ptr, token, eps, DIM: constexpr, WIDE: constexpr, ROTATED: constexpr,
+    x_ptr, known, norm_ptr, angles_ptr, token, eps, DIM: constexpr, WIDE: constexpr, ROTATED: constexpr,
     NORMED: constexpr,
 ):  # fmt: skip
-    """One head [WIDE] in float32, normalised and rotated; pair i is the dimensions i and i + ROTATED / 2."""
-    dims = tl.arange(0, WIDE)
+    """Some heads [H, WIDE] of a token in float32, normalised and rotated; pair i is i and i + ROTATED / 2.
+
+    They begin at `x_ptr` [H, 1], if they are `known` [H, 1].
+    """
+    dims = tl.arange(0, WIDE)[None, :]
     there = dims < DIM
-    x = tl.load(x_ptr + dims, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + dims, mask=known & there, other=0.0).to(tl.float32)
     factor = 1.0
     if NORMED:
-        factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + eps)
+        factor = (1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps))[:, None]
         x = x * factor * tl.load(norm_ptr + dims, mask=there, other=0.0).to(tl.float32)
     if ROTATED > 0:
         half: constexpr = ROTATED // 2
         turned = dims < ROTATED
         partner = tl.where(dims < half, dims + half, dims - half)
-        other = tl.load(x_ptr + partner, mask=turned, other=0.0).to(tl.float32)
+        other = tl.load(x_ptr + partner, mask=known & turned, other=0.0).to(tl.float32)
         if NORMED:
             other = other * factor * tl.load(norm_ptr + partner, mask=turned, other=0.0).to(tl.float32)
         pair = angles_ptr + token * ROTATED + dims % half
@@ -63,48 +69,66 @@ def _fitted(x, scale, MOST: constexpr):
 def prepare_and_cache(
     q_ptr, k_ptr, v_ptr, out_ptr, keys_ptr, values_ptr, slots_ptr, angles_ptr, q_norm_ptr, k_norm_ptr,
     v_norm_ptr, q_stride, k_stride, v_stride, eps, k_scale, v_scale, QUERIES: constexpr, KEYS: constexpr,
-    DIM: constexpr, WIDE: constexpr, PAGE: constexpr, ROTATED: constexpr, NORMED: constexpr,
-    VALUES_NORMED: constexpr, MOST: constexpr,
+    DIM: constexpr, WIDE: constexpr, HEADS: constexpr, PAGE: constexpr, ROTATED: constexpr,
+    NORMED: constexpr, VALUES_NORMED: constexpr, MOST: constexpr,
 ):  # fmt: skip
-    """Prepare one head of one token: those of queries come first, then keys, then values.
+    """Prepare up to HEADS heads of one token: those of queries come first, then keys, then values.
 
     MOST is the largest number of a cache of 8 bits, where numbers are divided by scales; or 0.
     """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dims = tl.arange(0, WIDE)
-    there = dims < DIM
-    if head < QUERIES:
+    token, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    head, dims = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDE)[None, :]
+    queries: constexpr = (QUERIES + HEADS - 1) // HEADS * HEADS  # where keys begin
+    keys: constexpr = (KEYS + HEADS - 1) // HEADS * HEADS
+    if first < queries:
+        head += first
+        known = head < QUERIES
         x_ptr = q_ptr + token * q_stride + head * DIM
-        x = prepared(x_ptr, q_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
-        tl.store(out_ptr + (token * QUERIES + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=there)
+        x = prepared(x_ptr, known, q_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+        at = out_ptr + (token * QUERIES + head) * DIM + dims
+        tl.store(at, x.to(out_ptr.dtype.element_ty), mask=known & (dims < DIM))
     else:
-        head = head - QUERIES
         slot = tl.load(slots_ptr + token)
-        if head < KEYS:
+        if first < queries + keys:
+            head += first - queries
+            known = head < KEYS
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = k_ptr + token * k_stride + head * DIM
-            x = prepared(x_ptr, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
-            tl.store(keys_ptr + place, _fitted(x, k_scale, MOST).to(keys_ptr.dtype.element_ty), mask=there)
+            x = prepared(x_ptr, known, k_norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+            x = _fitted(x, k_scale, MOST)
+            tl.store(keys_ptr + place, x.to(keys_ptr.dtype.element_ty), mask=known & (dims < DIM))
         else:
-            head = head - KEYS
+            head += first - queries - keys
+            known = head < KEYS
             place = ((slot // PAGE * KEYS + head) * PAGE + slot % PAGE) * DIM + dims
             x_ptr = v_ptr + token * v_stride + head * DIM
-            value = prepared(x_ptr, v_norm_ptr, angles_ptr, token, eps, DIM, WIDE, 0, VALUES_NORMED)
-            value = _fitted(value, v_scale, MOST)
-            tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=there)
+            x = prepared(x_ptr, known, v_norm_ptr, angles_ptr, token, eps, DIM, WIDE, 0, VALUES_NORMED)
+            x = _fitted(x, v_scale, MOST)
+            tl.store(values_ptr + place, x.to(values_ptr.dtype.element_ty), mask=known & (dims < DIM))
 
 
 @triton.jit
 def turn(
-    x_ptr, out_ptr, angles_ptr, norm_ptr, x_stride, eps, HEADS: constexpr, DIM: constexpr, WIDE: constexpr,
-    ROTATED: constexpr, NORMED: constexpr,
+    x_ptr, out_ptr, angles_ptr, norm_ptr, x_stride, eps, COUNT: constexpr, DIM: constexpr, WIDE: constexpr,
+    HEADS: constexpr, ROTATED: constexpr, NORMED: constexpr,
 ):  # fmt: skip
-    """Normalise and rotate one head of one token."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dims = tl.arange(0, WIDE)
+    """Normalise and rotate up to HEADS heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head, dims = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None], tl.arange(0, WIDE)[None, :]
+    known = head < COUNT
     x_ptr += token * x_stride + head * DIM
-    x = prepared(x_ptr, norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
-    tl.store(out_ptr + (token * HEADS + head) * DIM + dims, x.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+    x = prepared(x_ptr, known, norm_ptr, angles_ptr, token, eps, DIM, WIDE, ROTATED, NORMED)
+    at = out_ptr + (token * COUNT + head) * DIM + dims
+    tl.store(at, x.to(out_ptr.dtype.element_ty), mask=known & (dims < DIM))
+
+
+def heads_at_once(count: int, wide: int) -> tuple[int, int]:
+    """How many of a token's heads a program prepares, and its warps, whose threads take 8 numbers each.
+
+    Both are the same for any number of tokens, and so are the sums of norms.
+    """
+    heads = min(max(1, _NUMBERS // wide), 1 << (count - 1).bit_length())
+    return heads, max(1, heads * wide // 256)
 
 
 def rotary_and_cache(
@@ -131,15 +155,17 @@ def rotary_and_cache(
     ):
         return reference.rotary_and_cache(q, k, v, kv, context, prep, scales)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    wide = padded(heads.dim)
+    block, warps = heads_at_once(heads.queries, wide)
     launch(
         prepare_and_cache,
-        (len(q), heads.queries + 2 * heads.keys),
+        (len(q), -(-heads.queries // block) + 2 * -(-heads.keys // block)),
         *(q, k, v, out, kv[0], kv[1], context.slot_mapping, cos_sin, q_norm, k_norm),
         *(prep.v_norm, q.stride(0), k.stride(0), v.stride(0), prep.eps, scales.keys, scales.values),
-        *(heads.queries, heads.keys, heads.dim, padded(heads.dim), context.block_size),
+        *(heads.queries, heads.keys, heads.dim, wide, block, context.block_size),
         *(0 if cos_sin is None else cos_sin.shape[1], normed, prep.v_norm is not None),
         torch.finfo(kv.dtype).max if kv.dtype.itemsize == 1 else 0.0,
-        num_warps=1,
+        num_warps=warps,
     )
     return out
 
@@ -150,12 +176,13 @@ def rotate(x: Tensor, cos_sin: Tensor | None, norm: Tensor | None = None, eps: f
     if not (fits(Heads(count, count, dim), x) and contiguous):
         return reference.rotate(x, cos_sin, norm, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block, warps = heads_at_once(count, padded(dim))
     launch(
         turn,
-        (tokens, count),
-        *(x, out, cos_sin, norm, x.stride(0), eps, count, dim, padded(dim)),
+        (tokens, -(-count // block)),
+        *(x, out, cos_sin, norm, x.stride(0), eps, count, dim, padded(dim), block),
         *(0 if cos_sin is None else cos_sin.shape[1], norm is not None),
-        num_warps=1,
+        num_warps=warps,
     )
     return out
 
