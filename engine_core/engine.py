@@ -14,7 +14,7 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
-from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, StepFuture
+from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, Preparation, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.loading import Loaded, ReportProgress, make_loader
@@ -62,6 +62,7 @@ class Engine:
         self._load = load
         self.progress, self._times = StepProgress(ProgressWriter(progress_page), plans=True), StepTimes()
         self._scheduler, self._executor = scheduler, executor
+        self._preparation = Preparation(executor, is_left=ready.worker.has_idle_work)
         self._joint = executor if isinstance(executor, JointExecutor) else None
         """The executor, if other engines take part in every step."""
         self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
@@ -114,6 +115,8 @@ class Engine:
         """Load the model again. If that raises an error, the engine sleeps on."""
         if self._load is not None:
             self.ready, self._scheduler, self._executor = self._load(self.ready.worker.timed_steps)
+            is_left = self.ready.worker.has_idle_work
+            self._preparation = Preparation(self._executor, is_left=is_left)
         self.asleep, self.refusal = False, None
 
     def register(self, poller: zmq.Poller) -> None:
@@ -279,6 +282,8 @@ class Engine:
             disk.land(time.monotonic())
         if self._scheduler.suspects.groups and not self._own_in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
+        if self._preparation.is_due and not self._in_flight:
+            self._preparation.run()
         if not (self._failed and self._in_flight) and self._may_plan():
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
@@ -301,6 +306,8 @@ class Engine:
         return sum(planned is not None for planned, _ in self._in_flight)
 
     def _may_plan(self) -> bool:
+        if self._preparation.is_due:
+            return False
         return len(self._in_flight) < self._scheduler.depth and self._scheduler.may_plan(self._own_in_flight)
 
     @property
@@ -321,6 +328,7 @@ class Engine:
     def _submit(self, planned: PlannedStep) -> None:
         step = replace(planned.step, fresh=True) if self._failed else planned.step
         self._failed = False
+        self._preparation.steps += 1
         usual = self._times.usual(planned.tokens, planned.expected)
         others = 0.0 if self._joint is None else self._joint.slowest
         self.progress.begin(step.number, planned.tokens, max(usual, others))

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from worker.disk.block_store import BlockStore
     from worker.runner import Runner
 
+STEPS_BETWEEN = 50
+"""The steps after which a worker prepares one thing, though its engine is not idle. A CUDA graph takes as
+long as a few steps, so it costs some percent of the time until all are there."""
+
 
 class ReportPhase(Protocol):
     """A function that is told, from any thread, how far a model is loaded; `detail` is for people."""
@@ -134,6 +138,25 @@ class CallQueue:
     def _begin(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> CallFuture:
         self._count += 1
         return self._call(WorkerCall(self._count, method, args, kwargs))
+
+
+class Preparation:
+    """Has a worker prepare things under load, one after so many steps, if its engine is never idle."""
+
+    def __init__(self, executor: Executor, *, is_left: bool) -> None:
+        """`is_left`: whether there is something to prepare."""
+        self._executor, self._is_left = executor, is_left
+        self.steps = 0
+        """The steps since something was prepared."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `run` should be called before another step is planned, once none is in flight."""
+        return self._is_left and self.steps >= STEPS_BETWEEN
+
+    def run(self) -> None:
+        """Prepare one thing, and wait for it: the time of no step is to be learned from it."""
+        self._is_left, self.steps = self._executor.idle(wait=True), 0
 
 
 MakeExecutor = Callable[[WorkerConfig, ReportPhase], Executor]

@@ -146,9 +146,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the keys and values of layers with a window as long as those of all others."""
     enforce_eager: Annotated[bool, Doc(MEMORY)] = False
     """Launch the kernels of every step one by one: no CUDA graphs. The CPU has none."""
-    max_cudagraph_capture_size: Annotated[int, Doc(MEMORY, least=0, most=512)] = 512
-    """Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. The CPU
-    has none."""
+    max_cudagraph_capture_size: Annotated[int | None, Doc(MEMORY, least=0, most=2048)] = None
+    """Tokens of the largest step that runs as a CUDA graph, decoding rows among them; 0: none does. Default:
+    512, and on cards of 70 GiB and more up to 2048, the more the smaller a layer is. The CPU has none."""
     kv_cache_dtype: Annotated[
         str,
         Doc(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driven import run_all, text
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from sizes import engine_config
 
 from engine_core.engine import Engine
+from engine_core.executor import STEPS_BETWEEN
 from engine_core.protocol import Add, Failed, Progress, Tokens
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput, WorkerFacts
@@ -54,6 +56,49 @@ def test_start_tells_its_stages_and_what_it_found(model: Path) -> None:
     ready = engine.ready
     assert (ready.folder, ready.architecture, ready.vocab_size) == (str(model), "LlamaForCausalLM", 50)
     assert (ready.worker.device, ready.worker.max_model_len, ready.worker.block_size) == ("fake", 128, 4)
+
+
+class Preparing(FakeExecutor):
+    """Has three things to prepare, and notes before which step it prepared each."""
+
+    prepared: list[int]
+
+    def start(self) -> WorkerFacts:
+        self.prepared, self.submitted, self.landed = [], 0, 0
+        return replace(super().start(), has_idle_work=True)
+
+    def submit(self, step: StepInput) -> Landed:
+        self.submitted += 1
+        return super().submit(step)
+
+    def idle(self, *, wait: bool = False) -> bool:
+        assert wait, "a step that waits for it would seem to take long"
+        self.prepared.append(self.submitted)
+        return len(self.prepared) < 3
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 2])
+def test_a_worker_prepares_things_under_load_with_no_step_in_flight(model: Path, steps_ahead: int) -> None:
+    made: list[Preparing] = []
+
+    def make(*given: Any) -> Preparing:
+        made.append(Preparing(*given))
+        return made[0]
+
+    engine = Engine.start(engine_config(model, steps_ahead=steps_ahead), lambda _: None, make)
+    number, steps = 0, 0
+    while steps < 5 * STEPS_BETWEEN:  # two requests are always live
+        for _ in range(2 - len(engine._scheduler.live)):  # pyright: ignore[reportPrivateUsage]
+            number += 1
+            engine.add(0, add(number, [number % 20 + 5, 3], 40))
+        before = len(made[0].prepared)
+        in_flight = len(engine._in_flight)  # pyright: ignore[reportPrivateUsage]
+        engine.step()
+        assert len(made[0].prepared) == before or in_flight == 0
+        steps = made[0].submitted
+    assert made[0].prepared == [STEPS_BETWEEN, 2 * STEPS_BETWEEN, 3 * STEPS_BETWEEN]
+    engine.abort_all()
+    run(engine)
 
 
 def test_negative_steps_ahead_is_refused(model: Path) -> None:

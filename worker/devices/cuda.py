@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.files import Upload
+from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
-from worker.config import Place, WorkerConfig
+from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
 from worker.devices.pinned import pinned_upload
 from worker.host.memory import PageToucher
@@ -37,6 +38,15 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.92
 _OUTSIDE_TORCH = GIB
 """Bytes that a process takes beside torch's own, roughly: the driver's context, kernels and workspaces."""
+_LARGE = 70 * GIB
+"""The memory from which on a card has large steps by default."""
+_GRAPH_TOKENS, _MOST_GRAPH_TOKENS = 512, 2048
+"""The tokens of the largest step that is a graph by default: on any card and for any model, and at most."""
+_HIDING_LAUNCHES = 1 << 37
+"""The products of two numbers that an H100 makes in half a millisecond, in which a host launches a layer. In
+steps of more the host waits for the card, and tokens that fill a graph up would only cost time."""
+_HOPPER = 9
+"""The first major capability of cards that are about as fast; A100 makes half as many."""
 
 
 class Cuda:
@@ -44,13 +54,13 @@ class Cuda:
     scan = BY_TORCH
     forbid = staticmethod(token_bounds.forbid)
 
-    def __init__(self, place: Place, head_dim: int, most_tokens: int, *, fp8: bool = False) -> None:
-        """`place`: its number on this machine is that of the card. `head_dim`: the width of heads.
+    def __init__(self, config: WorkerConfig, head_dim: int, *, fp8: bool = False) -> None:
+        """`head_dim`: the width of heads. `fp8`: whether plain weights become e4m3 when they are loaded.
 
-        `most_tokens`: those of the largest step that is recorded as a graph; 0 for none. `fp8`: whether
-        plain weights become e4m3 when they are loaded.
+        The worker's number on this machine is that of its card.
         """
-        self._most_tokens, self._fp8 = most_tokens, fp8
+        place = config.place
+        self._fp8 = fp8
         index, there = place.local_rank, torch.cuda.device_count()
         if index >= there:
             raise ValueError(
@@ -65,7 +75,8 @@ class Cuda:
         ):
             raise ValueError(f"{self.name} cannot be used: {reason}, or pass --device cpu")
         _, total = torch.cuda.mem_get_info(self.target)
-        large = total >= 70 * GIB
+        large = total >= _LARGE
+        self._most_tokens = most_graph_tokens(config, self.target if large else None)
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
         from worker.kernels.cuda.capabilities import Card
@@ -239,3 +250,28 @@ class Cuda:
 
     def close(self) -> None:
         torch.cuda.empty_cache()
+
+
+def most_graph_tokens(config: WorkerConfig, large: torch.device | None) -> int:
+    """The tokens of the largest step that is a graph; 0: none is. `large`: the card, if it is a large one.
+
+    By default they are as many as such a card computes while a host launches a layer for them.
+    """
+    asked, model = config.options, config.model
+    if asked.enforce_eager or asked.max_cudagraph_capture_size is not None:
+        return 0 if asked.enforce_eager else asked.max_cudagraph_capture_size or 0
+    most = _GRAPH_TOKENS
+    if large is not None:
+        products = max(1, layer_numbers(model) // config.place.tensor_size)
+        if torch.cuda.get_device_capability(large)[0] < _HOPPER:
+            products *= 2
+        hidden = _HIDING_LAUNCHES // products // 256 * 256
+        most = max(most, min(_MOST_GRAPH_TOKENS, hidden))
+    return min(most, asked.max_num_batched_tokens or most)
+
+
+def layer_numbers(model: ModelConfig) -> int:
+    """The numbers in the matrices of a layer, roughly: four for attention, and three for what follows it."""
+    inner = model.raw.get("intermediate_size")
+    inner = inner if isinstance(inner, int) else 4 * model.hidden_size
+    return model.hidden_size * (4 * model.hidden_size + 3 * inner)

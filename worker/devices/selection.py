@@ -50,9 +50,8 @@ def _find_device(config: WorkerConfig) -> Device:
                 raise ValueError(
                     f"--quantized-inputs {asked.quantized_inputs} is for the CPU: leave it out on CUDA"
                 )
-            most_tokens = 0 if asked.enforce_eager else asked.max_cudagraph_capture_size
             head_dim = config.model.head_dim
-            return Cuda(place, head_dim if head_dim > 1 else _HEAD_DIM, most_tokens, fp8=fp8)
+            return Cuda(config, head_dim if head_dim > 1 else _HEAD_DIM, fp8=fp8)
         case "auto" | "cpu":
             if fp8:
                 raise ValueError(

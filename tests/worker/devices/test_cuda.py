@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
+from sizes import MODEL, worker_config
 
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.rank_shares import Span
 from worker.config import Place
 from worker.devices.base import GIB, plain_attention_bytes
-from worker.devices.cuda import Cuda
+from worker.devices.cuda import Cuda, most_graph_tokens
 from worker.steps.output import Fetch
 
 interpreted = pytest.importorskip("interpreted")
@@ -50,8 +53,41 @@ def test_ranks_share_the_compiling_of_what_proves_kernels(monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "count_compilations", lambda: None)
     monkeypatch.setattr(model_variants, "compiling", compiling)
     with pytest.raises(Stop) as stopped:
-        Cuda(Place(tensor_size=4, tensor_rank=3, local_rank=3, local_ranks=4), 64, 0)
+        Cuda(worker_config(place=Place(tensor_size=4, tensor_rank=3, local_rank=3, local_ranks=4)), 64)
     assert stopped.value.args == (3, (3, 4))
+
+
+QWEN_0_6B = {"hidden_size": 1024, "raw": {"intermediate_size": 3072}}
+QWEN_4B = {"hidden_size": 2560, "raw": {"intermediate_size": 9728}}
+LLAMA_8B = {"hidden_size": 4096, "raw": {"intermediate_size": 14336}}
+
+
+@pytest.mark.parametrize(
+    ("model", "major", "asked", "tokens"),
+    [
+        (QWEN_0_6B, 9, {}, 2048),
+        (QWEN_0_6B, None, {}, 512),
+        (QWEN_0_6B, 9, {"max_num_batched_tokens": 700}, 700),
+        (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 32}, 32),
+        (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 0}, 0),
+        (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 32, "enforce_eager": True}, 0),
+        (QWEN_4B, 9, {}, 1280),
+        (QWEN_4B, 8, {}, 512),
+        (LLAMA_8B, 9, {}, 512),
+        (LLAMA_8B, 8, {}, 512),
+    ],
+)
+def test_graphs_are_as_large_as_steps_for_which_a_host_launches_longer_than_the_card_computes(
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any],
+    major: int | None,
+    asked: dict[str, Any],
+    tokens: int,
+) -> None:
+    """`major`: the capability of a large card; None: the card is a small one."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda target: (major, 0))
+    config = worker_config(model=structs.replace(MODEL, **model), **asked)
+    assert most_graph_tokens(config, None if major is None else torch.device("cuda")) == tokens
 
 
 def test_what_other_processes_hold_counts_only_if_it_leaves_less_than_the_share(

@@ -15,7 +15,7 @@ from models import ops
 from models.config import ConfigError
 from models.ops import reference
 from models.weight_coding import SavedQuantization
-from worker.config import Place
+from worker.config import Place, WorkerConfig
 from worker.devices import selection
 from worker.devices.base import Device
 from worker.devices.cpu import Cpu
@@ -104,28 +104,20 @@ def test_quantization_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_device(worker_config(quantization="int8", device="cpu")).name == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("asked", "head_dim", "tokens"),
-    [
-        ({}, MODEL.head_dim, 512),
-        ({"max_cudagraph_capture_size": 32}, MODEL.head_dim, 32),
-        ({"max_cudagraph_capture_size": 32, "enforce_eager": True}, MODEL.head_dim, 0),
-        ({"model": structs.replace(MODEL, head_dim=1)}, 64, 512),  # Mamba has no heads
-    ],
-)
-def test_the_largest_graph_and_the_width_of_heads_are_chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], head_dim: int, tokens: int
+@pytest.mark.parametrize(("own", "head_dim"), [(16, 16), (1, 64)])  # Mamba has no heads
+def test_kernels_are_proved_with_the_width_of_the_models_heads(
+    monkeypatch: pytest.MonkeyPatch, own: int, head_dim: int
 ) -> None:
-    made: list[tuple[int, int, int]] = []
+    made: list[int] = []
 
-    def make(place: Place, head_dim: int, most_tokens: int, *, fp8: bool) -> Cpu:
-        made.append((place.local_rank, head_dim, most_tokens))
+    def make(config: WorkerConfig, head_dim: int, *, fp8: bool) -> Cpu:
+        made.append(head_dim)
         return Cpu(1)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(selection, "Cuda", make)
-    open_device(worker_config(device="cuda", **asked))
-    assert made == [(0, head_dim, tokens)]
+    open_device(worker_config(device="cuda", model=structs.replace(MODEL, head_dim=own)))
+    assert made == [head_dim]
 
 
 @pytest.mark.usefixtures("no_cuda")

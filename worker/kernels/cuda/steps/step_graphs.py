@@ -12,6 +12,7 @@ between receiving the stream and sending it on.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,10 +43,10 @@ from worker.tables.staging import Packet, columns_of
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """The sizes of graphs of single tokens."""
-TOKENS = (16, 32, 64, 128, 256, 512)
-"""The sizes of graphs of other steps."""
+TOKENS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+"""The sizes of graphs of other steps. Beyond 512 tokens that fill a step up take a card's time."""
 _URGENT, _URGENT_TOKENS = 8, 64
 """The largest graphs that are made before the first request, of single tokens and of others."""
 _FORM_WORDS = 1 << 16
@@ -129,6 +130,8 @@ class Graphs:
         self._sizes, self._token_sizes = sizes_up_to(rows, ROWS), sizes_up_to(most, TOKENS)
         self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
         self._graphs: dict[Form | MixedForm, _Graph] = {}
+        self._seconds = 0.0
+        """The time that making graphs has taken so far."""
         self._steps: dict[int, MixedStep] = {}
         """The places of mixed steps, by their tokens."""
 
@@ -199,7 +202,7 @@ class Graphs:
         """Make the next graph. One that does not fit in memory is left out; other errors end its kind."""
         if not self._left:
             return False
-        form = self._left.pop(0)
+        form, began = self._left.pop(0), time.monotonic()
         made = self._recorder.record(
             lambda: self._open_mixed(form) if isinstance(form, MixedForm) else self._open(form)
         )
@@ -209,6 +212,9 @@ class Graphs:
             # A stage before the last records the same twice, to be in step with the others.
             made_as = form if self.chooses else replace(form, whole=False)
             self._graphs[made_as] = _Graph(*made.result, made.replay)
+        self._seconds += time.monotonic() - began
+        if self._graphs and not self._left:
+            logger.info("all %d CUDA graphs are made, which took %.1f s", len(self._graphs), self._seconds)
         return bool(self._left)
 
     def close(self) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from interpreted import DEVICE
 
 from models.context import ForwardContext
+from models.state_rows import StateRow
 from worker.kernels.cuda.attention_plan import Heads, launches_of
 from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.steps import step_graphs
 from worker.kernels.cuda.steps.attention_plans import PlannedLayout
+from worker.kernels.cuda.steps.layout_kernels import StepTensors
+from worker.kernels.cuda.steps.mixed_step import MixedStep
+from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS
 from worker.tables.positions import Columns
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -52,3 +58,23 @@ def test_tensors_of_a_packet_begin_where_kernels_expect_them() -> None:
     packet.send()
     assert {piece.data_ptr() % 16 for piece in pieces} == {pieces[0].data_ptr() % 16}
     assert [piece.tolist() for piece in pieces] == [[1], [1] * 5, [1] * 4, [1] * 3, [0.5]]
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(paged: bool) -> None:
+    """Its blocks hold two tokens each, as 16 heads of 512 numbers share a key; other heads are narrower."""
+    kinds = [(Heads(64, 4, dim), torch.bfloat16, paged) for dim in (512, 128)]
+    slots = Slots(DEVICE, ROWS[-1], 8192, 64, paged=paged, has_states=True)
+    largest = StepTensors.make(DEVICE, TOKENS[-1], ROWS[-1], slots.most_blocks)
+    buffer = torch.zeros(step_graphs._FORM_WORDS, dtype=torch.int32, device=DEVICE)
+    step = MixedStep(TOKENS[-1], ROWS[-1], CARD, slots, kinds, buffer, largest)
+    assert (step.rows, step.samples) == (512, 64)
+    counts = [TOKENS[-1] - 511, *[1] * 511]
+    ends = [8000] * 512
+    starts = [end - count for end, count in zip(ends, counts, strict=True)]
+    query_starts = [sum(counts[:row]) for row in range(513)]
+    columns = Columns(list(range(512)), starts, counts, ends, query_starts)
+    columns.states.extend([StateRow(row, row) for row in range(512)])
+    packet = Packet(lambda words: (torch.empty(words, dtype=torch.int32),) * 2, 8)
+    assert step.stage(columns, [0] * TOKENS[-1], range(64), packet) is not None
+    packet.send()

@@ -160,9 +160,10 @@ def test_a_graph_that_does_not_fit_is_left_out(
 
 
 def test_sizes_end_with_the_largest_step() -> None:
-    assert sizes_up_to(256, ROWS) == sizes_up_to(300, ROWS) == list(ROWS)
+    assert sizes_up_to(512, ROWS) == sizes_up_to(600, ROWS) == list(ROWS)
     assert sizes_up_to(20, ROWS) == [1, 2, 4, 8, 16, 20]
-    assert sizes_up_to(512, TOKENS) == list(TOKENS)
+    assert sizes_up_to(2048, TOKENS) == list(TOKENS)
+    assert sizes_up_to(512, TOKENS) == [16, 32, 64, 128, 256, 512]
     assert sizes_up_to(20, TOKENS) == [16, 20]
     assert sizes_up_to(0, ROWS) == sizes_up_to(0, TOKENS) == []
 
@@ -171,7 +172,7 @@ def test_graphs_take_what_their_largest_step_takes_and_a_little_for_each() -> No
     driver = 4 << 20
     logits, layers = (256 + 64) * 90, (256 + 2 * 512) * 10
     assert graph_bytes(256, 512, per_row=90, per_token=10) == logits + layers + (2 * 15 + 2 * 6) * driver
-    assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(256, 512, per_row=90, per_token=10)
+    assert graph_bytes(1024, 512, per_row=90, per_token=10) == graph_bytes(512, 512, per_row=90, per_token=10)
     assert graph_bytes(0, 20, per_row=0, per_token=10) == 40 * 10 + 2 * driver
 
 
