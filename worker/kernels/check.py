@@ -16,7 +16,7 @@ from torch import Tensor
 from models.context import ForwardContext, StateRows
 from models.ops import SPECIFIED, latent_ops
 from models.ops.attention_inputs import HeadPrep
-from models.ops.expert_ops import Routing
+from models.ops.expert_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
 from models.state_rows import NOWHERE, StateRow, state_columns
@@ -76,7 +76,8 @@ class _Case:
                 arguments[1], gated=self.name == "gated_linear", sections=self.sections
             )
         if self.name == "experts":
-            for place, options in ((3, {"gated": True}), (4, {"sections": self.sections})):
+            gated = arguments[5] not in WITHOUT_GATES
+            for place, options in ((3, {"gated": gated}), (4, {"sections": self.sections})):
                 packed = [table["pack"](matrix, **options) for matrix in arguments[place]]
                 arguments[place] = table.get("collect_experts", tuple)(packed)
         elif self.name == "route":
@@ -263,11 +264,17 @@ def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         for correction, routing in ((None, softmax), (values(12).float() / 4, sigmoid))
     ]
     computed: list[_Case] = []
-    for rows, kind, sections in ((1, "silu", 4), (3, "clamped", None), (40, "silu", 2)):
+    for rows, kind, sections in (
+        (1, "silu", 4),
+        (3, "clamped", None),
+        (2, "relu_squared", None),
+        (40, "silu", 2),
+    ):
+        width = 40 if kind in WITHOUT_GATES else 80
         ids = torch.stack([torch.randperm(5, generator=made)[:2].sort().values for _ in range(rows)]).int()
-        matrices = list(values(5, 80, 67) / 8), list(values(5, 67, 40) / 8)
+        matrices = list(values(5, width, 67) / 8), list(values(5, 67, 40) / 8)
         given = (values(rows, 67), ids, torch.rand(rows, 2, generator=made), *matrices, kind)
-        biases = {"gate_up_bias": values(5, 80), "down_bias": values(5, 67)}
+        biases = {"gate_up_bias": values(5, width), "down_bias": values(5, 67)}
         computed.append(_Case("experts", given, biases, sections))
         others = torch.tensor([-1, 3, -1, 0, 1], dtype=torch.int32)  # as if other ranks held two of them
         computed.append(_Case("experts", given, {**biases, "places": others}, sections))

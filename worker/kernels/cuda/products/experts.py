@@ -18,9 +18,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.ops import expert_ops
+from models.ops.expert_ops import WITHOUT_GATES
 from worker.kernels.cuda.capabilities import product_tiles
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.linear import gated
+from worker.kernels.cuda.linear import activation, gated
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.quantized import widened_in_order
 from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts, multiply
@@ -179,7 +180,7 @@ def experts(
         some = slice(start, start + step)
         pairs, blocks = _sorted(ids[some], len(gate_up), x.dtype)
         inner = _product(x[some], gate_up, pairs, blocks, ids.shape[1], gate_up_bias, x.dtype)
-        inner = gated(inner, kind)
+        inner = activation(inner, kind) if kind in WITHOUT_GATES else gated(inner, kind)
         results = _product(inner, down, pairs, blocks, 1, down_bias, torch.float32)
         launch(
             add_pairs,

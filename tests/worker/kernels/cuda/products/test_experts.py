@@ -87,6 +87,22 @@ def test_experts_are_those_of_the_reference(form: str, tokens: int, monkeypatch:
         assert error < (1e-5 if dtype == FP32 else 2**-5)
 
 
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "clamped", "relu_squared"])
+def test_experts_have_gates_or_none(kind: str) -> None:
+    """The first matrices of experts without gates make as many numbers as the last ones take."""
+    width = INNER if kind in expert_ops.WITHOUT_GATES else 2 * INNER
+    ups, downs = torch.randn(EXPERTS, width, SIZE) / 4, torch.randn(EXPERTS, SIZE, INNER) / 8
+    biases = {"gate_up_bias": torch.randn(EXPERTS, width), "down_bias": torch.randn(EXPERTS, SIZE)}
+    x, (ids, weights) = torch.randn(3, SIZE), choices(3, 2)
+    exact = {name: bias.double() for name, bias in biases.items()}
+    matrices = list(ups.double()), list(downs.double())
+    expected = expert_ops.experts(x.double(), ids, weights, *matrices, kind, **exact)
+    packed = [OPERATIONS["collect_experts"]([parameter(matrix) for matrix in part]) for part in (ups, downs)]
+    given = {name: bias.to(DEVICE) for name, bias in biases.items()}
+    out = OPERATIONS["experts"](x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE), *packed, kind, **given)
+    torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def parameter(matrix: Matrix) -> Tensor:
     packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
     return (

@@ -54,6 +54,10 @@ SHAPES: dict[str, dict[str, object]] = {
         "mamba_d_head": 16,
         "num_local_experts": 0,
     },
+    "NemotronHForCausalLM": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+    },
 }
 """Hybrids of few heads, for each is a program."""
 
@@ -115,6 +119,7 @@ def assert_same(found: dict[int, Result], expected: dict[int, Result]) -> None:
         ("YoutuForCausalLM", 1),
         ("Qwen3_5ForCausalLM", 1),
         ("GraniteMoeHybridForCausalLM", 2),
+        ("NemotronHForCausalLM", 1),
     ],
 )
 def test_results_are_those_of_the_cpu(
@@ -132,6 +137,7 @@ def test_results_are_those_of_the_cpu(
         "runner": "generate",
         "tasks": ["generate", "embed", "token_embed"],
         "pooler_config": {"pooling_type": "MEAN"},
+        "speculative_config": None,  # hybrids on CPUs take guesses, and none on a card
     }
     device, computed = run_all(folder, REQUESTS, request, **options)
     assert computed == [], "every step is replayed"
