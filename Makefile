@@ -51,7 +51,7 @@ lowest:
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.
 clients: few-clients
 	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: llama-index-llms-openai-like \
-		llama-index-embeddings-openai-like instructor haystack-ai cohere huggingface-hub
+		llama-index-embeddings-openai-like instructor haystack-ai cohere huggingface-hub ollama
 	$(PYTHON) -m venv $(CLIENTS)/lm-eval
 	$(CLIENTS)/lm-eval/bin/python -m pip install --quiet 'lm-eval[api]' transformers \
 		|| echo "lm-eval does not install here: its tests are skipped"

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
-from server.errors import ANTHROPIC
+from server.errors import ANTHROPIC, OLLAMA, TGI
 from server.frontend.frontend import Frontend
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
@@ -30,8 +30,11 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
-from server.routes import admin, chat, completions, developer, models, plugged_pooling, pooling, tei
+from server.routes import admin, chat, completions, developer, models, plugged_pooling, pooling, tei, tgi
 from server.routes.conversations import messages, responses
+from server.routes.ollama import generating as ollama_generating
+from server.routes.ollama import models as ollama_models
+from server.routes.ollama import pooling as ollama_pooling
 from server.routes.request_context import require_room
 
 
@@ -49,6 +52,8 @@ _ERROR = _object(
 _ANTHROPIC_ERROR = _object(
     "type error", type={"const": "error"}, error=_object("type message", type=_TEXT, message=_TEXT)
 )
+_OLLAMA_ERROR = _object("error", error=_TEXT)
+_TGI_ERROR = _object("error error_type", error=_TEXT, error_type=_TEXT)
 _ERRORS = {
     "4XX": "The request is wrong, not allowed, too large, or more than the client's share.",
     "5XX": "The request cannot be answered now, or has failed; Retry-After says when to try again.",
@@ -61,19 +66,29 @@ class DocumentedApp(FastAPI):
         schema = super().openapi()
         if not known:
             for path, methods in schema["paths"].items():
-                error = _ANTHROPIC_ERROR if path.startswith(ANTHROPIC) else _ERROR
                 for operation in methods.values():
-                    _document(operation, error, schema["components"]["schemas"])
+                    _document(operation, path, schema["components"]["schemas"])
         return schema
 
 
-def _document(operation: dict[str, Any], error: dict[str, Any], schemas: dict[str, Any]) -> None:
+def _error_schema(path: str) -> dict[str, Any]:
+    """The schema of errors of a path, as `server.errors.error_body` writes them."""
+    if path.startswith(ANTHROPIC):
+        return _ANTHROPIC_ERROR
+    if path.startswith(OLLAMA):
+        return _OLLAMA_ERROR
+    return _TGI_ERROR if path in TGI else _ERROR
+
+
+def _document(operation: dict[str, Any], path: str, schemas: dict[str, Any]) -> None:
     answers = operation["responses"]
     answers.pop("422", None)  # errors of bodies are 400 here
+    error = _error_schema(path)
     for status, description in _ERRORS.items():
         answers[status] = {"description": description, "content": {"application/json": {"schema": error}}}
     if _may_stream(operation, schemas):
-        answers["200"]["content"]["text/event-stream"] = {}
+        stream = ollama_generating.NDJSON if path.startswith(OLLAMA) else "text/event-stream"
+        answers["200"]["content"][stream] = {}
 
 
 def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
@@ -86,19 +101,28 @@ def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
 _ROUTES = (admin, models, completions, chat, responses, messages, pooling)
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
-    *(pooling.scores, tei.router, models.tokenizer, page.events),
+    *(pooling.scores, tei.router, tgi.router, models.tokenizer, page.events),
 ]
+OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ollama_models)]
 
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app(ROUTERS, docs=True).openapi()
+    return _make_app([*ROUTERS, *OLLAMA_ROUTERS], docs=True).openapi()
 
 
 def create_app(frontend: Frontend) -> FastAPI:
     config = frontend.config
-    routers = [*ROUTERS, *_asked_routers(config)]
+    asked = _optional_routers(config)
+    routers = [*ROUTERS, *(router for router, there, _ in asked if there)]
     app = _make_app(routers, docs=not config.disable_fastapi_docs)
+    app.state.left_out = {
+        (method, route.path): option
+        for router, there, option in asked
+        for route in router.routes
+        if not there and isinstance(route, Endpoint)
+        for method in route.methods or ()
+    }
     app.state.frontend = frontend
     app.state.config = config
     if config.plugins.io_processor_plugin is not None:
@@ -119,15 +143,16 @@ def create_app(frontend: Frontend) -> FastAPI:
     return app
 
 
-def _asked_routers(config: ServerConfig) -> list[APIRouter]:
-    """The routes that are there if the operator asks for them, or does not refuse them."""
-    asked = (
-        (page.router, not config.disable_page),
-        (developer.calls, config.server_dev_mode),
-        (developer.profiler, bool(config.engine.worker.profiler_config)),
-        (plugged_pooling.router, config.plugins.io_processor_plugin is not None),
-    )
-    return [router for router, there in asked if there]
+def _optional_routers(config: ServerConfig) -> list[tuple[APIRouter, bool, str]]:
+    """Routes that an option brings, whether they are there, and how the option would have to be given."""
+    plugin = config.plugins.io_processor_plugin is not None
+    return [
+        *((router, config.ollama, "with --ollama") for router in OLLAMA_ROUTERS),
+        (page.router, not config.disable_page, "without --disable-page"),
+        (developer.calls, config.server_dev_mode, "with --server-dev-mode"),
+        (developer.profiler, bool(config.engine.worker.profiler_config), "with --profiler-config"),
+        (plugged_pooling.router, plugin, "with --io-processor-plugin"),
+    ]
 
 
 def _add_plugged(app: FastAPI, name: str) -> None:
@@ -148,7 +173,7 @@ def early_admission(frontend: Frontend) -> HeadCheck:
     """What decides on requests for the engine before the application sees them."""
     paths = [
         route.path
-        for router in ROUTERS
+        for router in (*ROUTERS, *OLLAMA_ROUTERS)
         for route in router.routes
         if isinstance(route, Endpoint) and require_room in route.checks
     ]

@@ -35,6 +35,12 @@ MAX_MESSAGE = 1000
 ANTHROPIC = "/v1/messages"
 """The path of Anthropic's API, with which its others begin."""
 
+OLLAMA = "/api/"
+"""The beginning of the paths of Ollama's API."""
+
+TGI = ("/generate", "/generate_stream")
+"""The paths of text-generation-inference."""
+
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -56,6 +62,8 @@ class ApiError(Exception):
     def __init__(self, message: str, param: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+        self.sentence = self.message
+        """The message where an API has no place for more than a sentence."""
         self.param = param
         self.retry_after = retry_after
 
@@ -197,9 +205,14 @@ def from_engine(failed: Failed, retry_after: int = 5) -> ApiError:
 
 
 def error_body(error: ApiError, path: str) -> dict[str, object]:
-    """The JSON of an error in the shape of the API that a path belongs to: OpenAI's, or Anthropic's."""
+    """The JSON of an error in the shape of the API that a path belongs to: OpenAI's, if it is no other's."""
     if path.startswith(ANTHROPIC):
         return anthropic_error(error.status, error.message)
+    if path.startswith(OLLAMA):
+        return {"error": error.sentence}
+    if path in TGI:
+        kind = "validation" if error.status < 500 else "overloaded" if error.status == 503 else "generation"
+        return {"error": error.sentence, "error_type": "overloaded" if error.status == 429 else kind}
     return error.body()
 
 

@@ -161,6 +161,11 @@ class MediaFacts(msgspec.Struct, frozen=True):
         return {"image_url": self.written, "video_url": self.video_written}
 
 
+TAG = ":latest"
+"""The tag of a model's name in Ollama's API that may be left out."""
+_ANY_MODEL = frozenset({"tgi", "tei", "dummy"})
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     model_names: tuple[str, ...]
     """Names by which clients may call the model; answers use the first."""
@@ -187,6 +192,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = LIMITS
     media: MediaFacts | None = None
     """None if requests can have texts only."""
+
+    def is_name(self, name: str) -> bool:
+        """Whether clients may call the model so: by a name of it, with Ollama's tag or without, or by a word
+        that clients of other servers send where there is but one model."""
+        return name in self.model_names or name in _ANY_MODEL or name.removesuffix(TAG) in self.model_names
 
     @property
     def vocab_size(self) -> int:

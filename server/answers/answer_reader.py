@@ -103,6 +103,8 @@ class AnswerReader:
         yield
         if is_thinking:
             yield from self._think()
+        elif (yield from self._unread.expect(*self._thinking.closes)):
+            self._text.skip_space()  # its reasoning is empty
         while True:
             opener = yield from self._unread.pass_until(self._openers, self._text.push)
             if opener is None:

@@ -235,6 +235,11 @@ reads all others as the standard library does."""
 class InvalidBody(BadRequest):
     type = "Bad Request"
 
+    def __init__(self, message: str, param: str, sentence: str) -> None:
+        """`sentence` has the first fault alone."""
+        super().__init__(message, param)
+        self.sentence = sentence
+
 
 def is_long(raw: bytes) -> bool:
     """Whether to read this body may take long. It counts what opens a value, in texts too."""
@@ -284,7 +289,8 @@ def invalid_body(errors: Iterable[Mapping[str, Any]]) -> InvalidBody:
     found = list(errors)
     lines = [f"  {_shown(error)}" for error in found[:MAX_REPORTED]]
     count = f"{len(found)} validation error{'s' if len(found) != 1 else ''}:"
-    return InvalidBody("\n".join([count, *lines]), _location(found[0]))
+    place = _location(found[0])
+    return InvalidBody("\n".join([count, *lines]), place, f"{place}: {found[0].get('msg')}")
 
 
 def _shown(error: Mapping[str, Any]) -> dict[str, object]:

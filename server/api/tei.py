@@ -30,6 +30,8 @@ SomeInputs = Annotated[Inputs, AfterValidator(_some)]
 
 
 class TeiBody(Body):
+    unsupported = {"parameters": ({},), "encoding_format": ("float",)}
+
     truncate: Flag | None = Field(default=False, description="Cut a text that is too long.")
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
         default="Right", description="The end that is cut."

@@ -184,7 +184,7 @@ class Frontend:
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None or empty."""
         names = self.facts.model_names
-        if name and name not in names and not self.config.is_own_path(name):
+        if name and not self.facts.is_name(name) and not self.config.is_own_path(name):
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")
 
     def generate(

@@ -216,9 +216,10 @@ class HeaderChecks:
         return None
 
 
-OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping", "/"})
-"""Paths that are answered without a key: they tell only whether the server lives, and `/` is a page that asks
-for the key."""
+OPEN_PATHS = frozenset({"/live", "/health", "/ready", "/ping"})
+"""Paths that are answered without a key: they tell only whether the server lives."""
+PAGE = "/"
+"""The path of the page, which anybody may read: it asks for the key. What is posted there needs one."""
 PAGE_FOLDER = "/page/"
 """The beginning of the paths of the page's files, which anybody may read."""
 DEEP = "deep"
@@ -239,7 +240,7 @@ def is_open(scope: Scope) -> bool:
     """Whether anybody may ask this: the page and signs of life, but no check that has the model compute."""
     query: bytes = scope.get("query_string", b"")
     path = path_of(scope)
-    if path.startswith(PAGE_FOLDER):
+    if path.startswith(PAGE_FOLDER) or (path == PAGE and scope.get("method") in ("GET", "HEAD")):
         return True
     return path in OPEN_PATHS and not (query and DEEP in QueryParams(query))
 

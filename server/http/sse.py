@@ -58,6 +58,9 @@ class StreamForm:
     """Makes the events that end a stream which breaks off."""
     ping: bytes = b""
     """What is sent during silences, behind the comment if that says more than that the stream lives."""
+    media_type: str = "text/event-stream"
+    has_comments: bool = True
+    """Whether a comment may be sent during silences."""
 
 
 DONE_FORM = StreamForm(
@@ -141,8 +144,6 @@ class EventStream(Response):
     empty item sends the headers before there is an event.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         events: AsyncGenerator[bytes],
@@ -159,13 +160,14 @@ class EventStream(Response):
         """
         self.status_code = 200
         self.background = None
+        self.media_type = form.media_type
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
         self._late_headers = late_headers
         self._on_flow = on_flow
         self._form = form
         self._tell_wait = tell_wait
-        self._keep_alive = keep_alive
+        self._keep_alive = keep_alive if form.has_comments else 0.0
         """Seconds of silence after which a comment is sent; 0 sends none."""
         self._started = self._ended = False
         self._written = 0.0

@@ -18,8 +18,10 @@ _STEP = SHORTEST // 2
 _REFERENCE = "inline:"
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
-_PLACE = re.compile(rb'("(url|image_url|video_url|data)"\s{0,9}:|[\[,])\s{0,9}$')
+_PLACE = re.compile(rb'("(url|image_url|video_url|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$')
 """What stands before a string that may be a file: the name of its field, or it is one of a list."""
+_NEXT = re.compile(rb'"\s{0,9},\s{0,9}"')
+"""What stands between two strings of a list."""
 
 
 class InlineFiles:
@@ -33,11 +35,15 @@ class InlineFiles:
         files not counted."""
         pieces: list[bytes | bytearray] = []
         at = done = cut = 0
+        bare = False
+        """Whether the last file had no head of a data URL, as further ones of a list then have none."""
         while (middle := at + _STEP) < len(raw) and at - cut <= most_left and len(self._files) < MOST_FILES:
             start, stop = raw.rfind(b'"', at, middle) + 1, raw.find(b'"', middle)
             if stop < 0:
                 break
-            if start > 0 and (head := _head_of_file(raw, start, stop)) is not None:
+            bare = bare and _NEXT.fullmatch(raw, done, start) is not None
+            if start > 0 and (head := _head_of_file(raw, start, stop, bare=bare)) is not None:
+                bare = head == 0
                 reference = f"{_REFERENCE}{len(self._files)}"
                 self._files[reference] = memoryview(raw)[start + head : stop]
                 pieces += [raw[done:start], reference.encode()]
@@ -63,12 +69,16 @@ def is_reference(data: str) -> bool:
     return data.startswith(_REFERENCE)
 
 
-def _head_of_file(raw: bytes | bytearray, start: int, stop: int) -> int | None:
-    """How many bytes of a string come before its base64; None if it is no long file of a media part."""
+def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) -> int | None:
+    """How many bytes of a string come before its base64; None if it is no long file of a media part. `bare`
+    says that there may be none."""
     if stop - start < SHORTEST or raw[stop - 1] == ord("\\"):
         return None
     place = _PLACE.search(raw, max(0, start - 40), start - 1)
     head = _HEAD.match(raw, start, start + 256)
-    if place is None or (head is None and (place[2] != b"data" or not _BASE64.match(raw, start))):
+    if place is None:
+        return None
+    bare = bare or place[2] == b"data" or place[3] is not None
+    if head is None and not (bare and _BASE64.match(raw, start)):
         return None
     return 0 if head is None else head.end() - start

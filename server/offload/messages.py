@@ -31,6 +31,7 @@ class SentError(msgspec.Struct, frozen=True, tag=True):
     message: str
     param: str | None
     retry_after: int | None = None
+    sentence: str = ""
 
 
 class ReceivedError(ApiError):
@@ -39,11 +40,11 @@ class ReceivedError(ApiError):
     def __init__(self, found: SentError) -> None:
         super().__init__(found.message, found.param, retry_after=found.retry_after)
         self.status = found.status
-        self.type = found.kind
+        self.type, self.sentence = found.kind, found.sentence
 
 
 def sent_error(error: ApiError) -> SentError:
-    return SentError(error.status, error.type, error.message, error.param, error.retry_after)
+    return SentError(error.status, error.type, error.message, error.param, error.retry_after, error.sentence)
 
 
 def frame(data: bytes) -> bytes:

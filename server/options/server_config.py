@@ -285,6 +285,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Answer with an X-Request-Id header."""
     disable_page: Annotated[bool, Doc(HTTP)] = False
     """No page for people at / (docs/page.md)."""
+    ollama: Annotated[bool, Doc(HTTP)] = True
+    """Speak Ollama's API below /api/, too (docs/ollama.md)."""
     disable_fastapi_docs: Annotated[bool, Doc(HTTP)] = False
     """No /docs and no /openapi.json."""
     server_dev_mode: Annotated[bool, Doc(HTTP)] = False

@@ -1,4 +1,4 @@
-"""GET /: the page for people, its files, and the stream of what the server does now.
+"""GET / and HEAD /: the page for people, its files, and the stream of what the server does now.
 
 The files are read once, and named by a digest of all of them, so that browsers keep them.
 """
@@ -224,7 +224,7 @@ def page_files() -> PageFiles:
     return PageFiles(index.replace(b"{digest}", digest.encode()), digest, files)
 
 
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def page() -> Response:
     return Response(page_files().html, media_type="text/html", headers=_INDEX_HEADERS)
 

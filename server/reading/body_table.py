@@ -14,6 +14,13 @@ from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.messages import Message
+from server.api.ollama.requests import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaRerankRequest,
+)
 from server.api.pooling_bodies import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -31,6 +38,7 @@ from server.api.tei import (
     SimilarityRequest,
     TextsRequest,
 )
+from server.api.tgi import GenerateRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import too_many
 from server.model_facts import Facts
@@ -195,6 +203,11 @@ RESPONSES = _conversation("responses", ResponsesRequest, other_apis.read_respons
 MESSAGES = _conversation("messages", MessagesRequest, other_apis.read_messages, Conversation)
 COUNT_TOKENS = _conversation("count_tokens", CountTokensRequest, other_apis.count_tokens, int)
 INPUT_TOKENS = _conversation("input_tokens", ResponsesRequest, other_apis.count_tokens, int)
+OLLAMA_CHAT = _conversation("ollama_chat", OllamaChatRequest, other_apis.read_ollama, Conversation)
+OLLAMA_GENERATE = _conversation(
+    "ollama_generate", OllamaGenerateRequest, other_apis.read_ollama, Conversation
+)
+GENERATE = Reading("generate", GenerateRequest, other_apis.read_generate, list[Prompt])
 TOKENIZE = _conversation("tokenize", TokenizeRequest, prompts.read_tokenize, bytes, prompts.work_of_template)
 DETOKENIZE = Reading("detokenize", DetokenizeRequest, prompts.read_detokenize, bytes)
 
@@ -214,10 +227,13 @@ CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
 EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
+OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
+OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
 PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
 SCORE = _comparing("score", ScoreRequest)
 RERANK = _comparing("rerank", EitherRerank)
+OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
 
 BY_PATH: dict[str, Reading[Any]] = {
     "/v1/completions": COMPLETION,
@@ -242,6 +258,13 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/rerank": RERANK,
     "/v1/rerank": RERANK,
     "/v2/rerank": RERANK,
+    "/generate": GENERATE,
+    "/generate_stream": GENERATE,
+    "/api/chat": OLLAMA_CHAT,
+    "/api/generate": OLLAMA_GENERATE,
+    "/api/embed": OLLAMA_EMBED,
+    "/api/embeddings": OLLAMA_EMBEDDINGS,
+    "/api/rerank": OLLAMA_RERANK,
 }
 
 BY_NAME: dict[str, Reading[Any]] = {reading.name: reading for reading in BY_PATH.values()}

@@ -1,4 +1,4 @@
-"""Conversations of Responses and of Messages: how they become prompts, and how tokens are counted."""
+"""Conversations of Responses, Messages and Ollama: how they become prompts, and how tokens are counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import msgspec
 from server.api.chat import ChatRequest
 from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.reading.prompts import Conversation, ReadingContext, encode_conversation, read_chat, write_chat
+from server.api.ollama.requests import OllamaAnswering, OllamaGenerateRequest
+from server.api.tgi import GenerateRequest
+from server.reading.prompts import (
+    Conversation,
+    Prompt,
+    ReadingContext,
+    encode_conversation,
+    read_chat,
+    read_completion,
+    read_raw,
+    write_chat,
+)
 from server.reading.system_messages import arranged
 
 
@@ -28,8 +39,21 @@ def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversatio
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
     chat = _arranged(body.chat, context)
-    found = read_chat(_fitting(chat, context) if body.truncation == "auto" else chat, context)
+    if body.truncation == "auto":
+        chat = _fitting(chat, context, context.facts.max_model_len)
+    found = read_chat(chat, context)
     return msgspec.structs.replace(found, warnings=body.warnings)
+
+
+def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
+    if isinstance(body, OllamaGenerateRequest) and body.raw:
+        return read_raw(body.prompt or "", body.chat, context)
+    chat, most = _arranged(body.chat, context), body.asked.window(context.facts.max_model_len)
+    return read_chat(chat if body.truncate is False else _fitting(chat, context, most), context)
+
+
+def read_generate(body: GenerateRequest, context: ReadingContext) -> list[Prompt]:
+    return read_completion(body.completion, context)
 
 
 def count_tokens(body: Asks, context: ReadingContext) -> int:
@@ -48,10 +72,9 @@ def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
     return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
 
 
-def _fitting(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
-    """The conversation without the oldest turns, as many as must go for the model to have room for it."""
+def _fitting(chat: ChatRequest, context: ReadingContext, most: int) -> ChatRequest:
+    """The conversation without the oldest turns, as many as must go for less than `most` tokens."""
     turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
-    most = context.facts.max_model_len
 
     def fits(dropped: int) -> bool:
         return _count(_since(chat, turns[dropped]), context) < most

@@ -174,6 +174,13 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     )
 
 
+def read_raw(text: str, body: ChatRequest, context: ReadingContext) -> Conversation:
+    """A prompt that no template has written, to be answered like a conversation."""
+    check_logprobs("top_logprobs", "sample", body.top_logprobs, context.facts)
+    prompt = _prepare(Written(text), body, context, True, body.most_tokens)
+    return Conversation(prompt, MessageText("user", ""), end=text[-PROMPT_END:])
+
+
 def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments."""
     parameters = tool.function.parameters

@@ -12,7 +12,7 @@ from server.api.scores import best_first
 from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
-from server.model_facts import Facts, require_task
+from server.model_facts import GENERATE, Facts, require_task
 from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading, ReadTexts
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.pooling import label_of
@@ -81,9 +81,18 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
 
 @router.get("/info", dependencies=[Depends(require_ready)])
 async def info(request: Request) -> Response:
-    """Describe the model in the words of text-embeddings-inference."""
+    """Describe the model in the words of text-embeddings-inference, and of text-generation-inference."""
     facts = frontend_of(request).facts
     worker = facts.ready.worker
+    of_generation = {
+        "model_device_type": worker.device,
+        "max_input_tokens": facts.max_model_len - 1,
+        "max_total_tokens": facts.max_model_len,
+        "max_best_of": 1,
+        "max_stop_sequences": facts.limits.stop_strings,
+        "validation_workers": 1,
+        "router": "facet",
+    }
     return JSONResponse(
         {
             "model_id": facts.root,
@@ -99,6 +108,7 @@ async def info(request: Request) -> Response:
             "tokenization_workers": 1,
             "version": version("facet-serve"),
             "tasks": facts.tasks,
+            **(of_generation if GENERATE in facts.tasks else {}),
         }
     )
 

@@ -224,7 +224,7 @@ class FakeFrontend:
             raise self.unready
 
     def check_model(self, name: str | None) -> None:
-        if name and name not in self.facts.model_names:
+        if name and not self.facts.is_name(name):
             raise NotFound(
                 f"The model `{name}` does not exist. Valid aliases: {', '.join(self.facts.model_names)}",
                 "model",

@@ -11,8 +11,10 @@ import secrets
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import Request, Response
+from pydantic_core import from_json
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
@@ -265,15 +267,19 @@ async def begin_conversation(
     prefix: str,
     *,
     counts_output: bool = True,
+    window: int | None = None,
 ) -> ConversationCall:
     """Reads a conversation and makes its request to the engine, or raises the error that refuses it.
 
     `chat` says in the words of chat completions what `body` asks for, and `prefix` begins the answer's id.
+    `window` is the most tokens of prompt and answer, if that is not the model's own.
     """
     frontend = frontend_of(request)
     frontend.check_model(chat.model)
     conversation = await read_texts(request, body, reading)
     sampling = chat.to_sampling()
+    if window is not None:
+        sampling.max_tokens = _room(conversation.prompt.length, window, sampling.max_tokens)
     admission = admit_answers(request, 1, sampling.n)
     plan = await plan_answer(frontend, config_of(request), chat, conversation)
     if plan.format is not None:
@@ -281,6 +287,22 @@ async def begin_conversation(
     return ConversationCall(
         request, chat, sampling, conversation, plan, prefix, admission, counts_output=counts_output
     )
+
+
+def _room(prompt: int, window: int, most: int | None) -> int:
+    """The tokens of an answer that a window leaves room for, and `most` if that is less."""
+    if prompt >= window:
+        raise BadRequest(f"The prompt has {prompt} tokens, and a window of {window} has no room for it.")
+    return window - prompt if most is None else min(most, window - prompt)
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; if they were cut, what is there of them, as clients read a stream."""
+    try:
+        found = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def new_call_id(dialect: str) -> Callable[[], str]:

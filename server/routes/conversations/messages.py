@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
-from pydantic_core import from_json
 
 from server.api.conversations import anthropic_message as api
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
@@ -18,7 +17,12 @@ from server.frontend.frontend import Delta
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response, named_event
 from server.reading.body_table import COUNT_TOKENS, MESSAGES
-from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
+from server.routes.conversations.conversation_call import (
+    ConversationCall,
+    begin_conversation,
+    new_call_id,
+    object_of,
+)
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
 
@@ -146,7 +150,7 @@ class _OpenBlock(OpenItem[api.Block]):
         if self.kind == "text":
             block = replace(self._begun, text=text)
         elif self.kind == "call":
-            block = replace(self._begun, input=_object_of(text))
+            block = replace(self._begun, input=object_of(text))
         else:
             digest = hashlib.sha256(text.encode()).hexdigest()
             signature = seal(text) if self._hides else f"facet-{digest}"
@@ -157,15 +161,6 @@ class _OpenBlock(OpenItem[api.Block]):
 
     def _tell(self, more: api.Block) -> None:
         self._writer.emit("content_block_delta", index=self._index, delta=more)
-
-
-def _object_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; if they were cut, what is there of them, as clients read a stream."""
-    try:
-        found = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _new_id() -> str:

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from server.api.fields import invalid_body
-from server.app import ROUTERS, openapi_schema
+from server.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
@@ -68,7 +68,7 @@ async def client(frontend: FakeFrontend) -> AsyncIterator[httpx.AsyncClient]:
 async def by_fastapi(frontend: FakeFrontend, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     """The same functions and checks behind routes of FastAPI's own class."""
     app = FastAPI()
-    app.state.frontend, app.state.config = frontend, frontend.config
+    app.state.frontend, app.state.config, app.state.left_out = frontend, frontend.config, {}
 
     async def handler(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):
@@ -141,7 +141,8 @@ async def test_endpoints_without_a_body(
 
 def test_every_documented_route_is_an_endpoint() -> None:
     documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
-    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, Endpoint)]
+    routers = [*ROUTERS, *OLLAMA_ROUTERS]
+    routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
     assert {
         (method.lower(), route.path_format)
         for route in routes

@@ -1,0 +1,1 @@
+"""Bodies and answers of Ollama's API."""

@@ -1,0 +1,151 @@
+"""What Ollama tells of models: /api/tags, /api/show, /api/ps, /api/version; and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.answers.format_detection import find_format
+from server.api.ollama.requests import OllamaShowRequest
+from server.errors import HttpError
+from server.frontend.frontend import Frontend
+from server.http.endpoint import Endpoint
+from server.http.error_answers import path_of
+from server.model_facts import GENERATE, TAG, Facts
+from server.options.server_config import ServerConfig
+from server.routes.request_context import config_of, frontend_of, require_ready
+
+router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
+
+VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients refuse servers that are too old for them."""
+FOREVER = "9999-12-31T23:59:59Z"
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@router.get("/api/tags")
+async def list_models(request: Request) -> JSONResponse:
+    """List the names of the served model."""
+    facts = frontend_of(request).facts
+    return JSONResponse({"models": [_listed(name, facts) for name in facts.model_names]})
+
+
+@router.get("/api/ps")
+async def list_running(request: Request) -> JSONResponse:
+    """Tell what memory the model takes. It stays for as long as the server runs."""
+    facts = frontend_of(request).facts
+    size = facts.ready.worker.weight_bytes + facts.ready.worker.kv_bytes
+    in_use = {
+        "size": size,
+        "size_vram": 0 if facts.ready.worker.device.startswith("cpu") else size,
+        "context_length": facts.max_model_len,
+        "expires_at": FOREVER,
+    }
+    return JSONResponse({"models": [_listed(facts.model_names[0], facts) | in_use]})
+
+
+@router.post("/api/show")
+async def show(body: OllamaShowRequest, request: Request) -> JSONResponse:
+    """Describe the model: what it can do, and how much text it reads."""
+    frontend = frontend_of(request)
+    frontend.check_model(body.model or body.name)
+    facts = frontend.facts
+    family, count, width = _family(facts), _parameters(facts), facts.ready.worker.widths.get("embed")
+    info = {
+        "general.architecture": family,
+        "general.basename": facts.model_names[0],
+        f"{family}.context_length": facts.max_model_len,
+        **({} if count is None else {"general.parameter_count": count}),
+        **({} if width is None else {f"{family}.embedding_length": width}),
+    }
+    return JSONResponse(
+        {
+            "license": "",
+            "modelfile": "",
+            "parameters": "\n".join(f"{name} {value}" for name, value in facts.defaults.items()),
+            "template": "",
+            "details": _details(facts),
+            "model_info": info,
+            "capabilities": _capabilities(frontend, config_of(request)),
+            "modified_at": _time(facts),
+        }
+    )
+
+
+@router.get("/api/version")
+async def show_version() -> JSONResponse:
+    """Tell the version of Ollama whose API this is."""
+    return JSONResponse({"version": VERSION})
+
+
+@router.post("/api/pull")
+@router.post("/api/push")
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.delete("/api/delete")
+async def refuse(request: Request) -> Response:
+    """Answer 501: this server has the model that it was started with."""
+    raise HttpError(
+        501,
+        f"{path_of(request.scope)} is not here: this server has the model that it was started with; "
+        "`serve MODEL` starts another one.",
+    )
+
+
+def _listed(name: str, facts: Facts) -> dict[str, object]:
+    tagged, ready = name if ":" in name else name + TAG, facts.ready
+    told = f"{facts.root} {ready.architecture} {ready.worker.fingerprint}"
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": _time(facts),
+        "size": ready.worker.weight_bytes,
+        "digest": hashlib.sha256(told.encode()).hexdigest(),
+        "details": _details(facts),
+    }
+
+
+def _time(facts: Facts) -> str:
+    return datetime.fromtimestamp(facts.created, UTC).isoformat()
+
+
+def _family(facts: Facts) -> str:
+    """The name of the model's kind, as its architecture has it."""
+    return re.sub(r"(For[A-Z]|LMHead|Model).*", "", facts.ready.architecture).lower()
+
+
+def _details(facts: Facts) -> dict[str, object]:
+    family, count, level = _family(facts), _parameters(facts), facts.ready.quantization
+    return {
+        "parent_model": "",
+        "format": "gguf" if "gguf" in (level or "").lower() else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if count is None else f"{count / 1e6:.1f}M",
+        "quantization_level": level or _LEVELS.get(facts.ready.worker.dtype, facts.ready.worker.dtype),
+    }
+
+
+def _parameters(facts: Facts) -> int | None:
+    """The number of weights; None where their bytes do not tell it."""
+    each = _BYTES.get(facts.ready.worker.dtype)
+    return None if each is None or facts.ready.quantization else facts.ready.worker.weight_bytes // each
+
+
+def _capabilities(frontend: Frontend, config: ServerConfig) -> list[str]:
+    facts = frontend.facts
+    format = find_format(frontend.tokenizer, config.tool_call_parser, config.reasoning_parser)
+    generates = GENERATE in facts.tasks
+    can = {
+        "completion": generates,
+        "tools": generates and format.dialect is not None,
+        "thinking": generates and format.thinking is not None,
+        "vision": facts.media is not None and "image" in facts.media.most,
+        "embedding": "embed" in facts.tasks,
+    }
+    return [name for name, is_so in can.items() if is_so]

@@ -1,0 +1,57 @@
+"""POST /api/embed, /api/embeddings and /api/rerank."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+
+from server.api.ollama import answers as api
+from server.api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRerankRequest
+from server.api.scores import best_first
+from server.http.endpoint import Endpoint
+from server.http.sse import encode, json_response
+from server.reading.body_table import OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_RERANK
+from server.requests.vectors import as_json
+from server.routes.pooling_call import PoolingCall, require_embed, require_scores, written_list
+from server.routes.request_context import cancelled_when_client_leaves, read_texts, require_room
+
+router = APIRouter(route_class=Endpoint, tags=["Ollama"])
+
+EMBEDS = [Depends(require_room), Depends(require_embed)]
+
+
+@router.post("/api/embed", dependencies=EMBEDS)
+@cancelled_when_client_leaves
+async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
+    """Return a vector of the length 1 for each text."""
+    call = PoolingCall(request, body)
+    vectors = await call.run((await read_texts(request, body, OLLAMA_EMBED)).items)
+    head = api.Embedded(model=call.model)
+    head.measure(call.times, call.tokens)
+    before, _, after = encode(head).partition(b'"embeddings":[]')
+    return written_list(map(as_json, vectors), before + b'"embeddings":[', b"]" + after)
+
+
+@router.post("/api/embeddings", dependencies=EMBEDS)
+@cancelled_when_client_leaves
+async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
+    """Return the vector of one text, in `prompt`, as the model makes it."""
+    call = PoolingCall(request, body)
+    [vector] = await call.run((await read_texts(request, body, OLLAMA_EMBEDDINGS)).items)
+    return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
+
+
+@router.post("/api/rerank", dependencies=[Depends(require_room), Depends(require_scores)])
+@cancelled_when_client_leaves
+async def rerank(body: OllamaRerankRequest, request: Request) -> Response:
+    """Order the documents by how well they answer the query, the best first. Ollama has no such endpoint yet;
+    this is how its clients expect it."""
+    call = PoolingCall(request, body)
+    compared = await read_texts(request, body, OLLAMA_RERANK)
+    found = await call.score(compared)
+    results = [api.RankedDocument(index, found[index]) for index in best_first(found)[: body.top_n or None]]
+    for one in results if compared.repeated else ():
+        one.document = msgspec.Raw(compared.repeated[one.index])
+    answer = api.Reranked(model=call.model, results=results)
+    answer.measure(call.times, call.tokens)
+    return json_response(answer)
