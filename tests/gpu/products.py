@@ -57,21 +57,17 @@ def measure_products(bench: Workbench) -> Iterator[Result]:
 
 def ways_to_multiply(bench: Workbench, form: str) -> dict[str, Multiply]:
     """The ways to multiply by a matrix in e4m3 on this card; the first rounds no inputs."""
-    operations = bench.operations  # kernels are imported after this
     from worker.kernels.cuda.operations import cuda_operations
     from worker.kernels.cuda.products.rounded import multiply_in_8_bits, torch_multiplies
 
     card = bench.card
     ways: dict[str, Multiply] = {"16 bits": cuda_operations(replace(card, capability=80))["linear"]}
-    if not card.rounds_inputs:
-        return ways
-    assert "linear" in operations
-    rounded = {"8 bits by Triton": False}
-    if torch_multiplies(card, bench.target) and (form == "rows" or card.capability == HOPPER):
-        rounded = {"8 bits by torch": True, **rounded}
-    for name, by_torch in rounded.items():
-        there = replace(card, scaled_mm=by_torch)
-        ways[name] = partial(multiply_in_8_bits, bias=None, card=there, wide=False)
+    if (
+        card.rounds_inputs
+        and torch_multiplies(card, bench.target)
+        and (form == "rows" or card.capability == HOPPER)
+    ):
+        ways["8 bits by torch"] = partial(multiply_in_8_bits, bias=None, wide=False)
     return ways
 
 

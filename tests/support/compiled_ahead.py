@@ -27,11 +27,17 @@ PROCESSORS = 132
 
 
 def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool) -> list[Call]:
-    """What a model starts where torch's own products of 8 bits are refused, so that ours are needed."""
-    operations = cuda_operations(Card(capability, PROCESSORS, scaled_mm=False), fp8=fp8)
+    """What a model starts; one in fp8, where torch's products of 8 bits are right, and where they are not."""
     config, types = read_config(folder), [getattr(torch, cache) for cache in caches]
     given = (config, folder, torch.bfloat16, capability)
-    return [call for each in types for call in model_calls(*given, cache_dtype=each, kernels=operations)]
+    cards = [Card(capability, PROCESSORS, scaled_mm=right) for right in ((True, False) if fp8 else (True,))]
+    operations = [cuda_operations(card, fp8=fp8) for card in cards]
+    return [
+        call
+        for each in types
+        for kernels in operations
+        for call in model_calls(*given, cache_dtype=each, kernels=kernels)
+    ]
 
 
 def main(capability: int, share: int, shares: int, models: Sequence[tuple[str, list[str], bool]]) -> None:

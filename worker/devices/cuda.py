@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,17 @@ class Cuda:
         from worker.kernels.cuda.compiling.model_variants import compiling, opening_calls
         from worker.kernels.cuda.draw_kernel import open_draw
         from worker.kernels.cuda.launch import count_compilations
-        from worker.kernels.cuda.operations import open_kernels  # imports Triton
+        from worker.kernels.cuda.operations import open_kernels
+        from worker.kernels.cuda.products.rounded import torch_multiplies  # imports Triton
 
         count_compilations()
         self._card = Card.of(self.target)
         turn = place.local_rank, place.local_ranks
         with compiling(partial(opening_calls, self.capability, head_dim), self.target, turn):
             pass  # so that the proofs of kernels, which follow, find all compiled
+        if self._card.rounds_inputs:
+            right = torch_multiplies(self._card, self.target)
+            self._card = replace(self._card, scaled_mm=right)
         self.draw = open_draw(self.target)
         self.kernels = open_kernels(self._card, self.target, head_dim, fp8=fp8)
 
@@ -150,15 +155,12 @@ class Cuda:
 
     def after_loading(self, weights: Iterable[Tensor]) -> None:
         """Say what was saved, if weights were to be quantized, and which inputs are rounded."""
-        from worker.kernels.cuda.capabilities import MANY_ROWS
-        from worker.kernels.cuda.products.rounded import (
-            describe_rounding,
-        )  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.products.rounded import describe_rounding  # imports Triton
 
         weights = list(weights)
         if self._fp8:
             logger.info("%s", describe_savings(MADE_ON_CUDA, weights))
-        if self._card.rounds_inputs and (line := describe_rounding(weights, MANY_ROWS)):
+        if line := describe_rounding(weights, self._card):
             logger.info("%s", line)
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:

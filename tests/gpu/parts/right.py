@@ -90,11 +90,13 @@ def _draws(rows: int, target: torch.device) -> Draws:
 
 
 def check_rounded_products(bench: Workbench) -> Iterator[Result]:
-    """Products whose inputs are rounded to 8 bits, by torch and by our kernel, beside those of 16 bits."""
+    """Products whose inputs are rounded to 8 bits, beside those of 16 bits."""
     from worker.kernels.cuda.products.rounded import torch_multiplies
 
     if bench.card.rounds_inputs:
-        told = "right" if torch_multiplies(bench.card, bench.target) else "refused or wrong: ours are taken"
+        told = (
+            "right" if torch_multiplies(bench.card, bench.target) else "refused or wrong: inputs keep 16 bits"
+        )
         yield Result("torch's own products in 8 bits", told)
     for result in measure_rounding(bench, counts=(16, 256)):
         yield Result(result.name, result.text or "the measure", wrong=result.wrong)

@@ -27,12 +27,12 @@ class Card:
     processors: int
     """The number of multiprocessors."""
     scaled_mm: bool = True
-    """Whether torch's own products of numbers of 8 bits are right on this card."""
+    """Whether torch's products of numbers of 8 bits are right on this card, if it has any."""
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether the matrix unit multiplies numbers in e4m3."""
-        return self.capability >= LEAST_E4M3
+        """Whether torch multiplies numbers in e4m3 on this card."""
+        return self.scaled_mm and self.capability >= LEAST_E4M3
 
     @classmethod
     def of(cls, target: torch.device) -> Card:
@@ -126,15 +126,10 @@ class ProductTiles:
     stages: int
 
 
-def rounded_tiles(capability: int) -> ProductTiles:
-    """The tiles for products of many rows with both sides in e4m3."""
-    return ProductTiles(64 if _is_blackwell(capability) else 128, 128, 8, 3)
-
-
 FEW_ROWS = 16
 """Rows up to which a product takes its narrowest tile."""
 MANY_ROWS = 128
-"""Rows from which on a matrix is widened once, or inputs are rounded: a product takes longer than either."""
+"""Rows from which on a matrix is widened once: a product takes longer than that."""
 
 
 def product_tiles(dtype: torch.dtype, rows: int) -> ProductTiles:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from worker.kernels import check
 from worker.kernels.cuda import attention, latent_attention, linear, norms, pooling_kernel, rotary
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.products import experts
-from worker.kernels.cuda.products.rounded import torch_multiplies
 from worker.kernels.cuda.recurrent import convolution, delta_rule, gates, selective_scan
 
 logger = logging.getLogger(__name__)
@@ -43,8 +41,6 @@ def open_kernels(card: Card, target: torch.device, dim: int, *, fp8: bool = Fals
 
     `dim`: the width of the model's heads, so that its variants are compiled, which it needs anyway.
     """
-    if card.rounds_inputs:
-        card = replace(card, scaled_mm=torch_multiplies(card, target))
     names = check.wrong(cuda_operations(card), target=target, dim=dim)
     if names:
         logger.error("%s differ from what they should compute on this card: torch does it", ", ".join(names))

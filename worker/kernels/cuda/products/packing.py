@@ -27,6 +27,8 @@ _KINDS = {
     IQ4: quantized_kernel.LEVELS,
     E2M1: quantized_kernel.HALVES,
 }
+_OUTPUTS = 16
+"""The multiple of outputs that torch's product of numbers in e4m3 asks for."""
 _IN_BLOCKS = 4
 """The multiple to which the scales of a row of blocks are filled up."""
 _CENTRE = 128
@@ -52,7 +54,7 @@ class Packed(nn.Parameter):
     bytes_before: int
     """The bytes of the matrix in the number type of the model."""
     rounds_inputs: bool
-    """Whether inputs may be rounded to e4m3 where the card multiplies such numbers."""
+    """Whether inputs may be rounded to e4m3 where torch multiplies such numbers."""
     input_scale: Tensor | None
     """The one scale [1] float32 that the checkpoint has for all inputs; None: rows have their own."""
     blocks: Tensor | None
@@ -103,9 +105,10 @@ def pack(matrix: Grouped) -> Packed | None:
     packed.width, packed.outputs, packed.inputs = codes.shape[1], len(matrix), matrix.codes.shape[1]
     packed.numbers, packed.bytes_before = matrix.dtype, matrix.plain_bytes
     _order(packed, matrix)
-    packed.rounds_inputs = _rounds_inputs(matrix)
+    packed.blocks = _blocks(matrix, packed.width) if _has_rounded_inputs(matrix) else None
+    by_rows = matrix.scales.shape[1] == 1 and packed.outputs % _OUTPUTS == 0
+    packed.rounds_inputs = _has_rounded_inputs(matrix) and (by_rows or packed.blocks is not None)
     packed.input_scale = _input_scale(matrix) if packed.rounds_inputs else None
-    packed.blocks = _blocks(matrix, packed.width) if packed.rounds_inputs else None
     return packed
 
 
@@ -152,15 +155,15 @@ def _form(matrix: Grouped, tile: int, *, powers: bool) -> MatrixForm:
     return MatrixForm(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
 
 
-def _rounds_inputs(matrix: Grouped) -> bool:
-    """Whether the checkpoint wants inputs of 8 bits, and the kernels know the form of the matrix for them."""
+def _has_rounded_inputs(matrix: Grouped) -> bool:
+    """Whether the checkpoint wants inputs of 8 bits, and torch knows products of such a matrix."""
     return (
         matrix.kind == E4M3
         and matrix.input_bits == 8
         and matrix.order is None
         and (matrix.scales.shape[1] == 1 or matrix.group == GROUP)
         and matrix.scales.dtype == torch.float32
-        and matrix.dtype in (torch.bfloat16, torch.float16)
+        and matrix.dtype == torch.bfloat16
     )
 
 

@@ -1,6 +1,6 @@
-"""Products with quantized matrices: our own kernel for few rows.
+"""Products with quantized matrices: our own kernel for few rows, cuBLAS with widened matrices for many.
 
-For many, cuBLAS multiplies widened matrices, or inputs are rounded to 8 bits where the checkpoint wants that.
+Where a checkpoint wants inputs of 8 bits and torch multiplies these, they are rounded for any number of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from worker.kernels.cuda.capabilities import MANY_ROWS, Card, product_tiles
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.quantized_kernel import join_splits, multiply, widen_rows
-from worker.kernels.cuda.products.rounded import multiply_in_8_bits
+from worker.kernels.cuda.products.rounded import multiply_in_8_bits, rounds_inputs
 
 _MOST_WIDENED = 1 << 26
 """The numbers of a matrix that are widened at a time, to bound the memory of a step."""
@@ -38,9 +38,9 @@ def multiply_quantized(x: Tensor, weight: Packed, bias: Tensor | None, card: Car
     if x.dtype != weight.numbers:
         raise ValueError(f"inputs of {x.dtype} do not fit a matrix that was packed for {weight.numbers}")
     x = ordered(x, weight)
+    if len(x) and rounds_inputs(weight, card):
+        return multiply_in_8_bits(x, weight, bias, wide=wide)
     if len(x) >= MANY_ROWS:
-        if weight.rounds_inputs and card.rounds_inputs:
-            return multiply_in_8_bits(x, weight, bias, card, wide=wide)
         return _multiply_widened(x, weight, bias, wide=wide)
     out = torch.empty(len(x), weight.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
     if len(x):

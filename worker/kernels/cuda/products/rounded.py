@@ -1,7 +1,6 @@
-"""Products in 8 bits on both sides: inputs are rounded to e4m3, row by row or in groups of 128.
+"""Products in 8 bits on both sides: torch multiplies inputs rounded to e4m3, by rows or groups of 128.
 
-For steps of many rows, whose products take as long as the matrix unit needs for them: it computes twice as
-many numbers of 8 bits as of 16. torch multiplies where it knows the form of the scales, else our own kernel.
+All steps take them, also those of one row: so results do not depend on how many tokens a step has.
 """
 
 from __future__ import annotations
@@ -15,24 +14,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from worker.kernels.cuda.capabilities import HOPPER, Card, rounded_tiles
+from worker.kernels.cuda.capabilities import HOPPER, Card
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.products.packing import Packed
-from worker.kernels.cuda.products.rounded_kernel import GROUP, multiply_rounded, round_rows
+from worker.kernels.cuda.products.rounded_kernel import GROUP, round_rows
 
 logger = logging.getLogger(__name__)
 
-_OUTPUTS = 16
-"""The multiple of outputs that torch's product of rows asks for."""
-_FILLED = 16
-"""The multiple to which rows are filled up, so that scales of groups begin at a multiple of 64 bytes."""
+_FILLED, _FILLED_GROUPS = 64, 16
+"""The multiples to which rows are filled up. With scales of rows, torch takes longer for 16 rows on an H100
+(44 us) than for 64 (37 us); scales of groups begin at a multiple of 64 bytes."""
 _BLOCK = 1024
+_MOST_BLOCK = 8192
+"""The numbers of a row that have one scale and are read at a time."""
 _TOLERANCE = 2**-7
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Rows in e4m3, filled up to a multiple of 16; nothing is written to those that are left over."""
+    """Rows in e4m3, filled up to a multiple; nothing is written to those that are left over."""
 
     numbers: Tensor  # [rows, columns of the matrix]
     by_group: Tensor  # [groups, rows]: what each number is multiplied with
@@ -48,61 +48,44 @@ class Rounded:
         return self.by_group.t() if self.grouped else self.by_group.view(-1, 1)
 
 
-def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, card: Card, *, wide: bool) -> Tensor:
-    """x [T, in], rounded, times a matrix [out, in] in e4m3 whose `rounds_inputs` says that it may be."""
-    given = round_inputs(x, weight)
-    if card.scaled_mm and not wide and x.dtype == torch.bfloat16:
-        out = _by_torch(given, weight, card)
-        if out is not None:
-            return out[: len(x)] if bias is None else out[: len(x)] + bias
-    out = torch.empty(len(x), weight.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
-    _by_triton(given, weight, bias, out, card)
-    return out
+def rounds_inputs(weight: Packed, card: Card) -> bool:
+    """Whether inputs of a matrix are rounded: where torch multiplies such numbers with its form of scales."""
+    return (
+        weight.rounds_inputs and card.rounds_inputs and (weight.blocks is None or card.capability == HOPPER)
+    )
+
+
+def multiply_in_8_bits(x: Tensor, weight: Packed, bias: Tensor | None, *, wide: bool) -> Tensor:
+    """x [T, in], rounded, times a matrix [out, in] in e4m3 for which `rounds_inputs` is true."""
+    given, matrix = round_inputs(x, weight), _codes(weight).t()
+    if weight.blocks is None:
+        recipe = ScalingType.RowWise
+        out = scaled_mm(given.numbers, matrix, given.scales, recipe, _scales(weight), recipe)
+    else:
+        recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+        out = scaled_mm(given.numbers, matrix, given.scales, recipes[0], weight.blocks, recipes[1])
+    out = out[: len(x)].float() if wide else out[: len(x)]
+    return out if bias is None else out + bias
 
 
 def round_inputs(x: Tensor, weight: Packed) -> Rounded:
     """Round x [T, in], whose rows are contiguous, for the product with a matrix."""
-    columns, filled = weight.width, -(-len(x) // _FILLED) * _FILLED
+    columns, groups = weight.width, len(_scales(weight))
+    multiple = _FILLED if groups == 1 else _FILLED_GROUPS
+    filled = -(-len(x) // multiple) * multiple
     rounded = Rounded(
         torch.empty(filled, columns, dtype=torch.float8_e4m3fn, device=x.device),
-        torch.empty(len(_scales(weight)), filled, dtype=torch.float32, device=x.device),
+        torch.empty(groups, filled, dtype=torch.float32, device=x.device),
     )
+    block = _BLOCK if rounded.grouped else min(_MOST_BLOCK, 1 << (columns - 1).bit_length())
     launch(
         round_rows,
-        (len(x), -(-columns // _BLOCK) if rounded.grouped else 1),
+        (len(x), -(-columns // block) if rounded.grouped else 1),
         *(x, weight.input_scale, rounded.numbers, rounded.by_group),
-        *(columns, filled, x.stride(0), x.shape[1], rounded.grouped, _BLOCK),
-        num_warps=4,
+        *(columns, filled, x.stride(0), x.shape[1], rounded.grouped, block),
+        num_warps=4 if block <= _BLOCK else 8,
     )
     return rounded
-
-
-def _by_torch(given: Rounded, weight: Packed, card: Card) -> Tensor | None:
-    """The product [T', out] in bfloat16; None if torch knows no such form on this card."""
-    matrix, of_matrix = _codes(weight).t(), _scales(weight)
-    if not given.grouped:
-        if weight.outputs % _OUTPUTS:
-            return None
-        rows = ScalingType.RowWise
-        return scaled_mm(given.numbers, matrix, given.scales, rows, of_matrix, rows)
-    if card.capability != HOPPER or weight.blocks is None:
-        return None
-    recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-    return scaled_mm(given.numbers, matrix, given.scales, recipes[0], weight.blocks, recipes[1])
-
-
-def _by_triton(given: Rounded, weight: Packed, bias: Tensor | None, out: Tensor, card: Card) -> None:
-    rows, outputs = out.shape
-    tiles = rounded_tiles(card.capability)
-    launch(
-        multiply_rounded,
-        (-(-outputs // tiles.outputs), -(-rows // tiles.rows)),
-        *(given.numbers, given.by_group, _codes(weight), _scales(weight), bias, out),
-        *(rows, len(given.numbers), outputs, weight.width, given.grouped),
-        *(tiles.rows, tiles.outputs, GROUP if weight.width % GROUP == 0 else 64),
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
 
 
 def _codes(weight: Packed) -> Tensor:
@@ -127,14 +110,14 @@ def torch_multiplies(card: Card, target: torch.device) -> bool:
             if not (out - expected).norm() < _TOLERANCE * expected.norm():
                 raise ValueError("a product differs from what it should be")
     except (RuntimeError, ValueError) as error:
-        logger.error("torch's products in 8 bits fail on this card, so our own kernel multiplies: %s", error)
+        logger.error("torch's products in 8 bits fail on this card, so inputs keep 16: %s", error)
         return False
     return True
 
 
 def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...]]:
     """Products in float32, and what torch is to be given for each of them: of rows, and of blocks if any."""
-    rows, blocks = 48, 2
+    rows, blocks = 64, 2
     outputs = inputs = blocks * GROUP
     made = torch.Generator().manual_seed(0)
 
@@ -157,15 +140,12 @@ def _known_products(card: Card, target: torch.device) -> Iterator[tuple[Any, ...
     yield wide @ (matrix.float().t() * spread), x, matrix.t(), of_x, forms[0], of_matrix, forms[1]
 
 
-def describe_rounding(weights: Iterable[Tensor], rows: int) -> str | None:
-    """Say how many matrices have inputs that are rounded in steps of so many rows; None if none has."""
+def describe_rounding(weights: Iterable[Tensor], card: Card) -> str | None:
+    """Say how many matrices have inputs that are rounded; None if none has."""
     parts = (part for weight in weights for part in getattr(weight, "apart", None) or (weight,))
-    found = [part for part in parts if isinstance(part, Packed) and part.rounds_inputs]
+    found = [part for part in parts if isinstance(part, Packed) and rounds_inputs(part, card)]
     if not found:
         return None
     static = sum(part.input_scale is not None for part in found)
     by_scales = f", {static} of them by scales of the checkpoint" if static else ""
-    return (
-        f"inputs of {len(found)} matrices in e4m3 are rounded to 8 bits in steps of {rows} tokens and more"
-        f"{by_scales}; in shorter ones they keep 16"
-    )
+    return f"inputs of {len(found)} matrices in e4m3 are rounded to 8 bits{by_scales}"

@@ -1,9 +1,4 @@
-"""Products of numbers of 8 bits in Triton: one kernel that rounds rows to e4m3, and one that multiplies them.
-
-Both sides of a product are e4m3, so the matrix unit takes half as many bytes as in 16 bits and twice as many
-numbers at a time. What scales bring is multiplied in float32: the sum over each tile of inputs is a new one,
-because the matrix units of some cards keep fewer bits in a sum of numbers of 8 bits than float32 has.
-"""
+"""Rows of inputs are rounded to e4m3 in Triton, for products of numbers of 8 bits on both sides."""
 
 from __future__ import annotations
 
@@ -73,33 +68,3 @@ def round_rows(
             at = start + columns
             x = tl.load(x_ptr + at, mask=at < inputs, other=0.0).to(tl.float32)
             tl.store(numbers_ptr + at, _rounded(x, scale, numbers_ptr), mask=at < width)
-
-
-@triton.jit(do_not_specialize=["rows", "filled"])
-def multiply_rounded(
-    x_ptr, x_scales_ptr, codes_ptr, scales_ptr, bias_ptr, out_ptr, rows, filled, outputs, width,
-    GROUPED: constexpr, BM: constexpr, BN: constexpr, BK: constexpr,
-):  # fmt: skip
-    """Compute a tile [BM, BN] of the product of rows [rows, width] and a matrix [outputs, width] in e4m3."""
-    row = tl.program_id(1) * BM + tl.arange(0, BM)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    held, there = row < rows, n < outputs
-    row, n = tl.where(held, row, 0), tl.where(there, n, 0)  # what is read twice is not written
-    k = tl.arange(0, BK)
-    x_ptr += row.to(tl.int64)[:, None] * width + k[None, :]
-    codes_ptr += n.to(tl.int64)[None, :] * width + k[:, None]
-    total = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, width, BK):
-        product = tl.dot(tl.load(x_ptr + start), tl.load(codes_ptr + start))
-        if GROUPED:
-            group = start // _GROUP
-            product *= tl.load(x_scales_ptr + group * filled + row)[:, None]
-            product *= tl.load(scales_ptr + group * outputs + n)[None, :]
-        total += product
-    if not GROUPED:
-        total *= tl.load(x_scales_ptr + row)[:, None]
-        total *= tl.load(scales_ptr + n)[None, :]
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + n).to(tl.float32)[None, :]
-    at = out_ptr + row.to(tl.int64)[:, None] * outputs + n[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=held[:, None] & there[None, :])

@@ -20,24 +20,23 @@ from models.loader import LoadOptions, load_model
 from models.ops.grouped_matrix import Grouped, stacked
 from models.weight_coding import E4M3
 from worker.kernels import check
-from worker.kernels.cuda.capabilities import MANY_ROWS, Card
+from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.launch import collecting
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import packing, rounded
 from worker.kernels.cuda.products.packing import Packed
 
-BF16, FP16 = torch.bfloat16, torch.float16
+BF16 = torch.bfloat16
 ADA, HOPPER = Card(89, 4), Card(90, 4)
-BY_TRITON = Card(90, 4, scaled_mm=False)
 TOLERANCE = 2**-7
-ROWS = MANY_ROWS + 3
+COUNTS = 1, 19, 131
+"""Rows of steps: all of them have products of the same kind."""
 
 
 def matrix(
     outputs: int,
     inputs: int,
     group: int,
-    dtype: torch.dtype = BF16,
     *,
     blocks: bool = False,
     input_scale: float | None = None,
@@ -49,7 +48,7 @@ def matrix(
     if blocks:
         scales = scales[::128].repeat_interleave(128, 0)[:outputs]
     bits = {"input_bits": 8, "input_scale": input_scale}
-    return Grouped(codes, 8, group, scales, None, inputs, dtype, kind=E4M3, **bits)  # pyright: ignore
+    return Grouped(codes, 8, group, scales, None, inputs, BF16, kind=E4M3, **bits)  # pyright: ignore
 
 
 def packed(given: Grouped) -> Packed:
@@ -72,11 +71,11 @@ def exact(x: Tensor, given: Grouped) -> Tensor:
     return (codes.view(torch.float8_e4m3fn).double() * spread) @ given.widened(torch.float64).t()
 
 
-def rows_of(count: int, inputs: int, dtype: torch.dtype = BF16) -> Tensor:
+def rows_of(count: int, inputs: int) -> Tensor:
     """Rows of different sizes in a wider tensor that is NaN beside them; one is zero."""
-    held = torch.full((count, inputs + 5), float("nan"), dtype=dtype)
+    held = torch.full((count, inputs + 5), float("nan"), dtype=BF16)
     held[:, :inputs] = torch.randn(count, inputs) * torch.rand(count, 1) * 20
-    held[count // 2, :inputs] = 0
+    held[count // 2, :inputs] *= count == 1
     return held[:, :inputs]
 
 
@@ -93,13 +92,14 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize(("inputs", "group"), [(300, 0), (1100, 0), (300, 128), (1152, 128)])
+@pytest.mark.parametrize(("inputs", "group"), [(300, 0), (8300, 0), (300, 128), (1152, 128)])
 def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
     weight, x = packed(matrix(16, inputs, group)), rows_of(19, inputs)
     made = rounded.round_inputs(x.to(DEVICE), weight)
     numbers, scales = made.numbers, made.scales
-    assert numbers.shape == (32, weight.width)
-    assert scales.stride() == ((1, 32) if group else (1, 1))
+    filled = 32 if group else 64
+    assert numbers.shape == (filled, weight.width)
+    assert scales.stride() == ((1, filled) if group else (1, 1))
     codes, spread = rounded_by_torch(x, group)
     widths = [min(group or inputs, inputs - start) for start in range(0, inputs, group or inputs)]
     columns = zip(scales.cpu()[:19].split(1, 1), widths, strict=True)
@@ -111,11 +111,11 @@ def test_rows_are_rounded_as_torch_rounds_them(inputs: int, group: int) -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("card", [ADA, HOPPER, BY_TRITON], ids=["8.9", "9.0", "by Triton"])
-@pytest.mark.parametrize("outputs", [96, 101])
-def test_products_with_scales_of_rows(card: Card, outputs: int) -> None:
-    given = matrix(outputs, 300, 0)
-    weight, x, bias = packed(given), rows_of(ROWS, 300), torch.randn(outputs).to(BF16)
+@pytest.mark.parametrize("card", [ADA, HOPPER], ids=["8.9", "9.0"])
+@pytest.mark.parametrize("rows", COUNTS)
+def test_products_with_scales_of_rows(card: Card, rows: int) -> None:
+    given = matrix(96, 300, 0)
+    weight, x, bias = packed(given), rows_of(rows, 300), torch.randn(96).to(BF16)
     assert_close(multiply(card, x, weight), exact(x, given))
     assert_close(multiply(card, x, weight, bias), exact(x, given) + bias.double())
     wide = multiply(card, x, weight, wide=True)
@@ -124,14 +124,11 @@ def test_products_with_scales_of_rows(card: Card, outputs: int) -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("inputs", [256, 300])
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_products_with_scales_of_groups(inputs: int, dtype: torch.dtype) -> None:
-    given = matrix(101, inputs, 128, dtype)
-    weight, x, bias = packed(given), rows_of(ROWS, inputs, dtype), torch.randn(101).to(dtype)
-    out = multiply(HOPPER, x, weight, bias)
-    assert out.dtype == dtype
-    assert_close(out, exact(x, given) + bias.double())
+def test_the_number_of_rows_does_not_change_how_one_is_rounded() -> None:
+    weight, x = packed(matrix(96, 300, 0)), rows_of(131, 300)
+    alone = torch.cat([multiply(HOPPER, x[row : row + 1], weight) for row in (0, 64, 130)])
+    torch.testing.assert_close(alone, multiply(HOPPER, x, weight)[[0, 64, 130]], atol=0, rtol=2**-7)
+    assert multiply(HOPPER, x[:0], weight).shape == (0, 96)
 
 
 def blocks_by_hand(
@@ -146,29 +143,31 @@ def blocks_by_hand(
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("inputs", [256, 640])
-def test_blocks_are_multiplied_by_torch_on_hopper(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("inputs", "rows"), [(256, 1), (640, 131)])
+def test_blocks_are_multiplied_on_hopper(inputs: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own rules for this product are those of its shapes on "meta": it takes what it is given."""
     given = matrix(256, inputs, 128, blocks=True)
-    weight, x, bias = packed(given), rows_of(ROWS, inputs), torch.randn(256).to(BF16)
+    weight, x, bias = packed(given), rows_of(rows, inputs), torch.randn(256).to(BF16)
     nowhere = torch.device("meta")
     on_meta = packing.pack(check.moved(given, nowhere))
     assert on_meta is not None
     with collecting() as calls:
         out = cuda_operations(HOPPER)["linear"](x.to(nowhere), on_meta)
-    assert (out.shape, out.dtype) == ((ROWS, 256), BF16)
+    assert (out.shape, out.dtype) == ((rows, 256), BF16)
     assert [call.kernel.__name__ for call in calls] == ["round_rows"]
     if DEVICE.type == "cpu":
         monkeypatch.setattr(rounded, "scaled_mm", blocks_by_hand)
     assert_close(multiply(HOPPER, x, weight, bias), exact(x, given) + bias.double())
 
 
-def test_few_rows_and_old_cards_keep_16_bits() -> None:
-    given = matrix(96, 256, 0)
-    weight = packed(given)
-    for card, rows in ((HOPPER, MANY_ROWS - 1), (Card(80, 4), ROWS)):
-        x = rows_of(rows, 256)
-        assert_close(multiply(card, x, weight), x.double() @ given.widened(torch.float64).t())
+@pytest.mark.turns
+def test_inputs_keep_16_bits_where_torch_does_not_multiply() -> None:
+    """Cards before 8.9 have no such products, 8.9 has none of blocks, and 9.0 none that were found wrong."""
+    rows, blocks = matrix(96, 256, 0), matrix(128, 256, 128, blocks=True)
+    wrong = replace(HOPPER, scaled_mm=False)
+    for card, given in ((Card(80, 4), rows), (wrong, rows), (ADA, blocks), (wrong, blocks)):
+        x = rows_of(19, 256)
+        assert_close(multiply(card, x, packed(given)), x.double() @ given.widened(torch.float64).t())
 
 
 def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
@@ -176,8 +175,10 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
     assert packed(given).blocks is not None
     assert packed(matrix(128, 256, 128)).blocks is None
     for other in (
+        matrix(101, 256, 0),  # no multiple of 16
+        matrix(128, 256, 128),  # groups that are no blocks
         replace(given, input_bits=16),
-        replace(given, dtype=torch.float32),
+        replace(given, dtype=torch.float16),
         replace(given, scales=given.scales.half()),
         replace(given, group=64, scales=torch.rand(128, 4)),
     ):
@@ -187,11 +188,10 @@ def test_inputs_are_rounded_only_where_the_checkpoint_wants_it() -> None:
     assert not operations["pack"](moved, wide=True).rounds_inputs, "a head's inputs keep their bits"
     experts = operations["collect_experts"]([operations["pack"](moved) for _ in range(2)])
     assert not any(matrix.rounds_inputs for matrix in experts)
-    assert rounded.describe_rounding([packed(given), given.scales], 128) == (
-        "inputs of 1 matrices in e4m3 are rounded to 8 bits in steps of 128 tokens and more; in shorter "
-        "ones they keep 16"
-    )
-    assert rounded.describe_rounding([given.scales], 128) is None
+    expected = "inputs of 1 matrices in e4m3 are rounded to 8 bits"
+    assert rounded.describe_rounding([packed(given), given.scales], HOPPER) == expected
+    for nothing, card in ((given.scales, HOPPER), (packed(given), ADA), (packed(given), Card(80, 4))):
+        assert rounded.describe_rounding([nothing], card) is None
 
 
 @pytest.mark.turns
@@ -226,7 +226,7 @@ def test_a_card_whose_products_are_wrong_is_found(
         assert rounded.torch_multiplies(HOPPER, DEVICE)
     monkeypatch.setattr(rounded, "scaled_mm", lambda x, y, *_: x.to(BF16) @ y.to(BF16))
     assert not rounded.torch_multiplies(ADA, DEVICE)
-    assert "torch's products in 8 bits fail on this card, so our own kernel multiplies" in caplog.text
+    assert "torch's products in 8 bits fail on this card, so inputs keep 16" in caplog.text
 
 
 SCALE = 0.01
@@ -238,18 +238,15 @@ def static(inputs: int, scale: float | None = SCALE) -> Grouped:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("card", [ADA, Card(89, 4, scaled_mm=False)], ids=["by torch", "by Triton"])
-@pytest.mark.parametrize("inputs", [300, 1100])
-def test_inputs_of_long_steps_are_rounded_by_the_scale(inputs: int, card: Card) -> None:
-    given, x = static(inputs), torch.randn(ROWS, inputs) * 2
+@pytest.mark.parametrize(("inputs", "rows"), [(300, 131), (1100, 4)])
+def test_inputs_are_rounded_by_the_scale(inputs: int, rows: int) -> None:
+    given, x = static(inputs), torch.randn(rows, inputs) * 2
     weight, plain = packed(given), given.widened(torch.float64)
     x[3] *= 20
     assert (x > 448 * SCALE).any()
     x = x.to(BF16)
     numbers = (x.float() / torch.tensor(SCALE)).clamp(-448, 448).to(torch.float8_e4m3fn)
-    assert_close(multiply(card, x, weight), numbers.double() * SCALE @ plain.t())
-    few = x[: MANY_ROWS - 1]
-    assert_close(multiply(card, few, weight), few.double() @ plain.t())
+    assert_close(multiply(ADA, x, weight), numbers.double() * SCALE @ plain.t())
 
 
 def test_parts_of_a_matrix_share_the_largest_scale() -> None:
@@ -268,11 +265,7 @@ def test_scales_are_used_where_rows_have_one_scale() -> None:
 
 
 def test_the_log_counts_scales_of_the_checkpoint() -> None:
-    line = rounded.describe_rounding(
-        [packed(each) for each in (static(64), static(64, None), static(64))], 128
+    weights = [packed(each) for each in (static(64), static(64, None), static(64))]
+    assert rounded.describe_rounding(weights, ADA) == (
+        "inputs of 3 matrices in e4m3 are rounded to 8 bits, 2 of them by scales of the checkpoint"
     )
-    assert line is not None
-    assert line.startswith(
-        "inputs of 3 matrices in e4m3 are rounded to 8 bits in steps of 128 tokens and more"
-    )
-    assert ", 2 of them by scales of the checkpoint; in" in line
