@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.plugins import register_model
+    from models.plugins import register_model, register_model_loader
     from models.pooling.config import PoolerConfig
     from models.registry import ModelRegistry
     from server.answers.dialects import Dialect, ThinkingMarkers
@@ -88,6 +88,7 @@ __all__ = [
     "TokensPrompt",
     "Unavailable",
     "register_model",
+    "register_model_loader",
     "register_reasoning_parser",
     "register_tool_parser",
 ]
@@ -121,6 +122,7 @@ _HOMES = {
     "TokensPrompt": "server.offline.prompt_forms",
     "Unavailable": "server.errors",
     "register_model": "models.plugins",
+    "register_model_loader": "models.plugins",
     "register_reasoning_parser": "server.answers.parser_plugins",
     "register_tool_parser": "server.answers.parser_plugins",
 }

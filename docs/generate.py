@@ -13,7 +13,7 @@ from server.app import openapi_schema
 from server.options.option_table import Option, VllmFlag, flag_of
 from server.options.server_options import OPTIONS
 from server.options.vllm_flags import VLLM_FLAGS
-from server.options.vllm_variables import OBEYED, WITHOUT_MEANING
+from server.options.vllm_variables import OBEYED, READ_ELSEWHERE, WITHOUT_MEANING
 from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent
@@ -46,6 +46,7 @@ def options_page() -> str:
     lines += map(idle_row, sorted(idle, key=lambda each: each.flag))
     lines += ["", "## Variables of vLLM", "", VARIABLES_TEXT, "", "| Variable | Here |", "|---|---|"]
     lines += [f"| `{name}` | `{flag_of(field)}` |" for name, field in OBEYED.items()]
+    lines += [f"| `{name}` | {what} |" for name, what in READ_ELSEWHERE.items()]
     for why, names in WITHOUT_MEANING.items():
         shown = ", ".join(f"`VLLM_{name}`" for name in sorted(names.split()))
         lines.append(f"| {shown} | no meaning: {cell(why)} |")

@@ -159,7 +159,8 @@ class Engine:
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
         pending = self._in_flight or self._outputs or self._compile_queue or self.calls
-        return bool(self._scheduler.live or pending)
+        disk = self._scheduler.disk
+        return bool(self._scheduler.live or pending or (disk is not None and disk.storing))
 
     @property
     def idle(self) -> bool:
@@ -342,6 +343,8 @@ class Engine:
 
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
+        if (disk := self._scheduler.disk) is not None and disk.storing:
+            return disk.hold(outputs)
         return outputs
 
     def _finish(self, planned: PlannedStep | None, future: StepFuture) -> OutputsByClient:

@@ -90,6 +90,28 @@ class GuessTotals(msgspec.Struct, frozen=True, gc=False):
     """How often the first guess of a draft held, how often the second one, and so on."""
 
 
+class Timing(msgspec.Struct, frozen=True, gc=False):
+    """The times of a request in seconds, as the engine measured them."""
+
+    queued: float
+    prefill: float
+    decode: float
+    preemptions: int
+    steps: int = 0
+    """The number of steps in which tokens of the request were computed."""
+    compute: float = 0.0
+    """The seconds that the request cost the engine: the shares of all requests add up to its busy time."""
+
+
+class DiskReport(msgspec.Struct, frozen=True, gc=False):
+    """How far the prompt of a request was read from disk, and is there."""
+
+    read: int
+    """The tokens that were read from there."""
+    stored: int
+    """The leading tokens whose blocks are there."""
+
+
 class GuessReport(msgspec.Struct, frozen=True, gc=False):
     """What became of the guesses for an answer, step by step; steps without guesses are left out."""
 

@@ -11,7 +11,15 @@ from typing import Literal
 import msgspec
 
 from engine_core.beams.beam_params import Beam, BeamParams
-from engine_core.engine_stats import ExpertStats, GuessReport, GuessTotals, Rates, StepBuckets
+from engine_core.engine_stats import (
+    DiskReport,
+    ExpertStats,
+    GuessReport,
+    GuessTotals,
+    Rates,
+    StepBuckets,
+    Timing,
+)
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
@@ -134,6 +142,10 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Whether its last answer shall tell what became of guesses."""
     beams: BeamParams | None = None
     """The search for its answers, if these are not drawn. All of them come with the only answer."""
+    pins: bool = False
+    """Whether what it has computed stays in the cache before what nobody has asked to keep."""
+    stores: bool = False
+    """Whether its last answer waits until its blocks are on disk, if some are kept there."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -186,19 +198,6 @@ Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPre
 Greeting = Hello | Join
 
 
-class Timing(msgspec.Struct, frozen=True, gc=False):
-    """The times of a request in seconds, as the engine measured them."""
-
-    queued: float
-    prefill: float
-    decode: float
-    preemptions: int
-    steps: int = 0
-    """The number of steps in which tokens of the request were computed."""
-    compute: float = 0.0
-    """The seconds that the request cost the engine: the shares of all requests add up to its busy time."""
-
-
 class Admitted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A notice that a streamed request is accepted but will wait a while; others get none."""
 
@@ -242,6 +241,8 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """What became of guesses, if asked for. It comes with the times."""
     beams: list[Beam] = []
     """What a beam search has found, the best answer first; `tokens` are empty then."""
+    disk: DiskReport | None = None
+    """What became of its blocks on disk, if its request `stores` them there. It comes with the finish."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -256,6 +257,8 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The seconds in which it was expected, at arrival."""
     miss: CacheMiss | None = None
     """Why no longer prefix was cached, if asked for."""
+    disk: DiskReport | None = None
+    """What became of its blocks on disk, if its request `stores` them there."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -313,24 +316,11 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What became of cache blocks on disk, if some are kept there."""
 
 
-PHASES = {
-    "start": "starting",
-    "download": "fetching the model",
-    "import": "loading libraries",
-    "weights": "loading weights",
-    "cache": "allocating its cache",
-    "warmup": "warming up",
-    "ready": "serving",
-    "asleep": "asleep",
-}
-"""The phases of an engine's life in order, each with what the engine is doing then."""
-
-
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The progress of an engine's start, or the news that it is asleep: its phase, and the share done."""
 
     phase: str
-    """A key of PHASES."""
+    """A key of `reason_codes.PHASES`."""
     fraction: float
     """The share of this phase that is done."""
     folder: str = ""

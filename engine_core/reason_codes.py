@@ -76,3 +76,15 @@ that compute them now, are preempted, or ended before they had computed them; bl
 the state that layers of a hybrid keep behind them; and cases in which the cache is not used: logprobs of the
 prompt, prefix caching that is disabled, and models without a cache.
 """
+
+PHASES = {
+    "start": "starting",
+    "download": "fetching the model",
+    "import": "loading libraries",
+    "weights": "loading weights",
+    "cache": "allocating its cache",
+    "warmup": "warming up",
+    "ready": "serving",
+    "asleep": "asleep",
+}
+"""The phases of an engine's life in order, each with what the engine is doing then."""

@@ -1,23 +1,34 @@
-"""Classes of models that a program registers, how other processes get them, and code that operators name."""
+"""Classes that a program registers, how other processes get them, and code that operators name or install."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+_LOADER = "--load-format "
+"""The beginning of the names under which loaders are registered beside architectures."""
+
 _classes: dict[str, type | str] = {}
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=type)
 
 
 class Registrations(msgspec.Struct, frozen=True):
     """The classes that a process has registered, in a form that another process can use."""
 
     classes: dict[str, str] = {}
-    """Architecture -> "module:Class"."""
+    """Architecture, or `--load-format` and its value -> "module:Class"."""
     search_path: list[str] = []
     """Folders in which the registering process looks for modules."""
 
@@ -37,8 +48,44 @@ def register_model(model_arch: str, model_cls: type | str) -> None:
     _classes[model_arch] = model_cls
 
 
+def register_model_loader(load_format: str) -> Callable[[T], T]:
+    """Decorates a class that reads checkpoints for `--load-format` of this name (docs/plugins.md)."""
+
+    def register(loader: T) -> T:
+        register_model(_LOADER + load_format, loader)
+        return loader
+
+    return register
+
+
+def model_loader(load_format: str) -> type | None:
+    """The class that is registered for this format. Raises ValueError if it cannot be imported."""
+    load_general_plugins()
+    found = _classes.get(_LOADER + load_format)
+    return None if found is None else load(_LOADER + load_format, found)
+
+
 def registered() -> dict[str, type | str]:
-    return dict(_classes)
+    """The classes of models by their architectures."""
+    load_general_plugins()
+    return {name: one for name, one in _classes.items() if not name.startswith(_LOADER)}
+
+
+@cache
+def load_general_plugins() -> None:
+    """Call the functions of installed distributions that `VLLM_PLUGINS` names, once in a process.
+
+    They register what they bring. One that cannot be used is told in the log, and changes nothing.
+    """
+    asked = {name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")} - {""}
+    found = {entry.name: entry for entry in entry_points(group="vllm.general_plugins")} if asked else {}
+    for name in sorted(asked):
+        try:
+            found[name].load()()
+        except KeyError:
+            _log.warning("VLLM_PLUGINS: no installed distribution has a plug-in named %s", name)
+        except Exception as error:
+            _log.warning("VLLM_PLUGINS: %s cannot be used: %s: %s", name, type(error).__name__, error)
 
 
 def registrations() -> Registrations:

@@ -30,7 +30,18 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
-from server.routes import admin, chat, completions, developer, models, plugged_pooling, pooling, tei, tgi
+from server.routes import (
+    admin,
+    chat,
+    completions,
+    developer,
+    models,
+    plugged_pooling,
+    pooling,
+    prewarm,
+    tei,
+    tgi,
+)
 from server.routes.conversations import messages, responses
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
@@ -98,7 +109,7 @@ def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
     return "stream" in schemas.get(name, {}).get("properties", {})
 
 
-_ROUTES = (admin, models, completions, chat, responses, messages, pooling)
+_ROUTES = (admin, models, completions, chat, responses, messages, pooling, prewarm)
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
     *(pooling.scores, tei.router, tgi.router, models.tokenizer, page.events),

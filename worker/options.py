@@ -32,6 +32,8 @@ class Doc:
     """A second flag with one dash."""
     repeats: bool = False
     """Whether the flag of a list may be given several times."""
+    others: Callable[[str], bool] | None = None
+    """A function that says whether a value may be given that is none of the choices."""
 
 
 _SIZE = re.compile(r"([\d.]+)\s*([kmgtKMGT]?)(i?[bB])?")
@@ -75,6 +77,12 @@ def _load_format(name: str) -> str:
     return {"npcache": "pt", "hf": "auto"}.get(name, name)
 
 
+def _has_loader(name: str) -> bool:
+    from models.plugins import model_loader  # few name such a format
+
+    return model_loader(name) is not None
+
+
 _STREAMED = (
     *("runai_streamer", "runai_streamer_sharded", "tensorizer", "fastsafetensors", "instanttensor"),
     "modelexpress",
@@ -93,11 +101,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             MODEL,
             ("auto", "safetensors", "pt", "npcache", "gguf", "mistral", "bitsandbytes", "dummy"),
             read=_load_format,
+            others=_has_loader,
         ),
     ] = "auto"
     """Form of the weights: safetensors, pt (*.bin, read as tensors alone, without running what they hold;
     npcache is the same), gguf and mistral (those files, also beside others), bitsandbytes (checks that they
-    are), or random ones (dummy)."""
+    are), random ones (dummy), or what a loader is registered for (docs/plugins.md)."""
     model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
     dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"

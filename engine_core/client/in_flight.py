@@ -65,6 +65,8 @@ class AddOptions(TypedDict, total=False):
     most_guesses: int | None
     reports_guesses: bool
     beams: BeamParams
+    pins: bool
+    stores: bool
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
@@ -177,6 +179,7 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
         expected=first.expected,
         miss=first.miss,
         guesses=last.guesses,
+        disk=last.disk,
     )
 
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from engine_core.config import ProcessConfig
 from engine_core.executor import Executor, ExecutorDead, InlineExecutor, MakeExecutor, ReportPhase
 from engine_core.expert_options import check_halves
-from engine_core.protocol import PHASES
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ray_ranks import RayRanks
+from engine_core.reason_codes import PHASES
 from engine_core.wire.sockets import ClusterKeys
 from worker.buffers import Bytes, Encoder
 from worker.calls.messages import WorkerCall, WorkerReturn

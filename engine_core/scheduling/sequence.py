@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_core.beams.beam_search import BeamSearch
-from engine_core.engine_stats import GuessReport
+from engine_core.engine_stats import GuessReport, Timing
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
-from engine_core.protocol import Add, CacheMiss, Timing
+from engine_core.protocol import Add, CacheMiss
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
@@ -59,6 +59,8 @@ class Sequence:
     """Blocks of its prefix were looked for on disk."""
     is_fetching: bool = False
     """It waits for such blocks, and not for a slot."""
+    from_disk: int = 0
+    """The tokens of its prefix whose blocks were brought back from there."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 

@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.checkpoint.damage import find_fault
+from models.checkpoint.own_loaders import load_tensors
 from models.plain_files import FileError, check_regular, lies_within, read_json, shown
+from models.plugins import model_loader
 from models.weight_pieces import Cut, WeightsError
 
 HOST = torch.device("cpu")
@@ -146,14 +148,22 @@ def _dummy_values(count: int, dtype: torch.dtype, positive: bool, seed: int, dev
 
 def open_source(folder: Path, load_format: str, seed: int = 0, device: torch.device = HOST) -> Source:
     """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values."""
+    if load_format not in _NAMES and (loader := model_loader(load_format)) is not None:
+        found = load_tensors(loader, folder, load_format)
+        return Source(f"what {load_format} reads", {n: _stored_tensor(t, n) for n, t in found.items()})
     if load_format != "dummy":
         return _open(folder, _format(folder, load_format))
     return Dummy(seed, device, {} if device.type == "meta" else None)
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
-    """List the files of a checkpoint that `open_source` reads."""
+    """List the files of a checkpoint that `open_source` reads; of one that a registered loader reads, all."""
+    if load_format not in _NAMES and model_loader(load_format) is not None:
+        return sorted(path for path in folder.iterdir() if path.is_file())
     return _list(folder, _format(folder, load_format)).files
+
+
+_NAMES = ("auto", "safetensors", "mistral", "pt", "dummy")
 
 
 def _format(folder: Path, load_format: str) -> _Format:

@@ -168,7 +168,10 @@ class _Repository:
             raise HubError(f"there is no model '{self._id}', here or on the hub; {meant}") from None
 
     def _download(self, load_format: str, quant: str | None) -> Path:
-        allowed, ignored = [*_ALWAYS, *_WEIGHTS[load_format]], _NEVER[: 1 if load_format == "mistral" else 2]
+        allowed, ignored = (
+            [*_ALWAYS, *_WEIGHTS.get(load_format, "*")],
+            _NEVER[: 1 if load_format == "mistral" else 2],
+        )
         is_gguf = load_format == "gguf"
         plan = None if quant or is_gguf else self._plan(allowed, ignored)
         if quant or is_gguf or (plan is not None and not _is_whole(plan, load_format)):
@@ -201,7 +204,7 @@ class _Repository:
 def _is_whole(plan: Sequence[Any], load_format: str) -> bool:
     """Whether the files are a checkpoint with the weights that are wanted."""
     names = [file.filename for file in plan]
-    if load_format == "dummy":
+    if load_format == "dummy" or load_format not in _WEIGHTS:
         return "config.json" in names
     return any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
 

@@ -61,7 +61,8 @@ def is_mistral(folder: Path, load_format: str) -> bool:
     """
     there = (folder / PARAMS).is_file()
     if load_format == "mistral" and not there:
-        raise FileError(f"--load-format mistral needs {folder / PARAMS}, and there is none: leave it out")
+        flags = "--load-format, --tokenizer-mode and --config-format mistral"
+        raise FileError(f"{flags} need {folder / PARAMS}, and there is none: leave them out")
     return there and (load_format == "mistral" or not (folder / "config.json").is_file())
 
 

@@ -96,8 +96,8 @@ UNSUPPORTED: Mapping[str, Neutral] = {
 
 MEANINGLESS = frozenset(
     {
-        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "prompt_cache_options", "session_id",
+        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
+        "prompt_cache_options", "session_id",
     }
 )  # fmt: skip
 """Fields for OpenAI's book-keeping: labels and billing that cannot change an answer here."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_core.engine_stats import GuessReport
-from engine_core.protocol import CacheMiss, Timing, Tokens
+from engine_core.engine_stats import DiskReport, GuessReport, Timing
+from engine_core.protocol import CacheMiss, Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
@@ -47,6 +47,8 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the last delta."""
     guesses: GuessReport | None = None
     """Set in the last delta, if asked for: what became of guesses."""
+    disk: DiskReport | None = None
+    """Set in the last delta, if the request stores its blocks on disk: what became of them there."""
     expected: float | None = None
     """Set in the first delta: the seconds in which the engine expected the first token, if it said so."""
 
@@ -148,7 +150,7 @@ class TextOutput:
 
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason, self._delta.timing = new.finish, new.timing
-        self._delta.guesses = new.guesses
+        self._delta.guesses, self._delta.disk = new.guesses, new.disk
         if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends - self._eos:
             self._delta.stop_reason = new.tokens[-1]
 

@@ -20,8 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
-from engine_core.engine_stats import PlainHistogram
-from engine_core.protocol import Timing
+from engine_core.engine_stats import PlainHistogram, Timing
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
 from server.metrics.media_metrics import MediaMetrics
 from worker import logs

@@ -11,38 +11,29 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_processes import EngineProcesses, start_engines
-from engine_core.restarts import keep_engines
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
-from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, require_task
+from server.offline.engine_connection import SHUT_DOWN, Connection
 from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
 from server.offline.program_media import Encoded, PreparedItems, ProgramMedia, encode_rows
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
-from server.offline.stat_loggers import MakeStatLogger, StatLoggers
-from server.options.server_config import ServerConfig
+from server.offline.stat_loggers import MakeStatLogger
 from server.options.server_options import EngineArgs, from_python
+from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import open_transformers_tokenizer
 from server.requests.pooling import Item, PoolingParams
-from server.requests.sampling import SamplingParams
+from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.requests.vectors import as_array
-from server.run.progress_bar import ProgressDisplay
 from server.text.tokenizer import LONG_TEXT, unpack
-from worker import logs
 
 SECONDS_TO_END = 3.0
 """An engine process that has not ended by itself after this time is killed."""
-UNLIMITED = 1 << 62
-"""The default bound on waiting requests: a program needs no protection from its own requests."""
-
-_SHUT_DOWN = "The engine has been shut down."
-
 _UNSUPPORTED = (
     *("lora_request", "tokenization_kwargs", "trace_headers", "session_id", "reasoning_ended"),
     "reasoning_parser_kwargs",
@@ -107,12 +98,42 @@ class AsyncLLM:
         refuse_keywords("generate", others, _UNSUPPORTED)
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
+        options: AddOptions = {"priority": priority}
+        outputs = self._generate(
+            prompt, sampling_params, request_id, options, data_parallel_rank, prompt_text
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def beam_search(
+        self, prompt: PromptLike, request_id: str, params: BeamSearchParams, lora_request: object = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields one output with the likeliest answers to a prompt, the best one first."""
+        refuse_keywords("beam_search", {"lora_request": lora_request}, _UNSUPPORTED)
+        asked = msgspec.structs.replace(
+            params.sampling(), n=params.beam_width, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        outputs = self._generate(prompt, asked, request_id, {"beams": params.beams()})
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _generate(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams,
+        request_id: str | None,
+        options: AddOptions,
+        replica: int | None = None,
+        prompt_text: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
         read = read_prompt(prompt)
         frontend = await self._ready()
         require_task(GENERATE, frontend.facts.tasks)
         encoded = await self._encode(read, sampling_params, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
-        options: AddOptions = {"priority": priority, "salt": read.salt, "media": encoded.media}
+        options |= {"salt": read.salt, "media": encoded.media}
         if (asked := sampling_params.asked_form()) is not None:
             options["grammar"] = (await frontend.grammars.check(asked)).for_engine()
         deltas = frontend.generate(
@@ -120,9 +141,11 @@ class AsyncLLM:
             sampling_params,
             interval=tokens_per_output(sampling_params, self.config.stream_interval),
             request_id=name,
-            replica=data_parallel_rank,
+            replica=replica,
             **options,
         )
+        if beams := options.get("beams"):
+            sampling_params = msgspec.structs.replace(sampling_params, logprobs=beams.logprobs)
         text = encoded.text if prompt_text is None else prompt_text
         builder = OutputBuilder(name, text, encoded.shown_ids, sampling_params, frontend.tokenizer)
         async with aclosing(deltas):
@@ -245,7 +268,7 @@ class AsyncLLM:
     def dead_error(self) -> ApiError | None:
         """The reason why no request can be run any more; None while requests can be run."""
         if not self._stop.alive:
-            return Unavailable(_SHUT_DOWN)
+            return Unavailable(SHUT_DOWN)
         if self._connection is not None:
             dead = self._connection.client.dead
             return None if dead is None else Unavailable(f"The engine has stopped: {dead}")
@@ -299,7 +322,7 @@ class AsyncLLM:
 
     async def _ready(self) -> Frontend:
         if not self._stop.alive:
-            raise Unavailable(_SHUT_DOWN)
+            raise Unavailable(SHUT_DOWN)
         if self._connection is None:
             self._connection = Connection(self.config, self._engines, self._stat_loggers)
             self._opened.append(self._connection)
@@ -310,79 +333,7 @@ AsyncLLMEngine = AsyncLLM
 """The name that older versions of vLLM have for it."""
 
 
-class Connection:
-    """Connects one event loop to the engines. Create it in that loop."""
-
-    def __init__(
-        self, config: ServerConfig, engines: EngineProcesses, stat_loggers: Sequence[MakeStatLogger]
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._display = ProgressDisplay()
-        self.client = EngineClient(
-            engines.addresses[0],
-            config.replicas,
-            restart_wait=config.restart_wait,
-            on_progress=lambda now: self._display.show(now.phase, now.fraction, now.detail),
-        )
-        self._engines = engines
-        self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
-        self._watch = self._loop.create_task(keep_engines(engines, self.client))
-        self._start = self._loop.create_task(self._prepare())
-        loggers = StatLoggers(stat_loggers, config, self.client, self.frontend.metrics)
-        self._logging = self._loop.create_task(loggers.follow())
-
-    async def ready(self) -> Frontend:
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("this AsyncLLM is used in another event loop already: one loop, one AsyncLLM")
-        try:
-            await asyncio.shield(self._start)
-        except asyncio.CancelledError:
-            if self._start.cancelled() and not _is_cancelled():
-                raise Unavailable(_SHUT_DOWN) from None  # by shutdown() while the model was loading
-            raise
-        return self.frontend
-
-    def close(self) -> None:
-        """May be called from any thread, and after the loop."""
-        if self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
-            self._loop.call_soon_threadsafe(self._close)
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        if not self._loop.is_closed():
-            self._watch.cancel()
-            self._logging.cancel()
-            self._start.cancel()
-        self.frontend.grammars.stop()
-        self.client.fail(_SHUT_DOWN)
-        self.client.close()
-
-    async def _prepare(self) -> None:
-        try:
-            await self.frontend.start()
-            self._engines.worked = True
-        except (ValueError, OSError) as error:
-            self.client.fail(logs.one_line(error))
-            raise
-        finally:
-            self._display.done()
-
-
 def _stop_engines(engines: EngineProcesses, opened: Sequence[Connection]) -> None:
     for connection in opened:
         connection.close()
     engines.stop(SECONDS_TO_END)
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs now."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _without_bound(config: ServerConfig) -> ServerConfig:
-    names = ("max_num_queued_reqs", "max_num_queued_tokens")
-    unbound = {name: UNLIMITED for name in names if getattr(config.engine, name) is None}
-    engine = msgspec.structs.replace(config.engine, **unbound)
-    return msgspec.structs.replace(config, engine=engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, cast
 
 import msgspec
@@ -20,6 +20,7 @@ from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, 
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
+from worker.calls.messages import APPLY_MODEL
 
 _UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
@@ -219,6 +220,22 @@ class LLM:
     ) -> list[Any]:
         """Runs a method of the class of `worker_extension_cls` in every worker -> what each has returned."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls a function with the model in every worker -> what each has returned.
+
+        With several ranks it must stand at the top level of a module that Python finds in other processes,
+        and return what JSON could hold.
+        """
+        given: object = func
+        if self.llm_engine.config.engine.ranks > 1:
+            given = f"{func.__module__}:{func.__qualname__}"
+            if func.__module__ == "__main__" or "<" in func.__qualname__:
+                raise ValueError(
+                    f"{given}: other processes cannot import it: define it at the top level of a module of "
+                    "its own"
+                )
+        return self.collective_rpc(APPLY_MODEL, args=[given])
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begins to record what workers do, as `profiler_config` says."""

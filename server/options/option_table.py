@@ -107,7 +107,8 @@ class Option:
             return  # the option's type allows it
         doc = self.doc
         for one in value if isinstance(value, list) else [value]:
-            if doc.choices and one not in doc.choices:
+            known = one in doc.choices or (doc.others is not None and doc.others(str(one)))
+            if doc.choices and not known:
                 raise ValueError(f"{one!r} is not one of {', '.join(doc.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if doc.least is not None and value < doc.least:

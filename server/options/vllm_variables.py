@@ -25,6 +25,9 @@ OBEYED = {
 }
 """Variables, and the options that they give where nothing else does."""
 
+READ_ELSEWHERE = {"VLLM_PLUGINS": "installed plug-ins that are called (docs/plugins.md)"}
+"""Variables that are obeyed where they are read, and what they name."""
+
 WITHOUT_MEANING = {
     "it is so anyway": """
         KEEP_ALIVE_ON_ENGINE_DEATH NO_USAGE_STATS DO_NOT_TRACK USAGE_* ENABLE_V1_MULTIPROCESSING
@@ -54,7 +57,7 @@ WITHOUT_MEANING = {
     "LoRA and connectors of caches are not there yet": """
         ALLOW_RUNTIME_LORA_UPDATING LORA_* NIXL_* MOONCAKE_* KV_*
     """,
-    "plug-ins are named by options (docs/plugins.md)": "PLUGINS LOGITS_PROCESSOR_THREADS",
+    "plug-ins are named by options (docs/plugins.md)": "LOGITS_PROCESSOR_THREADS",
     "it is not offered": """
         CONFIGURE_LOGGING SKIP_MODEL_NAME_VALIDATION ENABLE_RESPONSES_API_STORE TRACE_FUNCTION LOG_* LOGGING_*
         DEBUG_* GPT_OSS_*
@@ -82,6 +85,8 @@ def read_variables(
             if written := _written(name, text):
                 found[field] = options[field].value(written, f"environment variable {name}")
                 obeyed.append(f"{name} as {options[field].flag}")
+        elif name in READ_ELSEWHERE:
+            obeyed.append(f"{name} as {READ_ELSEWHERE[name]}")
         elif why := _why_idle(name):
             idle.setdefault(why, []).append(name)
         else:
@@ -116,6 +121,6 @@ def _written(name: str, text: str) -> str | list[str]:
 
 
 def _meant(name: str) -> str:
-    known = [*OBEYED, *(each for each in _REASON_OF if "*" not in each)]
+    known = [*OBEYED, *READ_ELSEWHERE, *(each for each in _REASON_OF if "*" not in each)]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""

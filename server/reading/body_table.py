@@ -28,6 +28,7 @@ from server.api.pooling_bodies import (
     PoolingRequest,
     TextBody,
 )
+from server.api.prewarm import PrewarmRequest
 from server.api.scores import RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
@@ -50,6 +51,7 @@ from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
+PrewarmBody = ChatRequest | CompletionRequest | EmbeddingRequest
 
 
 class PoolingRequestBody(Protocol):
@@ -112,6 +114,34 @@ def _read_conversations(
     truncation, prompt = body.truncation(facts), body.prompt(params.task, facts)
     reader = TextReader(facts, context.tokenizer, truncation, prompt, special, "messages")
     return ReadTexts(read_conversations(conversations, options, context, reader, params))
+
+
+class ReadPrompts(msgspec.Struct, frozen=True, gc=False):
+    """What is computed ahead of a body: prompts of answers, or texts that are pooled."""
+
+    prompts: list[Prompt] = []
+    items: list[Item] = []
+
+
+def read_prewarm(body: PrewarmBody, context: ReadingContext) -> ReadPrompts:
+    match body:
+        case ChatRequest():
+            return ReadPrompts([prompts.read_chat(body, context).prompt])
+        case CompletionRequest():
+            return ReadPrompts(prompts.read_completion(body, context))
+        case _:
+            return ReadPrompts(items=read_texts(body, context).items)
+
+
+def work_of_prewarm(body: PrewarmBody, context: ReadingContext) -> int:
+    """The characters that are written beside those of the body, as for the endpoint that it is of."""
+    match body:
+        case ChatRequest():
+            return work_of_template(body, context)
+        case CompletionRequest():
+            return 0
+        case _:
+            return work_of_texts(body, context)
 
 
 def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
@@ -231,6 +261,7 @@ OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
 OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
 PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
+PREWARM = Reading("prewarm", PrewarmRequest, read_prewarm, ReadPrompts, MANY_TEXTS, True, work_of_prewarm)
 SCORE = _comparing("score", ScoreRequest)
 RERANK = _comparing("rerank", EitherRerank)
 OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
@@ -252,6 +283,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/embed": EMBED,
     "/embed_all": EMBED_ALL,
     "/predict": PREDICT,
+    "/prewarm": PREWARM,
     "/similarity": SIMILARITY,
     "/score": SCORE,
     "/v1/score": SCORE,

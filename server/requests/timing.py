@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from engine_core.protocol import Pooled, Timing
+from engine_core.engine_stats import Timing
+from engine_core.protocol import Pooled
 
 RawHeaders = list[tuple[bytes, bytes]]
 

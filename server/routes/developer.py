@@ -13,7 +13,7 @@ from server.errors import BadRequest, HttpError, Unavailable
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.routes.request_context import ENTRY, frontend_of, require_ready
-from worker.calls.messages import CallFailed, NoWorkers
+from worker.calls.messages import APPLY_MODEL, CallFailed, NoWorkers
 
 calls = APIRouter(route_class=Endpoint, tags=["developer"])
 """Served with --server-dev-mode."""
@@ -35,6 +35,8 @@ class CallBody(BaseModel):
 @calls.post("/collective_rpc", dependencies=ENTRY)
 async def collective_rpc(request: Request, body: CallBody) -> Response:
     """Run a method in every worker, between two steps, and return what each has returned."""
+    if body.method == APPLY_MODEL:
+        raise BadRequest("`apply_model` is for programs. Name a method of --worker-extension-cls.", "method")
     return await _call(request, body.method, body.args, body.kwargs, body.timeout)
 
 

@@ -90,9 +90,16 @@ class PoolingCall(EngineCall):
         return {**super().describe(), **tokens}
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
+        """The vectors of these texts, in order."""
+        return [answer.vectors for answer in await self.compute(items)]
+
+    async def compute(self, items: Sequence[Item], *, stores: bool = False) -> list[Pooled]:
+        """What the engine answers to each of these texts; `stores` has them on disk before, if it has one."""
         admission = self.admit(len(items))
         options = self._add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
+        if stores:
+            options["stores"] = True
         tokens = sum([item.length for item in items])
         admission.check_tokens(tokens)
         admission.read(tokens)
@@ -112,7 +119,7 @@ class PoolingCall(EngineCall):
         if self.wants_diagnosis:
             is_long = len(items) > FEW_VECTORS
             self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
-        return [answer.vectors for answer in answers]
+        return answers
 
     def _diagnose(self, items: Sequence[Item], answers: Sequence[Pooled]) -> list[CacheDiagnosis]:
         """Why no longer prefix of each text was cached."""

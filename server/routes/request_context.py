@@ -183,7 +183,7 @@ class EngineCall:
         """Whether the answer shall say why no longer prefixes were cached."""
         self._shows_timing = config.reports.enable_timing or "timing" in terms.include
         self._shows_cached = config.enable_prompt_tokens_details
-        self._salt = terms.salt
+        self._salt, self._pins = terms.salt, terms.pins
         self._replica, self._priority = _replica(request), _priority(request, terms.priority)
         self._limits = limits_of(request, config.access, self.times.started, terms.timeout)
 
@@ -198,6 +198,8 @@ class EngineCall:
             self._limits.add_to(options, begun=begun)
         if self.wants_diagnosis:
             options["diagnoses"] = True
+        if self._pins:
+            options["pins"] = True
         return options
 
     def _explain(self, asked: MissedPrompt, miss: CacheMiss, cached: int) -> CacheDiagnosis:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from live import LONG, SMALL, LiveServer, alive, events, serving, starting, wait_until
 
-from engine_core.protocol import PHASES
+from engine_core.reason_codes import PHASES
 
 
 def test_http_is_there_before_the_model():

@@ -13,7 +13,8 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add
+from engine_core.engine_stats import DiskReport
+from engine_core.protocol import Add, Tokens
 from worker.protocol import DiskTotals, Pooling, Sampling
 
 TEXT = [5 + number * number % (VOCAB_SIZE - 5) for number in range(400)]
@@ -146,3 +147,33 @@ def test_a_hybrid_keeps_nothing_and_says_so(tmp_path: Path, caplog: pytest.LogCa
 def test_options_that_contradict_it_are_refused(llama: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Engine.start(engine_config(llama, **options), lambda _: None)
+
+
+def test_an_answer_can_wait_until_its_blocks_are_on_disk(llama: Path, tmp_path: Path) -> None:
+    config = engine_config(llama, **SIZES, kv_cache_dir=str(tmp_path), num_gpu_blocks_override=100)
+    reports = []
+    for _ in range(2):
+        engine = Engine.start(config, lambda _: None)
+        try:
+            engine.add(0, Add(1, TEXT, Sampling(max_tokens=1, temperature=0), stores=True))
+            given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
+            [answer] = [one for one in given if isinstance(one, Tokens)]
+            on_disk = sum(path.stat().st_size for path in tmp_path.glob("facet-*/*/*.blocks"))
+            assert answer.finish == "length" and answer.disk is not None and not engine.busy
+            assert on_disk > answer.disk.stored > 0
+            reports.append((answer.cached, answer.disk.read, answer.disk.stored))
+        finally:
+            engine.stop()
+    assert reports == [(0, 0, 400), (384, 384, 400)]
+
+
+def test_an_answer_does_not_wait_for_a_disk_that_is_full(llama: Path, tmp_path: Path) -> None:
+    sizes = {**SIZES, "kv_cache_dir": str(tmp_path), "kv_cache_disk_gib": 1e-6}
+    engine = Engine.start(engine_config(llama, **sizes, num_gpu_blocks_override=100), lambda _: None)
+    try:
+        engine.add(0, Add(1, TEXT, Sampling(max_tokens=1, temperature=0), stores=True))
+        given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
+        [answer] = [one for one in given if isinstance(one, Tokens)]
+        assert answer.disk == DiskReport(0, 0)
+    finally:
+        engine.stop()

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from models import plugins
+from models.checkpoint.files import open_source, weight_files
+from models.fingerprint import digest_weights
 from models.plugins import Registrations, load, register_model, registered, use_registrations
+from models.weight_pieces import WeightsError
+from server.options.option_table import OptionError
+from server.options.server_options import parse
 
 MODULE = "class Thing:\n    def logits(self):\n        return None\n"
 
@@ -86,3 +93,60 @@ def test_a_class_that_no_other_process_can_import() -> None:
 def test_a_module_that_is_missing_is_named() -> None:
     with pytest.raises(ValueError, match="class no_such_module:A, which cannot be imported: No module"):
         load("A", "no_such_module:A")
+
+
+LOADER = """
+from safetensors.torch import load_file
+
+class Backwards:
+    def __init__(self, load_config):
+        assert load_config.load_format == "backwards"
+
+    def load_weights(self, model, model_config):
+        tensors = load_file(model_config.model + "/turned")
+        model.load_weights((name[::-1], tensor) for name, tensor in tensors.items())
+"""
+
+
+def test_a_loader_reads_a_checkpoint_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a.thgiew": torch.arange(6.0).view(2, 3)}, tmp_path / "turned")
+    (tmp_path / "module_of_a_loader.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.register_model_loader("backwards")(load("Backwards", "module_of_a_loader:Backwards"))
+    assert "--load-format backwards" not in registered()
+    assert plugins.registrations().classes == {"--load-format backwards": "module_of_a_loader:Backwards"}
+    stored = open_source(tmp_path, "backwards").tensors["weight.a"]
+    assert (stored.shape, stored.dtype) == ((2, 3), "float32")
+    assert {path.name for path in weight_files(tmp_path, "backwards")} >= {"turned"}
+    assert len(digest_weights(tmp_path, "backwards", 0)) == 64
+    assert parse(["m", "--load-format", "backwards"], {}).engine.worker.load_format == "backwards"
+    (tmp_path / "turned").unlink()
+    with pytest.raises(WeightsError, match=r"--load-format backwards: its loader failed for .*turned"):
+        open_source(tmp_path, "backwards")
+    with pytest.raises(OptionError, match="'forwards' is not one of auto, safetensors"):
+        parse(["m", "--load-format", "forwards"], {})
+
+
+def test_installed_plug_ins_are_called_if_the_operator_names_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "module_of_a_plugin.py").write_text(
+        "from models.plugins import register_model\n"
+        "def add(): register_model('Added', 'somewhere:Else')\n"
+        "def fail(): raise RuntimeError('no')\n"
+    )
+    info = tmp_path / "plugged-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nadd = module_of_a_plugin:add\nfail = module_of_a_plugin:fail\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.load_general_plugins.cache_clear()
+    assert "Added" not in registered()
+    monkeypatch.setenv("VLLM_PLUGINS", "add, fail,gone")
+    plugins.load_general_plugins.cache_clear()
+    assert registered()["Added"] == "somewhere:Else"
+    assert "fail cannot be used: RuntimeError: no" in caplog.text
+    assert "no installed distribution has a plug-in named gone" in caplog.text
+    plugins.load_general_plugins.cache_clear()

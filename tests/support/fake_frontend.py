@@ -22,9 +22,9 @@ from model_facts import READY, changed
 from engine_core.client.in_flight import AddOptions
 from engine_core.client.orders import Orders
 from engine_core.config import EngineConfig
-from engine_core.engine_stats import GuessReport
+from engine_core.engine_stats import GuessReport, Timing
 from engine_core.prompt_media import Media
-from engine_core.protocol import CacheMiss, Pooled, Timing, Tokens
+from engine_core.protocol import CacheMiss, Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+APPLY_MODEL = "apply_model"
+"""The method by which a program has a function of its own called with the model."""
+
 
 class WorkerCall(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """A call of a method of the worker, which runs between two steps."""

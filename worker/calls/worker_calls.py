@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from models.model import ServedModel
 from models.plugins import load_plugin
 from worker import logs
-from worker.calls.messages import WorkerCall, WorkerReturn
+from worker.calls.messages import APPLY_MODEL, WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
 from worker.options import ProfilerOptions, read_profiler
 
@@ -30,6 +31,7 @@ class WorkerCalls:
         """Raises ValueError if the operator's class cannot be used."""
         options = read_profiler(config.options.profiler_config)
         self._profiler = None if options is None else Profiler(options, config.place.rank, device)
+        self._model = model
         name = config.options.worker_extension_cls
         self._extension = None if name is None else _extend(name, config, model, device)
 
@@ -38,13 +40,21 @@ class WorkerCalls:
         """Run a method. An error of its own is the answer, and harms nothing else."""
         try:
             result = self._find(call.method)(*call.args, **call.kwargs)
-            msgspec.msgpack.encode(result)  # or it could not be sent
+            if not any(map(callable, call.args)):  # those come from this very process only
+                msgspec.msgpack.encode(result)  # or it could not be sent
         except Exception as error:
             _log.warning("%s failed", call.method, exc_info=error)
             return WorkerReturn(call.number, error=logs.one_line(error))
         return WorkerReturn(call.number, result)
 
+    def _apply_model(self, function: Callable[[ServedModel], Any] | str) -> Any:
+        """Call a function, given itself or as "module:name", with the model."""
+        found = load_plugin("apply_model", function) if isinstance(function, str) else function
+        return found(self._model)
+
     def _find(self, name: str) -> Any:
+        if name == APPLY_MODEL:
+            return self._apply_model
         if name == "profile" and self._profiler is not None:
             return self._profiler.profile
         if self._extension is None:

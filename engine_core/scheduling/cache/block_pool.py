@@ -3,7 +3,8 @@
 It knows no sequences. A full block whose tokens are certain is published under a hash of these tokens and of
 all before them, so that a later sequence with the same prefix can share it. A published block that nobody
 uses can still be found until it is taken for something else: the least recently used one goes first, and of
-one sequence the last block before the first.
+one sequence the last block before the first. Blocks that a request has pinned, half of all at most, go behind
+all others, in the same order among themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class BlockPool:
         self._users = [0] * count
         # Blocks are taken from the front: those without a hash, then the least recently used published one.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self._pinned: OrderedDict[int, None] = OrderedDict()
+        """Published blocks that are kept before others, those first that were pinned longest ago."""
+        self._free_pinned: OrderedDict[int, None] = OrderedDict()
+        """Those of them that are free. They are taken when no other block is."""
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
         self.evicted = RecentHashes()
@@ -31,11 +36,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._free_pinned)
 
     @property
     def usage(self) -> float:
-        return 1 - len(self._free) / self.count if self.count else 0.0
+        return 1 - self.free / self.count if self.count else 0.0
 
     def users(self, block: int) -> int:
         return self._users[block]
@@ -52,6 +57,8 @@ class BlockPool:
         for block in blocks:
             self._users[block] += 1
             self._free.pop(block, None)
+            if self._free_pinned:
+                self._free_pinned.pop(block, None)
 
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
@@ -60,8 +67,8 @@ class BlockPool:
         for _ in range(count):
             block = self._successor(after)
             if block is None:
-                block = next(iter(self._free))
-            del self._free[block]
+                block = next(iter(self._free or self._free_pinned))
+            del (self._free or self._free_pinned)[block]
             if (hash := self._withdraw(block)) is not None:
                 evicted.append(hash)
             self._users[block] = 1
@@ -82,15 +89,33 @@ class BlockPool:
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
-                self._free[block] = None
+                (self._free_pinned if block in self._pinned else self._free)[block] = None
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
+
+    def pin(self, blocks: list[int]) -> None:
+        """Keep published blocks of a sequence, which has them still, before those that nobody has pinned.
+
+        If more than half of all blocks are pinned then, those that were pinned longest ago are no more, and
+        of one sequence the last block first.
+        """
+        for block in reversed(blocks):
+            if self._hashes[block] is not None:
+                self._pinned[block] = None
+                self._pinned.move_to_end(block)
+        while len(self._pinned) > self.count // 2:
+            block, _ = self._pinned.popitem(last=False)
+            if block in self._free_pinned:
+                del self._free_pinned[block]
+                self._free[block] = None
 
     def withdraw_all(self) -> None:
         """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
         withdrawn = dict(self._by_hash)
         for block in withdrawn.values():
             self._withdraw(block)
+        self._free.update(self._free_pinned)
+        self._free_pinned.clear()
         self.evicted.discard(withdrawn)
         self.reset.add(withdrawn)
 
@@ -106,4 +131,5 @@ class BlockPool:
         if hash is not None:
             del self._by_hash[hash]
             self._hashes[block] = None
+            self._pinned.pop(block, None)
         return hash

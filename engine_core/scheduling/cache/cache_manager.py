@@ -182,6 +182,8 @@ class CacheManager:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
         self.memory.end(seq)
+        if seq.request.pins:
+            self._pin(seq)
         beams = seq.search.beams if seq.search is not None else []
         for slot, tables in [(beam.slot, beam.tables) for beam in beams] or [(seq.slot, seq.tables)]:
             self.free_slots.append(slot)
@@ -189,6 +191,12 @@ class CacheManager:
         if seq.search is not None:
             self.free_slots += seq.search.spare_slots
         seq.slot, seq.tables, seq.published = None, [], 0
+
+    def _pin(self, seq: Sequence) -> None:
+        """Keep what was computed of a sequence before what nobody has asked to keep."""
+        count = seq.published
+        columns = zip(*(table[:count] for table in seq.tables), strict=True)
+        self.pool.pin([block for column in columns for block in column if block != self._scratch])
 
     def release_tables(self, tables: Tables) -> None:
         """Give back one use of each block of these tables."""
@@ -243,13 +251,22 @@ class CacheManager:
             return _ELSEWHERE if block is None and name in others else block
 
         tables = self._cached_prefix(seq, find)
-        size, count = self._facts.block_size, len(tables[0])
+        count = len(tables[0])
         return count, [
-            (seq.block_hash(index, size) + name, None if table[index] == _ELSEWHERE else table[index])
+            (name, None if block == _ELSEWHERE else block)
             for index in range(count)
-            for table, name in zip(tables, self._names, strict=True)
-            if table[index] != self._scratch
+            for name, block in self._column(seq, tables, index)
         ]
+
+    def published_names(self, seq: Sequence) -> list[list[bytes]]:
+        """For each leading block of a running sequence that is published, the names in all groups."""
+        return [[name for name, _ in self._column(seq, seq.tables, index)] for index in range(seq.published)]
+
+    def _column(self, seq: Sequence, tables: Tables, index: int) -> list[tuple[bytes, int]]:
+        """The names and numbers of the blocks of this index, of all groups that have one."""
+        hash = seq.block_hash(index, self._facts.block_size)
+        columns = zip(tables, self._names, strict=True)
+        return [(hash + name, table[index]) for table, name in columns if table[index] != self._scratch]
 
     def _cached_prefix(self, seq: Sequence, find: Find | None = None) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""

@@ -1,7 +1,8 @@
 """Prefixes on disk: when blocks are written there, and for which sequences they are brought back.
 
 Published blocks are written once: at once while nothing runs, slowly beside steps. They are copied before,
-so that the pool may take them for something else. A sequence whose turn has come waits until blocks of its
+so that the pool may take them for something else. Those of requests that store theirs come first, and their
+answers wait for it. A sequence whose turn has come waits until blocks of its
 prefix are back, if that is expected to take less time than computing them; others go on meanwhile. Blocks
 that came back are published like any other, so that all that follows is a prefix in memory.
 """
@@ -11,9 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from engine_core.engine_stats import DiskReport
+from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager
 from engine_core.scheduling.queue.waiting import WaitingQueue
-from engine_core.scheduling.sequence import Sequence
+from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.disk.block_read import BlockRead
 from worker.protocol import DiskTotals
@@ -57,7 +62,20 @@ class _Return:
     blocks: list[int]
     """All blocks of the prefix in order, which nobody can take meanwhile."""
     until: float
+    start: int
+    """The tokens of the prefix that were in the cache before."""
     is_void: bool = False
+
+
+@dataclass(slots=True)
+class _Storing:
+    """A request that has ended, and whose answer waits until its blocks are on disk."""
+
+    names: list[list[bytes]]
+    """The names of each of its blocks, in order."""
+    read: int
+    """The tokens that were read from disk for it."""
+    answer: Tokens | Pooled | None = None
 
 
 class DiskPrefixes:
@@ -68,6 +86,10 @@ class DiskPrefixes:
         self._line = line
         self._unwritten: dict[bytes, None] = {}
         """Names of published blocks, the oldest first; some of them may be taken since."""
+        self._urgent: dict[bytes, None] = {}
+        """Names of those that are written before all others."""
+        self.storing: dict[Key, _Storing] = {}
+        """The requests whose answers wait until their blocks are written."""
         self._returns: list[_Return] = []
         self._written = 0.0
         """When blocks were handed over last."""
@@ -101,7 +123,8 @@ class DiskPrefixes:
         pool = self._cache.pool
         if len(names) + sum(not pool.users(block) for block in held) > pool.free:
             return False
-        computing, reading = self._computing(seq, count), self._disk.expected(len(names))
+        start = self._cache.cached_tokens(seq)
+        computing, reading = self._computing(start, count), self._disk.expected(len(names))
         if reading > computing:
             self._disk.doubt()
             return False
@@ -111,14 +134,13 @@ class DiskPrefixes:
         blocks = [next(rest) if block is None else block for _, block in prefix]
         self._waiting.remove(seq)
         seq.is_fetching = True
-        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing)))
+        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing), start))
         self._disk.read(read)
         return True
 
-    def _computing(self, seq: Sequence, blocks: int) -> float:
-        """The seconds in which the tokens would be computed that these blocks save."""
-        start, stop = self._cache.cached_tokens(seq), blocks * self._cache.block_size
-        count = max(0, stop - start)
+    def _computing(self, start: int, blocks: int) -> float:
+        """The seconds in which the tokens of these blocks from `start` on would be computed."""
+        count = max(0, blocks * self._cache.block_size - start)
         return self._line.tokens(count, count * start + count * count // 2)
 
     def land(self, now: float) -> None:
@@ -130,31 +152,36 @@ class DiskPrefixes:
                 if loaded and not each.is_void:
                     self._cache.pool.publish(block, name)
             self._cache.pool.release(each.blocks)
+            each.seq.from_disk = max(0, self._cache.cached_tokens(each.seq) - each.start)
             each.seq.is_fetching = False
             if not (each.seq.done or each.seq.paused):
                 self._waiting.add(each.seq)
 
     def follow(self, now: float, *, steps: bool, wait: bool) -> None:
-        """Have blocks written beside `steps`; without any, `wait` until a read is done or takes too long."""
+        """Have blocks written beside `steps`; without any, `wait` for a read, or for blocks to store."""
         if steps:
             self.write(now, idle=False)
         elif wait and self._returns:
             self._returns[0].read.done.wait(max(0.0, self._returns[0].until - now))
+        elif wait and self.storing:
+            self.write(now, idle=True)
+            self._disk.rest(_PATIENCE)
 
     def write(self, now: float, *, idle: bool) -> bool:
         """Have some published blocks written, if it is time -> whether there were any."""
         while len(self._unwritten) > 2 * self._cache.pool.count:  # the disk does not keep up
             del self._unwritten[next(iter(self._unwritten))]
-        if not self._unwritten or not self._disk.may_write:
+        if not (self._unwritten or self._urgent) or not self._disk.may_write:
             return False
-        if not idle and now < self._written + self._disk.write_seconds / _PART_OF_TIME:
+        due = self._written + self._disk.write_seconds / _PART_OF_TIME
+        if not (idle or self._urgent) and now < due:
             return False
         most = self._disk.most if idle else min(self._disk.most, max(1, _AT_ONCE // self._disk.block_bytes))
         names: list[bytes] = []
         blocks: list[int] = []
-        while self._unwritten and len(names) < most:
-            name = next(iter(self._unwritten))
-            del self._unwritten[name]
+        while (queue := self._urgent or self._unwritten) and len(names) < most:
+            name = next(iter(queue))
+            del queue[name]
             block = self._cache.pool.find(name)
             if block is not None and name not in self._disk:
                 names.append(name)
@@ -164,6 +191,41 @@ class DiskPrefixes:
             self._disk.write(names, blocks)
         return bool(names)
 
+    def store(self, seq: Sequence) -> None:
+        """Have the blocks of a sequence that ends written before all others, and its answer wait for them."""
+        names = self._cache.published_names(seq)
+        self._urgent.update({name: None for each in names for name in each if name not in self._disk})
+        self.storing[seq.key] = _Storing(names, seq.from_disk)
+
+    def hold(self, outputs: OutputsByClient) -> OutputsByClient:
+        """Outputs without the answers that wait for the disk, and with those that need not any more."""
+        given: OutputsByClient = {}
+        for client, answers in outputs.items():
+            for answer in answers:
+                storing = self.storing.get((client, answer.id))
+                if storing is not None and isinstance(answer, Tokens | Pooled):
+                    storing.answer = answer
+                    continue
+                if isinstance(answer, Failed):
+                    self.storing.pop((client, answer.id), None)
+                given.setdefault(client, []).append(answer)
+        if not self._disk.rest(0.0):
+            return given
+        if not self._disk.may_write:  # it is full, or cannot be written
+            self._urgent.clear()
+        for key, storing in list(self.storing.items()):
+            waits = any(name in self._urgent for names in storing.names for name in names)
+            if storing.answer is not None and not waits:
+                del self.storing[key]
+                report = DiskReport(storing.read, self._stored(storing.names))
+                given.setdefault(key[0], []).append(replace(storing.answer, disk=report))
+        return given
+
+    def _stored(self, names: list[list[bytes]]) -> int:
+        """The leading tokens whose blocks of these names are on disk."""
+        lost = (at for at, each in enumerate(names) if not all(name in self._disk for name in each))
+        return next(lost, len(names)) * self._cache.block_size
+
     def write_rest(self, now: float, until: float) -> bool:
         """Have the next blocks written behind those that are, and wait for these -> whether some are left."""
         return self._disk.rest(max(0.0, until - now)) and self.write(now, idle=True)
@@ -171,6 +233,7 @@ class DiskPrefixes:
     def forget(self) -> None:
         """Forget all that is on disk, and what is on its way from there or to it."""
         self._unwritten.clear()
+        self._urgent.clear()
         for each in self._returns:
             each.is_void, each.until = True, 0.0
         self._disk.forget_all()

@@ -71,9 +71,8 @@ class MessagesInput(Body):
     unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],)}
     meaningless = frozenset(
         {
-            "anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management",
-            "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
-            "workspace_id",
+            "anthropic_beta", "anthropic_version", "betas", "context_management", "diagnostics",
+            "inference_geo", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id",
         }
     )  # fmt: skip
     bounds: ClassVar[Bounds] = {
@@ -95,11 +94,28 @@ class MessagesInput(Body):
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
+    cache_control: dict[str, Any] | None = optional(
+        "Here, in a block or in a tool: what the request has computed is kept in the cache before other "
+        "prefixes, as with `prompt_cache_key` of chat completions."
+    )
 
     @property
     def hides_thinking(self) -> bool:
         """Whether the thinking itself is not to be told."""
         return self.thinking is not None and self.thinking.display == "omitted"
+
+    @cached_property
+    def pins(self) -> bool:
+        """Whether the request asks, anywhere, that its prefix is kept."""
+        parts = [self.system, *(message.get("content") for message in self.messages)]
+        blocks = [block for part in parts if isinstance(part, list) for block in part]
+        return self.cache_control is not None or any(
+            each.get("cache_control") is not None for each in (*blocks, *(self.tools or ()))
+        )
+
+    def without_texts(self) -> dict[str, object]:
+        pinned = {"cache_control": {"type": "ephemeral"}} if self.pins else {}
+        return {**super().without_texts(), **pinned}
 
     @cached_property
     def _tools(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -142,6 +158,8 @@ class MessagesInput(Body):
             asked["thinking_token_budget"] = self.thinking.budget_tokens
         if self.output_config is not None:
             asked["reasoning_effort"] = self.output_config.effort
+        if self.pins:
+            asked["prompt_cache_key"] = "cache_control"
         format = self.output_config.format if self.output_config else None
         asked["response_format"] = _response_format(self.output_format if format is None else format)
         return asked

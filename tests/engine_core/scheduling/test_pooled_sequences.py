@@ -6,7 +6,8 @@ import pytest
 from fake_worker import facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool
 
-from engine_core.protocol import Failed, Timing
+from engine_core.engine_stats import Timing
+from engine_core.protocol import Failed
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import QUERY_GONE, Pooling
 

@@ -7,7 +7,8 @@ from fake_worker import FakeWorker, facts, reference
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config
 
-from engine_core.protocol import Failed, Pooled, Timing, Tokens
+from engine_core.engine_stats import Timing
+from engine_core.protocol import Failed, Pooled, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_client import FakeClient
 from reading import beginning
 
-from engine_core.protocol import Timing
+from engine_core.engine_stats import Timing
 from server.errors import Internal, Overloaded, Unavailable
 from server.frontend.frontend import Frontend
 from server.requests.pooling import Item

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from untimed import untimed
 
-from engine_core.engine_stats import GuessReport
-from engine_core.protocol import Finish, Timing, Tokens
+from engine_core.engine_stats import GuessReport, Timing
+from engine_core.protocol import Finish, Tokens
 from server.answers.answer_reader import AnswerReader
 from server.answers.dialects import DIALECTS_BY_NAME, THINKING
 from server.frontend.text_output import Delta, TextOutput

@@ -7,7 +7,8 @@ from functools import cache
 
 import pytest
 
-from engine_core.protocol import Timing, Tokens
+from engine_core.engine_stats import Timing
+from engine_core.protocol import Tokens
 from server.frontend.text_output import Delta, TextOutput
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import BROKEN

@@ -21,8 +21,9 @@ from engine_core.engine_stats import (
     ExpertStats,
     GuessTotals,
     StepBuckets,
+    Timing,
 )
-from engine_core.protocol import Stats, Timing
+from engine_core.protocol import Stats
 from server.metrics.server_metrics import Metrics
 from worker import logs
 from worker.protocol import Balancedness

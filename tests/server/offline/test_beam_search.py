@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+import torch
 from fake_beams import search
 
 from engine_core.beams.beam_params import BeamParams
-from facet import LLM, BadRequest, BeamSearchParams, SamplingParams
+from facet import LLM, AsyncLLM, BadRequest, BeamSearchParams, BeamSearchSequence, SamplingParams
 
 PROMPTS = ["The capital of France is", "Once upon a time", "One and one is"]
+
+
+async def search_in_a_server(expected: list[list[BeamSearchSequence]]) -> None:
+    params = BeamSearchParams(beam_width=4, max_tokens=12)
+    async with AsyncLLM("demo", dtype="float32", kv_cache_memory_bytes="64m", cpu_threads="1") as engine:
+        for prompt, sequences in zip(PROMPTS, expected, strict=True):
+            [output] = [each async for each in engine.beam_search(prompt, "1", params)]
+            assert output.finished and len(output.outputs) == 4
+            for answer, sequence in zip(output.outputs, sequences, strict=True):
+                assert [*output.prompt_token_ids, *answer.token_ids] == sequence.tokens
+                assert answer.cumulative_logprob == pytest.approx(sequence.cum_logprob)
+                assert answer.finish_reason == sequence.finish_reason
 
 
 def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
@@ -35,6 +50,10 @@ def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
             assert [next(iter(each)) for each in best.logprobs] == best.tokens[len(ids) :]
             assert all(len(each) == 8 for each in best.logprobs)
         assert "Paris" in (found[0].sequences[0].text or "")
+
+        kinds = llm.apply_model(lambda model: (type(model).__name__, next(model.parameters()).dtype))
+        assert kinds == [(type_name, torch.float32) for type_name, _ in kinds] and len(kinds) == 1
+        asyncio.run(search_in_a_server([output.sequences for output in found]))
 
         (endless,) = llm.beam_search("Hi", BeamSearchParams(2, 30, ignore_eos=True))
         assert [len(each.logprobs) for each in endless.sequences] == [30, 30]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_frontend import byte_tokenizer
 
-from engine_core.protocol import Timing
+from engine_core.engine_stats import Timing
 from server.errors import Internal
 from server.frontend.text_output import Delta
 from server.offline.engine_requests import OutputBuilder

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.protocol import Pooled, Timing
+from engine_core.engine_stats import Timing
+from engine_core.protocol import Pooled
 from server.requests.timing import RequestTimes, TimingReport
 from worker.protocol import Vectors
 

@@ -12,7 +12,7 @@ from fake_api import events, make_app, make_client, post, post_stream
 from fake_frontend import FakeFrontend
 from starlette.types import ASGIApp
 
-from engine_core.protocol import Timing
+from engine_core.engine_stats import Timing
 from server.errors import Overloaded, Unavailable
 from server.options.server_config import ReportOptions
 

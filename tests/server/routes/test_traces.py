@@ -14,7 +14,7 @@ import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
-from engine_core.protocol import Timing
+from engine_core.engine_stats import Timing
 from server.options.option_checks import check_traces
 from server.options.option_table import OptionError
 from server.options.server_config import ReportOptions

@@ -103,3 +103,41 @@ def test_withdraw_all_leaves_users_and_finds_nothing() -> None:
     assert pool.users(used) == 1
     pool.publish(used, b"c")
     assert pool.find(b"c") == used
+
+
+def test_pinned_blocks_are_taken_last_and_of_one_prefix_the_last_block_first() -> None:
+    pool = BlockPool(8)
+    kept, other = published(pool, "a", "b", "c"), published(pool, "x", "y")
+    pool.pin(kept)
+    pool.release(kept)
+    pool.release(other)
+    assert pool.free == 8
+    pool.take(3)
+    pool.take(2)
+    assert [pool.find(name) for name in (b"a", b"b", b"c", b"x", b"y")] == [*kept, None, None]
+    pool.take(2)
+    assert (pool.find(b"a"), pool.find(b"b"), pool.free) == (kept[0], None, 1)
+
+
+def test_half_of_all_blocks_are_pinned_at_most() -> None:
+    pool = BlockPool(8)
+    first, second = published(pool, "a", "b", "c"), published(pool, "d", "e", "f")
+    for blocks in (first, second):
+        pool.pin(blocks)
+        pool.release(blocks)
+    pool.take(2)  # those without a name
+    pool.take(2)  # of the first prefix, of which one block is pinned still
+    assert [pool.find(name) for name in (b"a", b"b", b"c")] == [first[0], None, None]
+    assert all(pool.find(name) is not None for name in (b"d", b"e", b"f"))
+
+
+def test_a_pinned_block_can_be_shared_and_a_reset_pins_nothing() -> None:
+    pool = BlockPool(4)
+    blocks = published(pool, "a", "b")
+    pool.pin(blocks)
+    pool.release(blocks)
+    pool.share(blocks)
+    assert (pool.free, pool.usage) == (2, 0.5)
+    pool.release(blocks)
+    pool.withdraw_all()
+    assert pool.free == 4 and sorted(pool.take(4)) == [0, 1, 2, 3]

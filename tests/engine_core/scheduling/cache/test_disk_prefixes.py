@@ -159,7 +159,8 @@ def test_random_requests_with_a_disk_that_loses_what_it_likes(seed: int, windows
         for id in range(8):
             tokens = TOKENS[: rnd.randrange(1, 30)] + [rnd.randrange(1, 4) for _ in range(rnd.randrange(3))]
             pools = rnd.random() < 0.3 and "token_embed" in tasks
-            made = pool(id, tokens, "token_embed") if pools else add(id, tokens, priority=rnd.randrange(3))
+            pins = rnd.random() < 0.3
+            made = pool(id, tokens, "token_embed", pins=pins) if pools else add(id, tokens, pins=pins)
             requests[id] = made
         todo = list(requests.values())
         ended: set[int] = set()

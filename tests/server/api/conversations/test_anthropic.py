@@ -213,6 +213,14 @@ def test_fields_without_effect_are_accepted() -> None:
     )  # fmt: skip
 
 
+def test_a_mark_is_seen_when_the_texts_were_read_elsewhere() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    marked = {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]}
+    assert parsed(messages=[marked]).without_texts()["cache_control"] == mark["cache_control"]
+    assert parsed(tools=[{**TOOL, **mark}]).chat.terms.pins
+    assert not parsed(tools=[TOOL]).chat.terms.pins
+
+
 def test_to_count_tokens_needs_no_length() -> None:
     body = {"model": "tiny", "messages": [USER], "tools": [TOOL], "thinking": {"type": "disabled"}}
     counted: MessagesInput = TypeAdapter(CountTokensRequest).validate_python(body)
