@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -39,9 +40,7 @@ class TensorCollector:
         return set(found)
 
 
-def load_tensors(
-    loader: Callable[[LoadConfig], object], folder: Path, load_format: str
-) -> Mapping[str, Tensor]:
+def load_tensors(loader: Callable[[LoadConfig], Any], folder: Path, load_format: str) -> Mapping[str, Tensor]:
     """All tensors that a loader finds in a folder. Raises WeightsError if it fails, or finds none."""
     collector = TensorCollector()
     try:

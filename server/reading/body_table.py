@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -66,7 +66,7 @@ class PoolingRequestBody(Protocol):
 class TextsBody(PoolingRequestBody, Protocol):
     """A body with texts, each of which is pooled by itself."""
 
-    texts_field: str
+    texts_field: ClassVar[str]
 
     @property
     def sources(self) -> list[Source]: ...

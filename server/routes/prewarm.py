@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from fastapi import APIRouter, Request, Response
 
+from engine_core.client.in_flight import AddOptions
 from engine_core.engine_stats import DiskReport
 from server.api.chat import ChatRequest
 from server.api.completions import CompletionRequest
@@ -58,9 +59,9 @@ async def _generate(body: ChatRequest | CompletionRequest, request: Request) -> 
     prompts = (await read_texts(request, body, PREWARM)).prompts
     admission = admit_answers(request, len(prompts), 1)
     body = body.model_copy(update={"stream": False, "use_beam_search": False})
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    sampling, stored = SamplingParams(max_tokens=1, temperature=0.0), AddOptions(stores=True)
     call = GenerationCall(
-        *(request, body, sampling, prompts, "prewarm-", admission), bounds=[{"stores": True}] * len(prompts)
+        *(request, body, sampling, prompts, "prewarm-", admission), bounds=[stored] * len(prompts)
     )
     async with aclosing(call.deltas()) as deltas:
         reports = [delta.disk async for _, delta in deltas if not delta.is_notice]
