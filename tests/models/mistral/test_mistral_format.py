@@ -125,7 +125,7 @@ def test_the_folder_is_found_by_its_files_or_by_the_option(
     assert find_checkpoint(EngineConfig(model=str(own)), lambda _: None) == own
     asked = EngineConfig(model=str(own), worker=WorkerOptions(load_format="mistral"))
     assert find_checkpoint(asked, lambda _: None) != own
-    with pytest.raises(FileError, match=r"--load-format mistral needs .*params.json"):
+    with pytest.raises(FileError, match=r"--load-format, --tokenizer-mode and .* need .*params.json"):
         is_mistral(source, "mistral")
 
 
