@@ -60,26 +60,24 @@ def register_model_loader(load_format: str) -> Callable[[T], T]:
 
 def model_loader(load_format: str) -> type | None:
     """The class that is registered for this format. Raises ValueError if it cannot be imported."""
-    load_general_plugins()
     found = _classes.get(_LOADER + load_format)
     return None if found is None else load(_LOADER + load_format, found)
 
 
 def registered() -> dict[str, type | str]:
     """The classes of models by their architectures."""
-    load_general_plugins()
     return {name: one for name, one in _classes.items() if not name.startswith(_LOADER)}
 
 
 @cache
-def load_general_plugins() -> None:
-    """Call the functions of installed distributions that `VLLM_PLUGINS` names, once in a process.
+def load_general_plugins(names: str) -> None:
+    """Call the functions of installed distributions that the variable `VLLM_PLUGINS` names, once.
 
-    They register what they bring. One that cannot be used is told in the log, and changes nothing.
+    They register what they bring, which the processes that this one starts are told. One that cannot be used
+    is told in the log, and changes nothing.
     """
-    asked = {name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")} - {""}
-    found = {entry.name: entry for entry in entry_points(group="vllm.general_plugins")} if asked else {}
-    for name in sorted(asked):
+    found = {entry.name: entry for entry in entry_points(group="vllm.general_plugins")}
+    for name in sorted({name.strip() for name in names.split(",")} - {""}):
         try:
             found[name].load()()
         except KeyError:

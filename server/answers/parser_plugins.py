@@ -6,7 +6,6 @@ import runpy
 from collections.abc import Mapping
 from functools import cache
 
-from models.plugins import load_general_plugins
 from server.answers.dialects import (
     ALIASES,
     AUTO,
@@ -33,11 +32,7 @@ def register_reasoning_parser(markers: ThinkingMarkers) -> None:
 
 
 def load_parsers(files: Mapping[str, str]) -> None:
-    """Run the files that flags name, once in a process, and plug-ins that are installed and asked for.
-
-    Raises ValueError if a file cannot be used.
-    """
-    load_general_plugins()
+    """Run the files that flags name, once in a process. Raises ValueError if one cannot be used."""
     for flag, file in files.items():
         _run(flag, file)
 

@@ -94,6 +94,7 @@ def parse(
     `notes` gets sentences on what was given and changes nothing.
     """
     notes = [] if notes is None else notes
+    _load_plugins(environ)
     without_effect: list[VllmFlag] = []
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
@@ -124,10 +125,11 @@ def parse(
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Read keyword options, such as max_model_len="32k", as flags are read.
 
-    Of the variables only that of the cluster's key counts, as a secret should not stand in a program, and
-    those that say which of several programs this is. A struct of fields, such as a PoolerConfig, is a JSON
+    Of the variables only that of the cluster's key counts, as a secret should not stand in a program, those
+    that say which of several programs this is, and that of installed plug-ins. A struct of fields, such as a PoolerConfig, is a JSON
     object. Raises OptionError, which names options as keywords.
     """
+    _load_plugins(environ)
     keywords = {name: _as_object(given) for name, given in keywords.items()}
     try:
         key = {name: text for name, text in environ.items() if name == f"{PREFIX}CLUSTER_KEY"}
@@ -150,6 +152,13 @@ def _as_object(given: object) -> object:
 
 
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
+
+
+def _load_plugins(environ: Mapping[str, str]) -> None:
+    if names := environ.get("VLLM_PLUGINS"):
+        from models.plugins import load_general_plugins  # few have some
+
+        load_general_plugins(names)
 
 
 def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:

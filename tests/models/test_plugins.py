@@ -142,11 +142,9 @@ def test_installed_plug_ins_are_called_if_the_operator_names_them(
         "[vllm.general_plugins]\nadd = module_of_a_plugin:add\nfail = module_of_a_plugin:fail\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    plugins.load_general_plugins.cache_clear()
+    parse(["m"], {})
     assert "Added" not in registered()
-    monkeypatch.setenv("VLLM_PLUGINS", "add, fail,gone")
-    plugins.load_general_plugins.cache_clear()
+    assert parse(["m"], {"VLLM_PLUGINS": "add, fail,gone"}).engine.model == "m"
     assert registered()["Added"] == "somewhere:Else"
     assert "fail cannot be used: RuntimeError: no" in caplog.text
     assert "no installed distribution has a plug-in named gone" in caplog.text
-    plugins.load_general_plugins.cache_clear()
