@@ -126,8 +126,8 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
     """Read keyword options, such as max_model_len="32k", as flags are read.
 
     Of the variables only that of the cluster's key counts, as a secret should not stand in a program, those
-    that say which of several programs this is, and that of installed plug-ins. A struct of fields, such as a PoolerConfig, is a JSON
-    object. Raises OptionError, which names options as keywords.
+    that say which of several programs this is, and that of installed plug-ins. A struct of fields, such as a
+    PoolerConfig, is a JSON object. Raises OptionError, which names options as keywords.
     """
     _load_plugins(environ)
     keywords = {name: _as_object(given) for name, given in keywords.items()}
