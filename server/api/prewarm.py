@@ -45,8 +45,8 @@ class PrewarmAnswer(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     computed_tokens: int
     cached_tokens: int
-    """Those that were found in the cache."""
+    """The tokens that were found in the cache."""
     disk_tokens: int | UnsetType = UNSET
-    """Those that were read from disk; left out if nothing is kept there."""
+    """The tokens that were read from disk; left out if nothing is kept there."""
     stored_tokens: int | UnsetType = UNSET
-    """Those whose blocks are on disk now, of which there are only full ones."""
+    """The tokens whose blocks are on disk now, of which there are only full ones."""

@@ -26,7 +26,7 @@ class BlockPool:
         self._pinned: OrderedDict[int, None] = OrderedDict()
         """Published blocks that are kept before others, those first that were pinned longest ago."""
         self._free_pinned: OrderedDict[int, None] = OrderedDict()
-        """Those of them that are free. They are taken when no other block is."""
+        """The pinned blocks that are free. They are taken when no other block is."""
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
         self.evicted = RecentHashes()

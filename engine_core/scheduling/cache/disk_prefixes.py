@@ -87,7 +87,7 @@ class DiskPrefixes:
         self._unwritten: dict[bytes, None] = {}
         """Names of published blocks, the oldest first; some of them may be taken since."""
         self._urgent: dict[bytes, None] = {}
-        """Names of those that are written before all others."""
+        """Names of blocks that are written before all others."""
         self.storing: dict[Key, _Storing] = {}
         """The requests whose answers wait until their blocks are written."""
         self._returns: list[_Return] = []
