@@ -35,8 +35,6 @@ from server.routes.request_context import (
 router = APIRouter(route_class=Endpoint, tags=["text-generation-inference"])
 
 ROOT = "/"
-_REASONS = {"length": "length", "abort": "length"}
-"""Their reasons for the end of an answer, where it is no stop string and no end-of-sequence token."""
 
 
 @router.post("/generate", dependencies=GENERATES)
@@ -95,7 +93,7 @@ class _TextWriter:
         self.text += delta.text
         if delta.finish_reason is not None:
             stopped = "stop_sequence" if isinstance(delta.stop_reason, str) else "eos_token"
-            self.reason = _REASONS.get(delta.finish_reason, stopped)
+            self.reason = stopped if delta.finish_reason == "stop" else "length"
         tokenizer, ids = self.call.frontend.tokenizer, delta.token_ids
         special = [id in tokenizer.special_ids for id in ids]
         texts = ["" if hidden else tokenizer.token_text(id) for id, hidden in zip(ids, special, strict=True)]

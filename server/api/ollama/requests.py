@@ -55,15 +55,8 @@ class OllamaOptions(Body):
     frequency_penalty: float | None = None
 
     def window(self, most: int) -> int:
-        """The tokens that fit, of at most `most`. Raises BadRequest if more are asked for."""
-        if self.num_ctx is None:
-            return most
-        if self.num_ctx > most:
-            raise BadRequest(
-                f"options.num_ctx may be at most {most}, its window, got {self.num_ctx}.",
-                "options.num_ctx",
-            )
-        return self.num_ctx
+        """The tokens that fit, of at most `most`: more is as much as there is, as in Ollama."""
+        return most if self.num_ctx is None else min(self.num_ctx, most)
 
 
 class OllamaBody(Body):

@@ -24,8 +24,8 @@ router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(
 VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients refuse servers that are too old for them."""
 FOREVER = "9999-12-31T23:59:59Z"
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+"""Ollama's names of number types, and their bytes."""
 
 
 @router.get("/api/tags")
@@ -127,14 +127,14 @@ def _details(facts: Facts) -> dict[str, object]:
         "family": family,
         "families": [family],
         "parameter_size": "" if count is None else f"{count / 1e6:.1f}M",
-        "quantization_level": level or _LEVELS.get(facts.ready.worker.dtype, facts.ready.worker.dtype),
+        "quantization_level": level or _TYPES[facts.ready.worker.dtype][0],
     }
 
 
 def _parameters(facts: Facts) -> int | None:
-    """The number of weights; None where their bytes do not tell it."""
-    each = _BYTES.get(facts.ready.worker.dtype)
-    return None if each is None or facts.ready.quantization else facts.ready.worker.weight_bytes // each
+    """The number of weights; None of quantized ones, whose bytes do not tell it."""
+    worker = facts.ready.worker
+    return None if facts.ready.quantization else worker.weight_bytes // _TYPES[worker.dtype][1]
 
 
 def _capabilities(frontend: Frontend, config: ServerConfig) -> list[str]:

@@ -6,18 +6,20 @@ import pytest
 from pydantic import TypeAdapter
 
 from server.api.fields import Body
-from server.app import ROUTERS
+from server.app import OLLAMA_ROUTERS, ROUTERS
 from server.http.endpoint import Endpoint
 from server.reading.body_table import BY_NAME, BY_PATH, MANY_TEXTS, OTHER_BODY, USUAL_BODY
 
 WITHOUT_TEXTS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
-    *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep"),
+    *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/api/show", "/api/pull"),
+    *("/api/push", "/api/create", "/api/copy", "/"),
 }
 
 
 def test_every_endpoint_with_texts_is_in_it() -> None:
-    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, Endpoint)]
+    routers = [*ROUTERS, *OLLAMA_ROUTERS]
+    routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
     takes_body = {route.path for route in routes if "POST" in (route.methods or ())}
     assert takes_body == BY_PATH.keys() | WITHOUT_TEXTS
 
@@ -29,6 +31,7 @@ def test_names_are_unique() -> None:
 @pytest.mark.parametrize("path", BY_PATH)
 def test_longest_bodies(path: str) -> None:
     one = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+    one += ("/generate", "/api/chat", "/api/generate")
     texts = not path.startswith(one) and path not in ("/tokenize", "/detokenize")
     assert BY_PATH[path].most_bytes == (MANY_TEXTS if texts else USUAL_BODY)
     assert OTHER_BODY < USUAL_BODY < MANY_TEXTS
@@ -69,6 +72,16 @@ SHORT = {
     "similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     "score": {"queries": "a", "items": ["b"], "instruction": "c"},
     "rerank": {"query": "a", "documents": ["b"], "top_n": 1},
+    "generate": {"inputs": "a", "parameters": {"stop": ["x"], "top_k": 3}},
+    "ollama_chat": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}],
+        "options": {"stop": ["x"]},
+    },
+    "ollama_generate": {"model": "tiny", "prompt": "a", "system": "be", "think": True},
+    "ollama_embed": {"model": "tiny", "input": ["a"], "truncate": False},
+    "ollama_embeddings": {"model": "tiny", "prompt": "a", "keep_alive": 0},
+    "ollama_rerank": {"model": "tiny", "query": "a", "documents": ["b"], "top_n": 1},
 }
 
 

@@ -134,8 +134,9 @@ async def test_a_smaller_window_leaves_out_the_oldest_messages(
     await ask(client, CHAT, body, options={"num_ctx": 60})
     assert prompt_of(frontend) == "<system>be\n<user>third\n<assistant>"
     assert frontend.asked[-1][1].max_tokens == 60 - len(prompt_of(frontend))
-    await ask(client, CHAT, body)
+    await ask(client, CHAT, body, options={"num_ctx": 100_000})
     assert "first" in prompt_of(frontend)
+    assert frontend.asked[-1][1].max_tokens == 4096 - len(prompt_of(frontend))
     message = await refusal(client, CHAT, {**body, "options": {"num_ctx": 60}, "truncate": False})
     assert "60" in message and "\n" not in message
 
@@ -198,7 +199,7 @@ async def test_bodies_of_curl_have_no_type(client: httpx.AsyncClient) -> None:
         (CHAT, {**BODY, "options": {"temprature": 1}}, "temprature"),
         (CHAT, {**BODY, "options": {"mirostat": 2}}, "mirostat"),
         (CHAT, {**BODY, "options": {"top_k": "many"}}, "options.top_k"),
-        (CHAT, {**BODY, "options": {"num_ctx": 100_000}}, "4096"),
+        (CHAT, {**BODY, "options": {"num_ctx": 0}}, "num_ctx"),
         (CHAT, {**BODY, "options": {"temperature": 9}}, "temperature"),
         (CHAT, {**BODY, "format": "yaml"}, "format"),
         (CHAT, {**BODY, "think": "very"}, "think"),
