@@ -12,6 +12,7 @@ from server.api.conversations.anthropic import MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.ollama.requests import OllamaAnswering, OllamaGenerateRequest
 from server.api.tgi import GenerateRequest
+from server.errors import BadRequest
 from server.reading.prompts import (
     Conversation,
     Prompt,
@@ -23,6 +24,9 @@ from server.reading.prompts import (
     write_chat,
 )
 from server.reading.system_messages import arranged
+
+_TOO_LONG = ("input_text", "input_tokens", "prompt")
+"""The parameters that errors name of prompts which are too long for the model."""
 
 
 class Asks(Protocol):
@@ -39,9 +43,8 @@ def read_messages(body: MessagesRequest, context: ReadingContext) -> Conversatio
 
 def read_response(body: ResponsesRequest, context: ReadingContext) -> Conversation:
     chat = _arranged(body.chat, context)
-    if body.truncation == "auto":
-        chat = _fitting(chat, context, context.facts.max_model_len)
-    found = read_chat(chat, context)
+    cut = body.truncation == "auto"
+    found = _read_fitting(chat, context, context.facts.max_model_len) if cut else read_chat(chat, context)
     return msgspec.structs.replace(found, warnings=body.warnings)
 
 
@@ -49,7 +52,7 @@ def read_ollama(body: OllamaAnswering, context: ReadingContext) -> Conversation:
     if isinstance(body, OllamaGenerateRequest) and body.raw:
         return read_raw(body.prompt or "", body.chat, context)
     chat, most = _arranged(body.chat, context), body.asked.window(context.facts.max_model_len)
-    return read_chat(chat if body.truncate is False else _fitting(chat, context, most), context)
+    return read_chat(chat, context) if body.truncate is False else _read_fitting(chat, context, most)
 
 
 def read_generate(body: GenerateRequest, context: ReadingContext) -> list[Prompt]:
@@ -72,14 +75,27 @@ def _arranged(chat: ChatRequest, context: ReadingContext) -> ChatRequest:
     return chat.model_copy(update={"messages": arranged(chat.messages, context.tokenizer.chat)})
 
 
-def _fitting(chat: ChatRequest, context: ReadingContext, most: int) -> ChatRequest:
+def _read_fitting(chat: ChatRequest, context: ReadingContext, most: int) -> Conversation:
+    """Reads a conversation, and once more without its oldest turns if it has `most` tokens or more."""
+    try:
+        found = read_chat(chat, context)
+    except BadRequest as error:
+        if error.param not in _TOO_LONG:
+            raise
+    else:
+        if found.prompt.length < most:
+            return found
+    return read_chat(_shortened(chat, context, most), context)
+
+
+def _shortened(chat: ChatRequest, context: ReadingContext, most: int) -> ChatRequest:
     """The conversation without the oldest turns, as many as must go for less than `most` tokens."""
     turns = [index for index, message in enumerate(chat.messages) if message.role == "user"]
 
     def fits(dropped: int) -> bool:
         return _count(_since(chat, turns[dropped]), context) < most
 
-    if len(turns) < 2 or fits(0):
+    if len(turns) < 2:
         return chat
     fewest = bisect_left(range(1, len(turns) - 1), True, key=fits)
     return _since(chat, turns[1 + fewest])

@@ -125,8 +125,8 @@ class OllamaChatRequest(OllamaAnswering):
 
     def _asked(self) -> dict[str, Any]:
         messages = read_messages(self.messages or [])
-        last = messages[-1]
-        goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
+        last = messages[-1] if messages else {}
+        goes_on = last.get("role") == "assistant" and last["content"] and "tool_calls" not in last
         return {
             **super()._asked(),
             "messages": messages,
