@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from models.layers.state import StateLayer
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Device
+from worker.disk.block_files import Bytes
 from worker.limits import WorkerLimits
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,10 @@ class StateMemory:
     @property
     def nbytes(self) -> int:
         return self._rows.nbytes + self._inputs.nbytes
+
+    def remembered(self, first: int) -> Bytes:
+        """The bytes [places, bytes] of the places from this one on, in the host's memory."""
+        return self._rows[first:].view(torch.uint8).numpy()
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy the states of some places [N] to others [N]."""

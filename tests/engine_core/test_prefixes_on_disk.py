@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from bits_traffic import Result, answers
-from hybrid_shapes import HYBRIDS
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
@@ -129,11 +128,49 @@ def test_the_start_tells_what_is_there(llama: Path, tmp_path: Path, caplog: pyte
     assert "of 10 GiB in use, blocks of 400 tokens of this model" in caplog.text
 
 
-def test_a_hybrid_keeps_nothing_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    [name, *_] = HYBRIDS
+@pytest.mark.parametrize("name", ["Qwen3_5ForCausalLM", "BambaForCausalLM"])
+def test_states_of_hybrids_are_found(name: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(name, tmp_path / "hybrid", max_position_embeddings=512)
+    first, second = (serve(folder, tmp_path / "kept", LIKELIEST) for _ in range(2))
+    assert first.result == second.result
+    assert (first.hits, second.hits) == (0, 384)
+    assert second.disk is not None and (second.disk.read, second.disk.failures) == (24, 0)
+    files = sorted((tmp_path / "kept").glob("facet-*/*/*.blocks"))
+    assert len({path.parent for path in files}) == 2
+    states = min((path.parent for path in files), key=lambda each: len(list(each.iterdir())))
+    for path in files:
+        if path.parent == states:
+            path.write_bytes(path.read_bytes()[:-1])
+    damaged = serve(folder, tmp_path / "kept", LIKELIEST)
+    assert damaged.result == first.result and damaged.hits == 0
+    assert damaged.disk is not None and damaged.disk.failures
+
+
+def test_what_a_hybrid_cannot_keep_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tiny_checkpoint("Mamba2ForCausalLM", tmp_path / "mamba", max_position_embeddings=512)
     assert serve(folder, tmp_path / "kept", LIKELIEST).disk is None
-    assert "nothing is kept on disk, because layers of the model keep states" in caplog.text
+    assert "nothing is kept on disk, because no layer of the model has keys and values" in caplog.text
+    folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
+    assert serve(folder, tmp_path / "kept", LIKELIEST, state_snapshots=0).disk is None
+    assert "no memory is left to remember some" in caplog.text
+
+
+def test_a_hybrid_that_is_stored_finds_its_state(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
+    sizes = {**SIZES, "kv_cache_dir": str(tmp_path), "num_gpu_blocks_override": 100}
+    found = []
+    for _ in range(2):
+        engine = Engine.start(engine_config(folder, **sizes), lambda _: None)
+        try:
+            engine.add(0, Add(1, TEXT, Sampling(max_tokens=1, temperature=0), stores=True))
+            given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
+            [answer] = [one for one in given if isinstance(one, Tokens)]
+            found.append((answer.cached, answer.disk))
+            kept = {path.parent for path in tmp_path.glob("facet-*/*/*.blocks")}
+            assert len(kept) == 2, "the state is there before the answer"
+        finally:
+            engine.stop()
+    assert found == [(0, DiskReport(0, 400)), (384, DiskReport(384, 400))]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ _STEP = 0.01
 class ScriptedDisk:
     block_bytes = 1
     write_seconds = 0.0
+    states = None
 
     def __init__(self, most: int = 3) -> None:
         self.most = most

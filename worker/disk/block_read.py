@@ -19,6 +19,8 @@ class BlockRead:
         """Set when nothing is left to be read."""
         self.began = 0.0
         """When the first block was looked for, on the monotonic clock."""
+        if not names:
+            self.done.set()
         self._next = self._under_way = 0
         self._stopped = False
         self._lock = threading.Lock()

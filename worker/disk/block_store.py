@@ -45,6 +45,8 @@ class BlockStore:
         """The most blocks that are written at once."""
         self.write_seconds = 0.0
         """The seconds that the last write took."""
+        self.states: BlockStore | None = None
+        """The store of states, if layers of the model keep some behind blocks."""
         self._folder = folder
         self._pieces = pieces
         self._record_bytes = padded(self.block_bytes)
@@ -76,9 +78,13 @@ class BlockStore:
         """Take a function that calls another one behind all steps that were submitted, and one to call when
         something is done."""
         self._after_steps, self._tell = after_steps, tell
+        if self.states is not None:
+            self.states.begin(after_steps, tell)
 
     def close(self) -> None:
         """End the threads; one that waits for a disk is left to itself."""
+        if self.states is not None:
+            self.states.close()
         self._writes.put(None)
         for _ in range(_READERS):
             self._reads.put(None)
@@ -94,9 +100,12 @@ class BlockStore:
 
     @property
     def totals(self) -> DiskTotals:
+        """The totals of blocks, and the bytes and failures of states, too."""
+        of_states = DiskTotals(0, 0, 0, 0, 0, 0) if self.states is None else self.states.totals
         return DiskTotals(
-            *(self._written, self._bytes_written, self._read, self._bytes_read),
-            *(self._failures, self._folder.used),
+            *(self._written, self._bytes_written + of_states.bytes_written),
+            *(self._read, self._bytes_read + of_states.bytes_read),
+            *(self._failures + of_states.failures, max(self._folder.used, of_states.held)),
         )
 
     # Writing.

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import models
 from worker.disk.block_files import Bytes
@@ -22,23 +23,42 @@ _DEFAULT_GIB = 10.0
 _log = logging.getLogger(__name__)
 
 
+class RememberedStates(Protocol):
+    """The memory of states."""
+
+    def remembered(self, first: int) -> Bytes: ...
+
+
 def open_store(
-    options: WorkerOptions, facts: WorkerFacts, memory: Callable[[], Sequence[Bytes]]
+    options: WorkerOptions,
+    facts: WorkerFacts,
+    memory: Callable[[], Sequence[Bytes]],
+    states: RememberedStates | None,
 ) -> BlockStore | None:
     """Open the folder that the operator names; None if none is named, or if it cannot be used.
 
-    `memory`: for each part of the cache, the bytes of all blocks [blocks, bytes].
+    `memory`: for each part of the cache, the bytes of all blocks [blocks, bytes]. `states`: the
+    memory of states, if layers have some.
     """
     if options.kv_cache_dir is None:
         return None
-    if reason := _nothing_to_keep(facts):
+    pieces: Sequence[Bytes] = ()
+    reason = _nothing_to_keep(facts)
+    if reason is None and not (pieces := memory()):
+        reason = "no layer of the model has keys and values"
+    if reason is not None:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s", reason)
         return None
     folder = Path(options.kv_cache_dir).expanduser().absolute()
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
-    pieces = memory()
+
+    def open_one(kind: str, kept: Sequence[Bytes]) -> BlockStore:
+        return BlockStore(BlockFolder(folder, _identity(facts, kind, kept), int(gib * _GIB)), kept)
+
     try:
-        store = BlockStore(BlockFolder(folder, _identity(facts, pieces), int(gib * _GIB)), pieces)
+        store = open_one("blocks", pieces)
+        if states is not None:
+            store.states = open_one("states", [states.remembered(facts.max_num_seqs + 1)])
     except OSError as error:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", folder, error)
         return None
@@ -55,19 +75,21 @@ def _nothing_to_keep(facts: WorkerFacts) -> str | None:
         return f"that needs a CPU for now, and this is {facts.device}"
     if not facts.causal:
         return "the model reads each text as a whole, and has no KV cache"
-    if facts.remembered_states is not None:
-        return "layers of the model keep states, which are kept in memory only for now"
+    if facts.remembered_states == 0:
+        return "layers of the model keep states, and no memory is left to remember some (--state-snapshots)"
     if facts.drafts:
         return "a drafter is loaded, whose entries are kept in memory only for now"
     return None
 
 
-def _identity(facts: WorkerFacts, pieces: Sequence[Bytes]) -> str:
-    """A name of all that decides a block's bytes beside its tokens: two engines with one share files.
+def _identity(facts: WorkerFacts, kind: str, pieces: Sequence[Bytes]) -> str:
+    """A name of all that decides the bytes of a block, or a state, beside its tokens: engines with one share
+    files.
 
     The fingerprint covers weights, types, kernels and the order of sums; what is left is our own Python.
     """
-    parts = _FORMAT, facts.fingerprint, facts.block_size, facts.windows, [piece.shape[1] for piece in pieces]
+    sizes = [piece.shape[1] for piece in pieces]
+    parts = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, sizes
     digest = hashlib.sha256(repr(parts).encode())
     root = Path(models.__file__ or "").parent
     for path in sorted(root.rglob("*.py")):

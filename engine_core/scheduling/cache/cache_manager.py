@@ -238,9 +238,10 @@ class CacheManager:
         return self._facts.block_size
 
     def prefix_with(
-        self, seq: Sequence, others: Container[bytes]
+        self, seq: Sequence, others: Container[bytes], states: Container[bytes]
     ) -> tuple[int, list[tuple[bytes, int | None]]]:
-        """The longest prefix of a waiting sequence if blocks of the names in `others` were in the pool, too.
+        """The longest prefix of a waiting sequence if blocks of the names in `others` were in the pool, too,
+        and these states were remembered.
 
         Returns its length in blocks, and in order the name of each block that is read, with its number (None:
         it is one of the others).
@@ -250,7 +251,7 @@ class CacheManager:
             block = self.pool.find(name)
             return _ELSEWHERE if block is None and name in others else block
 
-        tables = self._cached_prefix(seq, find)
+        tables = self._cached_prefix(seq, find, states)
         count = len(tables[0])
         return count, [
             (name, None if block == _ELSEWHERE else block)
@@ -268,12 +269,14 @@ class CacheManager:
         columns = zip(tables, self._names, strict=True)
         return [(hash + name, table[index]) for table, name in columns if table[index] != self._scratch]
 
-    def _cached_prefix(self, seq: Sequence, find: Find | None = None) -> Tables:
+    def _cached_prefix(
+        self, seq: Sequence, find: Find | None = None, states: Container[bytes] = ()
+    ) -> Tables:
         """The cached blocks with which a sequence can begin. At least one token is left to compute."""
         find = find or self.pool.find
         count, tables = self._known_blocks(seq, find)
         if self._windows or self.states is not None:
-            count = self._shorten(seq, count, find)
+            count = self._shorten(seq, count, find, states)
             tables = [table[:count] for table in tables]
         for group, window in self._windows:
             first = self._first_read(count, window)
@@ -298,7 +301,7 @@ class CacheManager:
             tables.append(table)
         return count, tables
 
-    def _shorten(self, seq: Sequence, count: int, find: Find) -> int:
+    def _shorten(self, seq: Sequence, count: int, find: Find, states: Container[bytes]) -> int:
         """As many of the first blocks as groups with windows allow, too, and remembered states."""
         before = -1
         while count != before:
@@ -306,7 +309,7 @@ class CacheManager:
             for group, window in self._windows:
                 count = self._end_of_window(seq, group, window, count, find)
             if self.states is not None:
-                count = self.states.shorten(seq, count)
+                count = self.states.shorten(seq, count, states)
         return count
 
     def _end_of_window(self, seq: Sequence, group: int, window: int, count: int, find: Find) -> int:

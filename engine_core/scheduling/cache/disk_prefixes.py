@@ -9,6 +9,7 @@ that came back are published like any other, so that all that follows is a prefi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from engine_core.engine_stats import DiskReport
 from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
-from engine_core.scheduling.cache.cache_manager import CacheManager
+from engine_core.scheduling.cache.cache_manager import CacheManager, Find
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_cost import CostLine
@@ -38,6 +39,8 @@ class Disk(Protocol):
     most: int
     write_seconds: float
 
+    @property
+    def states(self) -> Disk | None: ...
     def __contains__(self, name: bytes) -> bool: ...
     @property
     def may_write(self) -> bool: ...
@@ -64,7 +67,17 @@ class _Return:
     until: float
     start: int
     """The tokens of the prefix that were in the cache before."""
+    state: BlockRead | None = None
+    """The read of the state behind the prefix, if that is on disk, too."""
     is_void: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.read.done.is_set() and (self.state is None or self.state.done.is_set())
+
+    def wait(self, now: float) -> None:
+        for read in (self.read, *([self.state] if self.state else ())):
+            read.done.wait(max(0.0, self.until - now))
 
 
 @dataclass(slots=True)
@@ -94,6 +107,10 @@ class DiskPrefixes:
         self._written = 0.0
         """When blocks were handed over last."""
         cache.published = self._unwritten
+        self._unwritten_states: dict[bytes, None] = {}
+        self._disks = [disk, *([] if disk.states is None else [disk.states])]
+        if cache.states is not None:
+            cache.states.published = self._unwritten_states
 
     @property
     def totals(self) -> DiskTotals:
@@ -102,7 +119,7 @@ class DiskPrefixes:
     @property
     def is_reading(self) -> bool:
         """Whether blocks are being brought back, and no read is done."""
-        return bool(self._returns) and not any(each.read.done.is_set() for each in self._returns)
+        return bool(self._returns) and not any(each.is_done for each in self._returns)
 
     @property
     def next_deadline(self) -> float | None:
@@ -114,17 +131,21 @@ class DiskPrefixes:
         if seq.was_fetched:
             return False
         seq.was_fetched = True
-        self._disk.look()
-        count, prefix = self._cache.prefix_with(seq, self._disk)
+        for disk in self._disks:
+            disk.look()
+        count, prefix = self._cache.prefix_with(seq, self._disk, self._disk.states or ())
         names = [name for name, block in prefix if block is None]
         held = [block for _, block in prefix if block is not None]
-        if not names or not self._cache.fits(seq):
+        state = self._missing_state(seq, count)
+        if not (names or state) or not self._cache.fits(seq):
             return False
         pool = self._cache.pool
         if len(names) + sum(not pool.users(block) for block in held) > pool.free:
             return False
         start = self._cache.cached_tokens(seq)
         computing, reading = self._computing(start, count), self._disk.expected(len(names))
+        if state is not None and self._disk.states is not None:
+            reading += self._disk.states.expected(1)
         if reading > computing:
             self._disk.doubt()
             return False
@@ -134,9 +155,32 @@ class DiskPrefixes:
         blocks = [next(rest) if block is None else block for _, block in prefix]
         self._waiting.remove(seq)
         seq.is_fetching = True
-        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing), start))
+        behind = self._read_state(state)
+        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing), start, behind))
         self._disk.read(read)
         return True
+
+    def _missing_state(self, seq: Sequence, blocks: int) -> bytes | None:
+        """The name of the state behind so many blocks of a prefix, if it is on disk only."""
+        if self._cache.states is None or not blocks:
+            return None
+        name = seq.block_hash(blocks - 1, self._cache.block_size)
+        return name if self._cache.states.find(name) is None else None
+
+    def _read_state(self, name: bytes | None) -> BlockRead | None:
+        """Have a state brought back, if there is one and a place for it."""
+        if name is None or self._cache.states is None or self._disk.states is None:
+            return None
+        if (place := self._cache.states.take()) is None:
+            return None
+        read = BlockRead([name], [place])
+        self._disk.states.read(read)
+        return read
+
+    def _land_state(self, read: BlockRead, now: float, *, is_void: bool) -> None:
+        if self._cache.states is not None and self._disk.states is not None:
+            self._disk.states.end(read, now)
+            self._cache.states.put(read.names[0], read.blocks[0], is_filled=read.loaded[0] and not is_void)
 
     def _computing(self, start: int, blocks: int) -> float:
         """The seconds in which the tokens of these blocks from `start` on would be computed."""
@@ -145,9 +189,11 @@ class DiskPrefixes:
 
     def land(self, now: float) -> None:
         """Publish blocks that are back, and let sequences go on whose reads are done, or take too long."""
-        for each in [each for each in self._returns if each.read.done.is_set() or now >= each.until]:
+        for each in [each for each in self._returns if each.is_done or now >= each.until]:
             self._returns.remove(each)
             self._disk.end(each.read, now)
+            if each.state is not None:
+                self._land_state(each.state, now, is_void=each.is_void)
             for name, block, loaded in zip(each.read.names, each.read.blocks, each.read.loaded, strict=True):
                 if loaded and not each.is_void:
                     self._cache.pool.publish(block, name)
@@ -162,34 +208,51 @@ class DiskPrefixes:
         if steps:
             self.write(now, idle=False)
         elif wait and self._returns:
-            self._returns[0].read.done.wait(max(0.0, self._returns[0].until - now))
+            self._returns[0].wait(now)
         elif wait and self.storing:
             self.write(now, idle=True)
-            self._disk.rest(_PATIENCE)
+            self._rest(_PATIENCE)
 
     def write(self, now: float, *, idle: bool) -> bool:
-        """Have some published blocks written, if it is time -> whether there were any."""
-        while len(self._unwritten) > 2 * self._cache.pool.count:  # the disk does not keep up
-            del self._unwritten[next(iter(self._unwritten))]
-        if not (self._unwritten or self._urgent) or not self._disk.may_write:
+        """Have some published blocks written, or else states, if it is time -> whether there were any."""
+        for queue in (self._unwritten, self._unwritten_states):
+            while len(queue) > 2 * self._cache.pool.count:  # the disk does not keep up
+                del queue[next(iter(queue))]
+        if not (self._unwritten or self._urgent or self._unwritten_states):
             return False
-        due = self._written + self._disk.write_seconds / _PART_OF_TIME
+        due = self._written + max(disk.write_seconds for disk in self._disks) / _PART_OF_TIME
         if not (idle or self._urgent) and now < due:
             return False
-        most = self._disk.most if idle else min(self._disk.most, max(1, _AT_ONCE // self._disk.block_bytes))
+        queues, states = (self._urgent, self._unwritten), self._cache.states
+        wrote = self._write_to(self._disk, queues, self._cache.pool.find, idle=idle)
+        if not wrote and states is not None and self._disk.states is not None:
+            wrote = self._write_to(self._disk.states, [self._unwritten_states], states.find, idle=idle)
+        if wrote:
+            self._written = now
+        return wrote
+
+    def _write_to(self, disk: Disk, queues: Iterable[dict[bytes, None]], find: Find, *, idle: bool) -> bool:
+        """Have what is found of these names written, the first ones first -> whether there was anything."""
+        if not disk.may_write:
+            return False
+        most = disk.most if idle else min(disk.most, max(1, _AT_ONCE // disk.block_bytes))
         names: list[bytes] = []
         blocks: list[int] = []
-        while (queue := self._urgent or self._unwritten) and len(names) < most:
-            name = next(iter(queue))
-            del queue[name]
-            block = self._cache.pool.find(name)
-            if block is not None and name not in self._disk:
-                names.append(name)
-                blocks.append(block)
+        for queue in queues:
+            while queue and len(names) < most:
+                name = next(iter(queue))
+                del queue[name]
+                block = find(name)
+                if block is not None and name not in disk:
+                    names.append(name)
+                    blocks.append(block)
         if names:
-            self._written = now
-            self._disk.write(names, blocks)
+            disk.write(names, blocks)
         return bool(names)
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait until nothing is being written -> whether that is so."""
+        return all(disk.rest(seconds) for disk in self._disks)
 
     def store(self, seq: Sequence) -> None:
         """Have the blocks of a sequence that ends written before all others, and its answer wait for them."""
@@ -209,12 +272,14 @@ class DiskPrefixes:
                 if isinstance(answer, Failed):
                     self.storing.pop((client, answer.id), None)
                 given.setdefault(client, []).append(answer)
-        if not self._disk.rest(0.0):
+        if not self._rest(0.0):
             return given
-        if not self._disk.may_write:  # it is full, or cannot be written
+        if not all(disk.may_write for disk in self._disks):  # it is full, or cannot be written
             self._urgent.clear()
+            self._unwritten_states.clear()
+        waiting = self._urgent.keys() | self._unwritten_states.keys()
         for key, storing in list(self.storing.items()):
-            waits = any(name in self._urgent for names in storing.names for name in names)
+            waits = any(name in waiting for names in storing.names for name in names)
             if storing.answer is not None and not waits:
                 del self.storing[key]
                 report = DiskReport(storing.read, self._stored(storing.names))
@@ -228,12 +293,14 @@ class DiskPrefixes:
 
     def write_rest(self, now: float, until: float) -> bool:
         """Have the next blocks written behind those that are, and wait for these -> whether some are left."""
-        return self._disk.rest(max(0.0, until - now)) and self.write(now, idle=True)
+        return self._rest(max(0.0, until - now)) and self.write(now, idle=True)
 
     def forget(self) -> None:
         """Forget all that is on disk, and what is on its way from there or to it."""
         self._unwritten.clear()
         self._urgent.clear()
+        self._unwritten_states.clear()
         for each in self._returns:
             each.is_void, each.until = True, 0.0
-        self._disk.forget_all()
+        for disk in self._disks:
+            disk.forget_all()

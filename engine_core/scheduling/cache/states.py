@@ -13,6 +13,7 @@ step run at the same time, so a place that one of them reads is not given to ano
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from typing import NamedTuple
 
 from engine_core.scheduling.sequence import Sequence
@@ -39,6 +40,8 @@ class States:
         """Names of states that are kept before others, those first that were pinned longest ago."""
         self._by_hash: OrderedDict[bytes, int] = OrderedDict()
         """Places of remembered states, the least recently used first."""
+        self.published: dict[bytes, None] | None = None
+        """Gets the name of each state that others can find, if somebody wants to know."""
         self._read: set[int] = set()
         """The places that the step that is planned now reads."""
 
@@ -54,11 +57,26 @@ class States:
     def begin_step(self) -> None:
         self._read.clear()
 
-    def shorten(self, seq: Sequence, count: int) -> int:
-        """How many of the first `count` blocks end with one behind which a state is remembered."""
-        while count and seq.block_hash(count - 1, self._block_size) not in self._by_hash:
+    def shorten(self, seq: Sequence, count: int, others: Container[bytes]) -> int:
+        """How many of the first `count` blocks end with one behind which a state is remembered, or is one of
+        the `others`."""
+        while count:
+            hash = seq.block_hash(count - 1, self._block_size)
+            if hash in self._by_hash or hash in others:
+                break
             count -= 1
         return count
+
+    def find(self, name: bytes) -> int | None:
+        """The place of the state of this name, if it is remembered."""
+        return self._by_hash.get(name)
+
+    def put(self, name: bytes, place: int, *, is_filled: bool) -> None:
+        """Let others find the state in a place that `take` gave, or give the place back."""
+        if is_filled and name not in self._by_hash:
+            self._by_hash[name] = place
+        else:
+            self._free.append(place)
 
     def begin(self, seq: Sequence, known_blocks: int) -> None:
         """Let a sequence that is admitted go on from a state, and choose where others are remembered.
@@ -89,7 +107,7 @@ class States:
             wanted.append(newest)
         kept: list[tuple[int, int]] = []
         for each in wanted[-MOST_KEPT:]:
-            if (place := self._take()) is not None:
+            if (place := self.take()) is not None:
                 kept.append((each - start, place))
         source, seq.state = seq.state, -1
         return StepStates(source, tuple(kept)) if kept or source >= 0 else NO_STATES
@@ -98,7 +116,7 @@ class States:
         """The end of the last block that would be full if so many guesses hold, and a place for its state."""
         newest = seq.computed + guesses
         newest -= newest % self._block_size
-        place = self._take() if newest > seq.computed else None
+        place = self.take() if newest > seq.computed else None
         return None if place is None else (newest, place)
 
     def land(self, seq: Sequence, row: SeqStep, *, wanted: bool) -> None:
@@ -112,10 +130,9 @@ class States:
                 self._free.append(place)
                 continue
             hash = seq.block_hash((row.start + count) // self._block_size - 1, self._block_size)
-            if hash in self._by_hash:
-                self._free.append(place)
-            else:
-                self._by_hash[hash] = place
+            self.put(hash, place, is_filled=True)
+            if self.published is not None:
+                self.published[hash] = None
             if seq.request.pins:
                 self._pin(hash)
             if row.start >= seq.prompt_len:
@@ -136,7 +153,7 @@ class States:
         self._by_hash.clear()
         self._pinned.clear()
 
-    def _take(self) -> int | None:
+    def take(self) -> int | None:
         """A place to write to; None if all are read in this step, or written by steps in flight."""
         if self._free:
             return self._free.pop()
