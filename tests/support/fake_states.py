@@ -42,6 +42,14 @@ class FakeStates:
                 self.behind[seq.slot, end] = state = mix(state, token)
         self.land(seqs, {})
 
+    def block(self, place: int) -> list[int | None]:
+        """The state in a place, as a disk keeps it."""
+        return [self._remembered[place]]
+
+    def put(self, place: int, entries: list[int | None]) -> None:
+        [state] = entries
+        self._remembered[place] = state or 0
+
     def land(self, seqs: Sequence[SeqStep], held: Mapping[int, Sequence[int]]) -> None:
         """Go on by as many guesses as hold."""
         for seq in seqs:

@@ -216,7 +216,7 @@ class FakeWorker:
         self.cache = FakeCache(facts)
         self.media = FakeMedia(facts)
         self._rows: dict[int, _Row] = {}
-        self._states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
+        self.states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
         """Whether the last step has failed."""
         self.prepared, self.drafter = 0, reference
@@ -233,11 +233,11 @@ class FakeWorker:
             self._rows[new.slot] = _row(new, self.media.begin(new))
             self.cache.begin(new.slot)
         if step.beams:
-            fork_rows(step.beams, self._rows, self.cache, self.media, self._states)
+            fork_rows(step.beams, self._rows, self.cache, self.media, self.states)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
         self.media.follow(step, tokens_of)
-        if self._states is not None:
-            self._states.follow(step.seqs, tokens_of)
+        if self.states is not None:
+            self.states.follow(step.seqs, tokens_of)
         bounds = bounds_of(step, following)
 
         def sample(seq: SeqStep) -> int:
@@ -245,8 +245,8 @@ class FakeWorker:
             return token if bound is None else nearest(token, allowed_ids(bound))
 
         tokens, held = run_rows(step, self.facts, tokens_of, write=self.cache.write, sample=sample)
-        if self._states is not None:
-            self._states.land([seq for seq in step.seqs if seq.guesses], held)
+        if self.states is not None:
+            self.states.land([seq for seq in step.seqs if seq.guesses], held)
         prompt_logprobs = {
             seq.slot: self._prompt_logprobs(seq) for seq in step.seqs if self._rows[seq.slot].told
         }
@@ -255,7 +255,7 @@ class FakeWorker:
         given = {slot: vectors for slot, vectors in pooled.items() if isinstance(vectors, Vectors)}
         self.failed = False
         drafts = run_drafter(step, tokens_of, self.cache.has_room, self.drafter)
-        entries = [likely_after(seq, self._rows[seq.slot], self.cache, self._states) for seq in step.seqs]
+        entries = [likely_after(seq, self._rows[seq.slot], self.cache, self.states) for seq in step.seqs]
         likely = entries if any(entries) else []
         return Landed(
             StepOutput(step.number, tokens, likely, prompt_logprobs, failed, given, held, {}, drafts)
@@ -284,9 +284,9 @@ class FakeWorker:
             token = text_after(row.tokens[:end])
         else:
             token = _attend([self.cache.entry(seq.slot, position) for position in range(end)])
-        if self._states is not None:
+        if self.states is not None:
             last = self.cache.entry(seq.slot, end - 1) or 0
-            token = (token + self._states.behind[seq.slot, end] - last) % VOCAB
+            token = (token + self.states.behind[seq.slot, end] - last) % VOCAB
         return token
 
     def _run_whole(self, seq: SeqStep) -> int:

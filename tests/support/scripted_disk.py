@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fake_cache import FakeCache
+from fake_states import FakeStates
 from scheduler_bench import Bench
 
 from engine_core.grammar.matcher import TokenMatcher
@@ -24,7 +25,6 @@ _STEP = 0.01
 class ScriptedDisk:
     block_bytes = 1
     write_seconds = 0.0
-    states = None
 
     def __init__(self, most: int = 3) -> None:
         self.most = most
@@ -33,15 +33,20 @@ class ScriptedDisk:
         """Names of blocks that are lost when they are read."""
         self.seconds = 0.0
         """The time that reading a block is expected to take."""
-        self.cache: FakeCache | None = None
+        self.cache: FakeCache | FakeStates | None = None
+        self.states: ScriptedDisk | None = None
+        """The disk of states, if the engine has some."""
         self._writing: dict[bytes, Entries] = {}
         self._reads: deque[BlockRead] = deque()
         self.read_blocks = 0
 
-    def serve(self, cache: FakeCache) -> None:
+    def serve(self, cache: FakeCache | FakeStates, states: FakeStates | None = None) -> None:
         """Work for a new engine; what was under way for another one is lost."""
         self.cache, self._writing = cache, {}
         self._reads.clear()
+        if states is not None:
+            self.states = self.states or ScriptedDisk(most=1)
+            self.states.serve(states)
 
     def __contains__(self, name: bytes) -> bool:
         return name in self.kept
@@ -67,6 +72,8 @@ class ScriptedDisk:
         if not lose:
             self.kept |= self._writing
         self._writing = {}
+        if self.states is not None:
+            self.states.finish_write(lose=lose)
 
     def look(self) -> None: ...
 
@@ -85,7 +92,9 @@ class ScriptedDisk:
         self._reads.append(read)
 
     def read_one(self) -> None:
-        """Read one block of the first read that has one."""
+        """Read one block of the first read that has one, and one state."""
+        if self.states is not None:
+            self.states.read_one()
         while self._reads:
             read = self._reads[0]
             if (index := read.take()) is None:
@@ -113,7 +122,7 @@ class DiskBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scripted.serve(self.worker.cache)
+        self.scripted.serve(self.worker.cache, self.worker.states)
         parts = self.scheduler.cache, self.scheduler.waiting, self.scheduler.pace.line
         self.scheduler.disk = self.prefixes = DiskPrefixes(self.scripted, *parts)
 
@@ -146,6 +155,10 @@ class DiskBench(Bench):
         users = Counter(block for table in tables for block in table if block != scratch)
         assert all(scheduler.cache.pool.users(block) == users[block] for block in range(scratch))
         assert scheduler.cache.pool.free == scratch - len(users)
+        if (states := scheduler.cache.states) is not None:
+            coming = sum(each.state is not None for each in returns)
+            writing = sum(len(row.kept) for planned, _ in self.in_flight for row in planned.step.seqs)
+            assert len(states) + states.free + coming + writing == self.facts.remembered_states
         parked = [seq for seq in scheduler.paused if seq.slot is None and not seq.is_fetching]
         fetching = [each for each in returns if not each.seq.done]
         counts = len(scheduler.running), scheduler.waiting.count, len(parked), len(fetching)

@@ -47,6 +47,20 @@ def test_blocks_that_were_taken_come_back_from_disk() -> None:
     assert served.cached(3) == 36 and served.text(3) == reference(TOKENS[:40], 4)
 
 
+def test_the_state_of_a_hybrid_comes_back_with_its_blocks() -> None:
+    first = bench(remembered_states=4)
+    first.serve(add(1, TOKENS[:43]))
+    first.settle()
+    for lost in (False, True):
+        second = restarted(first)
+        assert second.scripted.states is not None
+        if lost:
+            second.scripted.states.damaged |= second.scripted.states.kept.keys()
+        second.serve(add(1, TOKENS[:43]))
+        assert second.cached(1) == (0 if lost else 40)
+        assert second.text(1) == reference(TOKENS[:43], 4)
+
+
 def test_other_salts_find_nothing() -> None:
     served = bench()
     served.serve(add(1, TOKENS[:40], salt="a"))
@@ -139,18 +153,21 @@ def test_blocks_are_written_slowly_beside_steps_and_at_once_while_nothing_runs()
     assert served.prefixes.write(now + 0.6, idle=True)
 
 
-@given(st.integers(0, 2**32), st.sampled_from([(0,), (0, 8), (0, 5, 9)]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_random_requests_with_a_disk_that_loses_what_it_likes(seed: int, windows: tuple[int, ...]) -> None:
+@given(st.integers(0, 2**32), st.sampled_from([(0,), (0, 8), (0, 5, 9)]), st.sampled_from([None, 3, 9]))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_random_requests_with_a_disk_that_loses_what_it_likes(
+    seed: int, windows: tuple[int, ...], states: int | None
+) -> None:
     """Engines end at any moment, also while blocks are written or read, and others find their disk."""
     rnd, disk = random.Random(seed), ScriptedDisk(most=3)
-    tasks = ("generate", "token_embed") if windows == (0,) else ("generate",)
+    tasks = ("generate", "token_embed") if windows == (0,) and states is None else ("generate",)
     limits = facts(
         num_blocks=rnd.choice([24, 40]) * len(windows),
         max_num_seqs=4,
         max_model_len=40,
         windows=windows,
         tasks=tasks,
+        remembered_states=states,
     )
     chosen = config(max_token_gap_ms=0, scheduling_policy=rnd.choice(["fcfs", "priority"]))
     for _ in range(3):
@@ -196,6 +213,8 @@ def act(rnd: random.Random, served: DiskBench, ended: set[int]) -> None:
     if rnd.random() < 0.1 and disk.kept:
         name = rnd.choice(sorted(disk.kept))
         disk.damaged.add(name) if rnd.random() < 0.5 else disk.kept.pop(name)
+    if rnd.random() < 0.1 and disk.states is not None and disk.states.kept:
+        disk.states.kept.pop(rnd.choice(sorted(disk.states.kept)))
     if live and rnd.random() < 0.03:
         key = rnd.choice(live)
         ended.add(key[1])
