@@ -13,7 +13,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,12 +269,10 @@ class Runner:
         return model, load_drafter(config, options, device, model, report)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:
-        """The device's work meanwhile; it knows the kernels of our own models."""
-        config = self._config
-        if config.options.model_impl == "transformers":
-            return nullcontext()
-        dtypes = self._dtype, self._cache_dtype
-        return self._device.while_loading(config, dtypes, block_size, parallel_of(config, self._groups))
+        """The device's work meanwhile."""
+        given = self._config, (self._dtype, self._cache_dtype), block_size
+        parallel = parallel_of(self._config, self._groups)
+        return self._device.while_loading(*given, parallel, self._groups.minimum)
 
     def _make_states(
         self, limits: WorkerLimits, tasks: tuple[str, ...]

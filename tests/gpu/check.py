@@ -10,7 +10,8 @@ that is killed leaves what it had. What parts print lies in `gpu-check.log`.
 
 The exit code is the number of wrong results, at most 100, or 101 if nothing could be checked, for want of a
 card or of torch. Slow results are not wrong: they stand beside the floor that the card's own speed sets, and
-beside the targets for an H200. Nor are parts that took too long: they are counted apart.
+beside the targets for an H200, of which those that are bound by memory are scaled by the speed of the card's.
+Nor are parts that took too long: they are counted apart.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ sys.path.insert(0, str(HERE))
 
 from guard import Event, Guard  # noqa: E402
 from report import Report  # noqa: E402
-from results import Result  # noqa: E402
+from results import H200_BYTES, Result  # noqa: E402
 
 MOST_WRONG, NOTHING_CHECKED = 100, 101
 SANITIZER = "compute-sanitizer"
@@ -59,8 +60,8 @@ SECTIONS: dict[str, Section] = {
     "compile": Section(60, quick=True),
     "right": Section(90, quick=True),
     "rates": Section(80),
-    "step": Section(70, quick=True),
-    "engine": Section(150),
+    "step": Section(75, quick=True),
+    "engine": Section(155),
     "long": Section(55),
     "server": Section(60),
     "families": Section(290, asked=True),
@@ -93,11 +94,13 @@ class Check:
             match event:
                 case {"result": fields}:
                     results.append(Result(**fields))
-                    print(results[-1].line(), flush=True)
+                    print(results[-1].line(self.report.speed), flush=True)
                 case {"fact": fact, "value": str(value)}:
                     self.report.facts[fact] = value
                 case {"known": known, "value": value}:
                     self.known[known] = value
+                    if isinstance(value, dict) and known == "ceilings":
+                        self.report.speed = value["bytes_per_second"] / H200_BYTES
                 case {"nothing": reason}:
                     self.nothing = reason
                 case _:

@@ -161,16 +161,19 @@ class Dummy:
             pending.result()
         return host
 
-    def replayed_seconds(self, rows: int, times: int = 20) -> float | None:
-        """The device's seconds of a step of so many rows, as it was taken last; None if it is no graph."""
+    def replay_of(self, rows: int) -> Callable[[], None] | None:
+        """What takes a step of so many rows again, as it was taken last; None if it is no graph."""
         graphs = self._graphs()
         found = [form for form in graphs if _kind(form) == SINGLE_TOKENS and form.rows == rows]
-        if not found:
+        return torch.inference_mode()(graphs[found[0]].replay) if found else None
+
+    def replayed_seconds(self, rows: int, times: int = 20) -> float | None:
+        """The device's seconds of such a step; None if it is no graph."""
+        replay = self.replay_of(rows)
+        if replay is None:
             return None
-        replay = graphs[found[0]].replay
-        with torch.inference_mode():
-            replay()
-            return self.bench.mean_of(replay, times)
+        replay()
+        return self.bench.mean_of(replay, times)
 
     def close(self) -> None:
         self.runner.close()
@@ -187,11 +190,11 @@ def _kind(form: Any) -> str:
 
 @contextmanager
 def opened(
-    bench: Workbench, shape: Shape, *, quantization: dict[str, Any] | None = None, **arguments: Any
+    bench: Workbench, shape: Shape, *, saved: dict[str, Any] | None = None, **arguments: Any
 ) -> Iterator[Dummy]:
-    """A worker with random weights, until the end of the block."""
+    """A worker with random weights, until the end of the block. `saved`: how the checkpoint is quantized."""
     with TemporaryDirectory(dir=bench.folder) as folder:
-        dummy = Dummy(bench, shape, shape.write(Path(folder), quantization), **arguments)
+        dummy = Dummy(bench, shape, shape.write(Path(folder), saved), **arguments)
         try:
             yield dummy
         finally:

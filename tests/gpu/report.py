@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from results import TARGETS, Result
+from results import EXPECTED, TARGETS, Result, Target
 
 
 @dataclass
@@ -15,6 +15,8 @@ class Report:
     facts: dict[str, str] = field(default_factory=dict)
     """The date, the commit, the card, its driver, and versions."""
     sections: dict[str, list[Result]] = field(default_factory=dict)
+    speed: float = 1.0
+    """How many times as fast as an H200's the card's memory is read."""
 
     @property
     def results(self) -> list[Result]:
@@ -44,14 +46,14 @@ class Report:
         facts = "; ".join(f"{name} {value}" for name, value in self.facts.items() if name != "date")
         parts = [title, f"By `make gpu-check`: {facts}. {self.summary()}."]
         if measured := self._targets():
-            parts.append(_table(("case", "target", "measured", ""), measured))
+            parts.append(_table(("case", "target", "expected by the code", "measured", ""), measured))
         for name, results in self.sections.items():
             rows = [
                 (
                     result.name,
                     result.figure,
                     "" if result.share is None else f"{result.share:.0%}",
-                    result.said,
+                    result.said(self.speed),
                 )
                 for result in results
             ]
@@ -64,13 +66,17 @@ class Report:
         figures = {result.name: result for result in self.results if result.unit}
         if not figures.keys() & TARGETS.keys():
             return []
-        return [(name, str(target), *_verdict(name, figures)) for name, target in TARGETS.items()]
+        return [_verdict(name, target.on(self.speed), figures) for name, target in TARGETS.items()]
 
 
-def _verdict(name: str, figures: Mapping[str, Result]) -> tuple[str, str]:
+def _verdict(name: str, target: Target, figures: Mapping[str, Result]) -> tuple[str, ...]:
+    """The cells of a target: what it is on this card, what is expected, and what was measured."""
+    scale = target.value / TARGETS[name].value
+    expected = f"{EXPECTED[name] * scale:,.0f} {target.unit}" if name in EXPECTED else ""
     if name not in figures:
-        return "not measured", ""
-    return figures[name].figure, "hit" if TARGETS[name].is_hit(figures[name].value) else "missed"
+        return name, str(target), expected, "not measured", ""
+    verdict = "hit" if target.is_hit(figures[name].value) else "missed"
+    return name, str(target), expected, figures[name].figure, verdict
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -147,12 +147,24 @@ def test_step(tmp_path: Path) -> None:
     assert told.text("steps planned 2 ahead") == "the same tokens"
     assert told.text("prompt of 20000, in other chunks").startswith("differs by 0.0")
     assert told.text("transformers in float32, and ours") == "logprobs differ by 0.000%"
+    assert "in" in told.text("kernels, prompt of 1024")
+    assert sum(name.startswith("kernels, 32 x 512: ") for name in told.names) == 8
 
 
 def test_families(tmp_path: Path) -> None:
     told = run("families", tmp_path)
     assert len(told.results) == 2 and {result.wrong for result in told.results} == {0}
     assert told.text("Gemma3nForCausalLM").startswith("the CPU's tokens; in bfloat16 ")
+
+
+def test_rows_are_as_many_as_fit_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Workbench(torch.device("cuda", 0), lambda **event: None, tmp_path)
+    llama = shapes.SHAPES["8B"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (0, 79 << 30))
+    assert engine._fitting(bench, llama, 256, 2048) == 192
+    assert engine._fitting(bench, llama, 256, 512) == engine._fitting(bench, llama, 256, 2048, 1) == 256
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (0, 140 << 30))
+    assert engine._fitting(bench, llama, 256, 2048) == 256
 
 
 def test_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,11 +85,12 @@ class Device(Protocol):
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
+        minimum: Callable[[int], int],
     ) -> AbstractContextManager[None]:
         """What makes kernels ready in threads while the weights of this model load, and ends when they have.
 
         `dtypes`: the number types of the model and of its cache. `parallel`: which of the model's pieces are
-        computed here.
+        computed here. `minimum`: that of all ranks' numbers, as ranks must have the same kernels.
         """
         ...
 

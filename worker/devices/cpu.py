@@ -76,6 +76,7 @@ class Cpu:
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
+        minimum: Callable[[int], int],
     ) -> AbstractContextManager[None]:
         """Do nothing: the kernels are there."""
         return nullcontext()

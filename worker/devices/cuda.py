@@ -11,28 +11,35 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from models import ops
 from models.checkpoint.files import Upload
 from models.config import ModelConfig
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from models.quantization.config import MADE_ON_CUDA
+from models.weight_coding import E4M3
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
 from worker.devices.pinned import pinned_upload
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
+from worker.kernels.uses import Uses
 from worker.ranks.process_groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import token_bounds
 from worker.sampling.grouped_logits import BY_TORCH
+from worker.sampling.top_k_top_p import Draw, draw_fully
 from worker.steps.compute import Compute, Computing
 from worker.steps.output import Fetch
+
+if TYPE_CHECKING:
+    from worker.kernels.cuda.launch import Call
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +59,7 @@ _HOPPER = 9
 
 class Cuda:
     kernels: Mapping[str, Callable[..., Any]]
+    draw: Draw
     scan = BY_TORCH
     forbid = staticmethod(token_bounds.forbid)
 
@@ -81,22 +89,15 @@ class Cuda:
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
         from worker.kernels.cuda.capabilities import Card
-        from worker.kernels.cuda.compiling.model_variants import compiling, opening_calls
-        from worker.kernels.cuda.draw_kernel import open_draw
         from worker.kernels.cuda.launch import count_compilations
-        from worker.kernels.cuda.operations import open_kernels
-        from worker.kernels.cuda.products.rounded import torch_multiplies  # imports Triton
+        from worker.kernels.cuda.operations import cuda_operations  # imports Triton
+        from worker.kernels.cuda.products.rounded import torch_multiplies
 
         count_compilations()
-        self._card = Card.of(self.target)
-        turn = place.local_rank, place.local_ranks
-        with compiling(partial(opening_calls, self.capability, head_dim), self.target, turn):
-            pass  # so that the proofs of kernels, which follow, find all compiled
-        if self._card.rounds_inputs:
-            right = torch_multiplies(self._card, self.target)
-            self._card = replace(self._card, scaled_mm=right)
-        self.draw = open_draw(self.target)
-        self.kernels = open_kernels(self._card, self.target, head_dim, fp8=fp8)
+        self._head_dim, self._card = head_dim, Card.of(self.target)
+        if self._card.rounds_inputs and (fp8 or config.model.quantization is not None):
+            self._card = replace(self._card, scaled_mm=torch_multiplies(self._card, self.target))
+        self.kernels, self.draw = cuda_operations(self._card, fp8=fp8), draw_fully
 
     @property
     def capability(self) -> int:
@@ -127,28 +128,51 @@ class Cuda:
         dtypes: tuple[torch.dtype, torch.dtype],
         block_size: int,
         parallel: Parallel,
+        minimum: Callable[[int], int],
     ) -> AbstractContextManager[None]:
-        """Compile the model's kernels."""
+        """Prove the kernels that the model calls, and compile all of its variants while it loads."""
         from worker.kernels.cuda.compiling.model_variants import (
             compiling,
             model_calls,
-        )  # imports Triton, as `__init__` does
+            opening_calls,
+        )
+        from worker.kernels.cuda.operations import cuda_operations  # imports Triton, as `__init__` does
 
         dtype, cache_dtype = dtypes
-        calls = partial(
-            model_calls,
-            msgspec.structs.replace(config.model, warnings=()),  # the log has them when weights load
-            Path(config.folder),
-            dtype,
-            self.capability,
-            block_size,
-            cache_dtype,
-            self.kernels,
-            parallel,
-            config.conversion,
-        )
+        if minimum(int(self._card.scaled_mm)) < self._card.scaled_mm:
+            self._card = replace(self._card, scaled_mm=False)
+            self.kernels = cuda_operations(self._card, fp8=self._fp8)
+        uses = Uses(*[(8, E4M3)] * self._fp8)
+        calls: list[Call] = []
+
+        def trace() -> Sequence[Call]:
+            """Take steps without a device; returns the calls that prove what they need."""
+            if config.options.model_impl != "transformers":
+                model = msgspec.structs.replace(config.model, warnings=())  # the log has them later
+                given = Path(config.folder), dtype, self.capability, block_size, cache_dtype, self.kernels
+                calls.extend(model_calls(model, *given, parallel, config.conversion, uses))
+            uses.is_known = uses.is_known and config.drafter is None
+            return opening_calls(self.capability, self._head_dim, dtype, uses)
+
+        target = self.target if self.target.type == "cuda" else None
         turn = config.place.local_rank, config.place.local_ranks
-        return compiling(calls, self.target if self.target.type == "cuda" else None, turn)
+        with compiling(trace, target, turn):
+            pass  # so that the proofs, which follow, find all compiled
+        self._prove(dtype, uses if uses.is_known else None, minimum)
+        ops.use(self.kernels)
+        return compiling(lambda: calls, target, turn)
+
+    def _prove(self, dtype: torch.dtype, uses: Uses | None, minimum: Callable[[int], int]) -> None:
+        """Leave to torch what is wrong on this card or on that of another rank."""
+        from worker.kernels.cuda.draw_kernel import draw  # imports Triton, as `__init__` does
+        from worker.kernels.cuda.proofs import DRAW, agree, prove
+
+        own = prove(self._card, self.target, self._head_dim, dtype, uses, self.lost)
+        names = agree(own, [*self.kernels, DRAW], minimum)
+        if others := sorted(names.difference(own)):
+            logger.error("torch does %s, too, which another rank's card computes wrong", ", ".join(others))
+        self.kernels = {name: each for name, each in self.kernels.items() if name not in names}
+        self.draw = draw_fully if DRAW in names else draw
 
     def uploading(self) -> AbstractContextManager[Upload]:
         return pinned_upload(self.target)

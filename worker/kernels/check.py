@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +23,7 @@ from models.ops.pooling_ops import Segments
 from models.state_rows import NOWHERE, StateRow, state_columns
 from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
     "rotary_and_cache": 3,
     "latent_attention": 3,
@@ -47,27 +48,26 @@ def wrong(
     `target`: the device that computes both, if it is not the CPU. `dim`: the width of heads.
     """
     found = set[str]()
-    for case, tolerance in _cases_on(target, dim):
-        if case.name not in specified or case.name not in table:
-            continue
-        if not _near(case.compute(table), case.compute(specified), tolerance):
+    for case in chain.from_iterable(cases_by_type(dim, target).values()):
+        if case.name in specified and case.name in table and not case.agrees(table, specified):
             found.add(case.name)
     return sorted(found)
 
 
-def compute_all(table: Mapping[str, Callable[..., Any]], target: torch.device, dim: int) -> None:
-    """Call operations as `wrong` does, without a look at what comes of it, which may be tensors of "meta"."""
-    for case, _ in _cases_on(target, dim):
-        if case.name in table:
-            case.compute(table)
-
-
 @dataclass(frozen=True)
-class _Case:
+class Case:
     name: str
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     sections: int | None = None
+    tolerance: float = 0.0
+    """How far results may differ."""
+
+    def agrees(
+        self, table: Mapping[str, Callable[..., Any]], specified: Mapping[str, Callable[..., Any]]
+    ) -> bool:
+        """Whether both tables compute the same."""
+        return _near(self.compute(table), self.compute(specified), self.tolerance)
 
     def compute(self, table: Mapping[str, Callable[..., Any]]) -> Any:
         arguments = [x.clone() if isinstance(x, Tensor) else x for x in self.arguments]
@@ -88,7 +88,7 @@ class _Case:
         written = _WRITTEN.get(self.name)
         return result if written is None else (result, arguments[written])
 
-    def moved(self, target: torch.device) -> _Case:
+    def moved(self, target: torch.device) -> Case:
         options = {name: moved(option, target) for name, option in self.options.items()}
         arguments = tuple(moved(argument, target) for argument in self.arguments)
         return replace(self, arguments=arguments, options=options)
@@ -115,15 +115,20 @@ def moved(argument: Any, target: torch.device) -> Any:
             return argument
 
 
-def _cases_on(target: torch.device | None, dim: int) -> Iterator[tuple[_Case, float]]:
-    """All cases on a device, each with how far results may differ."""
+def cases_by_type(
+    dim: int, target: torch.device | None, *further: torch.dtype
+) -> dict[torch.dtype, list[Case]]:
+    """The cases of each number type, whose numbers are drawn one after the other."""
     made = torch.Generator().manual_seed(0)
-    for dtype, tolerance in _TOLERANCE.items():
-        for case in _cases(made, dtype, dim):
-            yield case if target is None else case.moved(target), tolerance
+    found: dict[torch.dtype, list[Case]] = {}
+    for dtype in dict.fromkeys([*TOLERANCE, *further]):
+        tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+        cases = [replace(case, tolerance=tolerance) for case in _cases(made, dtype, dim)]
+        found[dtype] = cases if target is None else [case.moved(target) for case in cases]
+    return found
 
 
-def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
+def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[Case]:
     """Calls of every operation, with sizes that are no multiples of a vector or a tile."""
 
     def values(*shape: int) -> Tensor:
@@ -134,51 +139,51 @@ def _cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[_Case]:
     cos_sin, step = values(10, dim).float(), _step()
     words = torch.randint(-(1 << 31), 1 << 31, (37, 9), generator=made, dtype=torch.int32)
     products = [
-        _Case(name, (values(rows, 67), values(102, 67), values(102), *kind))
+        Case(name, (values(rows, 67), values(102, 67), values(102), *kind))
         for rows in (1, 4, 29)
         for name, kind in (("linear", ()), ("gated_linear", ("silu",)), ("gated_linear", ("gelu",)))
     ]
     return [
         *products,
-        _Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
+        Case("linear", (values(13, 80), values(102, 80), values(102)), sections=8),
         *_quantized_cases(made, dtype),
         *_expert_cases(made, dtype),
-        _Case("rms_norm", (x, weight, 1e-5)),
-        _Case("add_rms_norm", (x, residual, weight, 1e-5)),
-        _Case("sum_squares", (x, 1)),
-        _Case("sum_squares", (values(5, 72), 8)),
-        _Case("split_words", (words, 4)),
-        _Case("split_words", (words.t(), 8, (3, 1, 2, 0))),
-        _Case("front_rms_norm", (x, weight[:50], 1e-5)),
-        _Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
-        _Case("layer_norm", (x, weight, bias, 1e-5)),
-        _Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
-        _Case("add", (x, bias)),
-        _Case("scale", (x, 0.37)),
-        _Case("scale_by_position", (x, 3 * torch.arange(len(x)), 0.1, 4)),
-        _Case("embed", (torch.tensor([4, 0, 3]), x)),
-        _Case("angles", (step.positions, values(33).float(), 0.5)),
-        _Case("angles", (torch.arange(30).view(3, 10), values(33).float(), 0.5, torch.arange(33) % 3)),
-        *[_Case("activation", (x, kind)) for kind in ("gelu_tanh", "quick_gelu")],
-        _Case("gated", (values(5, 70), "relu")),
-        _Case("gated", (values(5, 70) * 5, "clamped")),
+        Case("rms_norm", (x, weight, 1e-5)),
+        Case("add_rms_norm", (x, residual, weight, 1e-5)),
+        Case("sum_squares", (x, 1)),
+        Case("sum_squares", (values(5, 72), 8)),
+        Case("split_words", (words, 4)),
+        Case("split_words", (words.t(), 8, (3, 1, 2, 0))),
+        Case("front_rms_norm", (x, weight[:50], 1e-5)),
+        Case("spread_rms_norm", (x, weight, values(5, 1).float().square() * 67, 67, 1e-5)),
+        Case("layer_norm", (x, weight, bias, 1e-5)),
+        Case("add_layer_norm", (x, residual, weight, bias, 1e-5)),
+        Case("add", (x, bias)),
+        Case("scale", (x, 0.37)),
+        Case("scale_by_position", (x, 3 * torch.arange(len(x)), 0.1, 4)),
+        Case("embed", (torch.tensor([4, 0, 3]), x)),
+        Case("angles", (step.positions, values(33).float(), 0.5)),
+        Case("angles", (torch.arange(30).view(3, 10), values(33).float(), 0.5, torch.arange(33) % 3)),
+        *[Case("activation", (x, kind)) for kind in ("gelu_tanh", "quick_gelu")],
+        Case("gated", (values(5, 70), "relu")),
+        Case("gated", (values(5, 70) * 5, "clamped")),
         *_head_cases((q, k, v, kv, step), cos_sin, (values(dim), values(dim), values(dim))),
         *_attention_cases((q, kv, step), values(q.shape[1]).float()),
         *_latent_cases(values, step, cos_sin),
         *_state_cases(values, step),
-        _Case("mean", (x,)),
-        _Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
-        _Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
-        _Case("normalize", (x.float(),)),
+        Case("mean", (x,)),
+        Case("pool", (x, _segments(), "WEIGHTED_MEAN", _weighted)),
+        Case("pool", (x, _segments(), "MAX", lambda rows, skip: rows.amax(0, keepdim=True))),
+        Case("normalize", (x.float(),)),
     ]
 
 
-def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Tensor) -> Iterator[_Case]:
+def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Tensor) -> Iterator[Case]:
     """Causal attention with each of its limits; `of_heads` are numbers of query heads."""
     last = given[2].positions.int()
     last[1:4], last[5:8] = 3, 11
     for limits in ({}, {"window": 3}, {"sinks": of_heads}, {"slopes": of_heads}, {"window": 4, "last": last}):
-        yield _Case("attention", given, {"scale": 0.2, **limits})
+        yield Case("attention", given, {"scale": 0.2, **limits})
 
 
 def _segments() -> Segments:
@@ -195,20 +200,20 @@ def _head_cases(
     given: tuple[Tensor, Tensor, Tensor, Tensor, ForwardContext],
     cos_sin: Tensor,
     norms: tuple[Tensor, Tensor, Tensor],
-) -> list[_Case]:
+) -> list[Case]:
     """Heads with a place in the cache that are rotated, with norms and without, and heads that have none."""
     q_norm, k_norm, v_norm = norms
     q, k, v, _, step = given
     return [
-        _Case("rotary_and_cache", (*given, HeadPrep(cos_sin))),
-        _Case("rotary_and_cache", (*given, HeadPrep(cos_sin, q_norm, k_norm, 1e-5, v_norm))),
-        _Case("rotate", (q, cos_sin, q_norm, 1e-5)),
-        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
-        _Case("encoder_attention", (q, k, v, step), {"scale": 0.2, "causal": True}),
+        Case("rotary_and_cache", (*given, HeadPrep(cos_sin))),
+        Case("rotary_and_cache", (*given, HeadPrep(cos_sin, q_norm, k_norm, 1e-5, v_norm))),
+        Case("rotate", (q, cos_sin, q_norm, 1e-5)),
+        Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
+        Case("encoder_attention", (q, k, v, step), {"scale": 0.2, "causal": True}),
     ]
 
 
-def _latent_cases(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> list[_Case]:
+def _latent_cases(values: Callable[..., Tensor], step: ForwardContext, cos_sin: Tensor) -> list[Case]:
     """Five heads, of which each makes keys of 24 numbers and values of 40 from latents of 48; an indexer."""
     up = (values(5 * (24 + 40), 48) / 8, 5, 24, 48)
     given = (values(10, 5, 24 + 8), values(10, 48 + 8), up, values(9, 4, 48 + 8), step, cos_sin[:, :8])
@@ -216,13 +221,13 @@ def _latent_cases(values: Callable[..., Tensor], step: ForwardContext, cos_sin: 
     chosen[:3] = torch.tensor([[0, -1, -1], [0, 1, -1], [0, 1, 2]])
     keys = values(10, 36), values(10, 3).float(), values(9, 4, 36)
     return [
-        _Case("latent_attention", given, {"scale": 0.2}),
-        _Case("latent_attention", given, {"scale": 0.2, "chosen": chosen}),
-        _Case("choose_tokens", (values(10, 3, 36), *keys, step, cos_sin[:, :10]), {"most": 3}),
+        Case("latent_attention", given, {"scale": 0.2}),
+        Case("latent_attention", given, {"scale": 0.2, "chosen": chosen}),
+        Case("choose_tokens", (values(10, 3, 36), *keys, step, cos_sin[:, :10]), {"most": 3}),
     ]
 
 
-def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_Case]:
+def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[Case]:
     """Operations on states of two key heads, or groups, of 24 numbers, and four value heads of 40."""
     x = values(10, 2 * 2 * 24 + 4 * 40)
     taps, before = values(4, x.shape[1]).float(), values(9, 3, x.shape[1]).float()
@@ -233,22 +238,22 @@ def _state_cases(values: Callable[..., Tensor], step: ForwardContext) -> list[_C
     keyed = (values(10, 96), rates, values(96).float())
     guessed = _states([StateRow(2, 2), StateRow(7, NOWHERE, ((4, 7),), 1), StateRow(NOWHERE, NOWHERE)])
     return [
-        _Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
-        _Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2, False, 1.5)),
-        _Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
-        _Case("channel_scan", (*vectors, *by_channel, step)),
-        _Case("keep_guesses", (x[:, 96:], values(2, 160), replace(step, states=guessed))),
-        _Case("channel_delta", (values(10, 4 * (2 * 24 + 40)), values(10, 4), *keyed, states, step)),
-        _Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
-        _Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
-        _Case("gate", (x, values(*x.shape), "sigmoid")),
-        _Case("xielu", (x, torch.tensor([0.8, 1.3]))),
-        _Case("gate", (x, values(*x.shape), "gelu_tanh")),
-        _Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),
+        Case("causal_conv", (x, taps, taps[0], before, step, "silu")),
+        Case("gated_delta", (x, values(10, 8), rates, values(4).float(), states, step, 2, False, 1.5)),
+        Case("selective_scan", (x, values(10, 4), *scanned, (0.1, 2.0), states, step, 2)),
+        Case("channel_scan", (*vectors, *by_channel, step)),
+        Case("keep_guesses", (x[:, 96:], values(2, 160), replace(step, states=guessed))),
+        Case("channel_delta", (values(10, 4 * (2 * 24 + 40)), values(10, 4), *keyed, states, step)),
+        Case("group_squares", (x[:, 96:], values(10, 160), 2, 4)),
+        Case("gated_group_norm", (x[:, 96:], values(10, 160), values(160).float(), sums, 80, 1e-5)),
+        Case("gate", (x, values(*x.shape), "sigmoid")),
+        Case("xielu", (x, torch.tensor([0.8, 1.3]))),
+        Case("gate", (x, values(*x.shape), "gelu_tanh")),
+        Case("gated_norm", (x[:, 96:], values(10, 160), values(40), 1e-5)),
     ]
 
 
-def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
     """Choices among 12 experts, and what five of them make of some rows."""
 
     def values(*shape: int) -> Tensor:
@@ -259,11 +264,11 @@ def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         experts=12, chosen=3, scores="sigmoid", epsilon=1e-20, factor=2.5, groups=4, kept_groups=2
     )
     routes = [
-        _Case("route", (values(rows, 67), values(12, 67) / 8, None, correction, routing))
+        Case("route", (values(rows, 67), values(12, 67) / 8, None, correction, routing))
         for rows in (1, 29)
         for correction, routing in ((None, softmax), (values(12).float() / 4, sigmoid))
     ]
-    computed: list[_Case] = []
+    computed: list[Case] = []
     for rows, kind, sections in (
         (1, "silu", 4),
         (3, "clamped", None),
@@ -275,14 +280,14 @@ def _expert_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         matrices = list(values(5, width, 67) / 8), list(values(5, 67, 40) / 8)
         given = (values(rows, 67), ids, torch.rand(rows, 2, generator=made), *matrices, kind)
         biases = {"gate_up_bias": values(5, width), "down_bias": values(5, 67)}
-        computed.append(_Case("experts", given, biases, sections))
+        computed.append(Case("experts", given, biases, sections))
         others = torch.tensor([-1, 3, -1, 0, 1], dtype=torch.int32)  # as if other ranks held two of them
-        computed.append(_Case("experts", given, {**biases, "places": others}, sections))
-    shared = _Case("add_gated", (values(5, 67), values(5, 67), values(67) / 8, values(5, 67)))
+        computed.append(Case("experts", given, {**biases, "places": others}, sections))
+    shared = Case("add_gated", (values(5, 67), values(5, 67), values(67) / 8, values(5, 67)))
     return [*routes, *computed, shared]
 
 
-def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
+def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
     """Products with matrices that a checkpoint holds quantized, in each form."""
     forms = (
         (1, 2, _grouped(made, dtype, 4, False)),
@@ -297,7 +302,7 @@ def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[_Case]:
         (7, 1, replace(_grouped(made, dtype, 4, False), kind=E2M1, scales=_powers(made))),
     )
     return [
-        _Case(
+        Case(
             "linear",
             (torch.randn(rows, matrix.inputs, generator=made).to(dtype), matrix),
             sections=sections,

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from dummy import DRAWN, GREEDY, Dummy, opened
 from idle import measure_idle_share
 from ready import measure_ready
 from results import Result
-from shapes import INT4
+from shapes import INT4, Shape
 from workbench import Part, Workbench
 
 _ROWS = (1, 32, 256)
@@ -18,13 +19,16 @@ _CONTEXT, _LONG = 512, 2048
 _STEPS = 50
 _ROOM = 192
 """Tokens that a sequence may have beyond those it begins with."""
+_SHARE, _BESIDE = 0.92, 4 << 30
+"""The part of a card's memory that a worker takes, and what it needs beside weights and cache."""
 
 
 def measure_model(bench: Workbench, name: str, first_token: int) -> Iterator[Result]:
     """Decoding, greedy and drawn, and prompts. `first_token`: the prompt whose first token is timed."""
     shape = bench.shape(name)
     most, longest = bench.rows(max(_ROWS)), bench.tokens(8192) + _ROOM
-    blocks = _blocks(bench, most, _LONG)
+    long_rows = _fitting(bench, shape, most, _LONG)
+    blocks = max(_blocks(bench, long_rows, _LONG), _blocks(bench, most, _CONTEXT))
     with opened(bench, shape, rows=most, longest=longest, blocks=blocks) as dummy:
         dummy.make_graphs()
         dummy.clear()
@@ -35,7 +39,7 @@ def measure_model(bench: Workbench, name: str, first_token: int) -> Iterator[Res
                 yield from measure_idle_share(dummy, f"{rows} x {_CONTEXT}", bench.rows(rows), step, host)
             drawn, _ = dummy.decode(bench.rows(rows), bench.tokens(_CONTEXT), _steps(bench), DRAWN)
             yield Result(f"{name} drawing, {rows} x {_CONTEXT}", "", step / drawn, "of decoding")
-        yield _decoding(dummy, name, max(_ROWS), _LONG, 2)[0]
+        yield _decoding(dummy, name, max(_ROWS), _LONG, 2, fitting=long_rows)[0]
         for length in (512, 2048, 8192):
             yield _prompt(dummy, name, length)
         yield _first_token(dummy, name, first_token)
@@ -47,23 +51,42 @@ def _blocks(bench: Workbench, rows: int, length: int) -> int:
     return rows * -(-(bench.tokens(length) + _ROOM) // size) + -(-(bench.tokens(8192) + _ROOM) // size)
 
 
+def _fitting(
+    bench: Workbench, shape: Shape, rows: int, length: int, itemsize: int = 2, bits: float = 16
+) -> int:
+    """As many of these rows as fit on the card beside the weights, if not all do."""
+    if not bench.on_card:
+        return rows
+    weights = shape.body * bits / 8 + (2 if shape.tied else 4) * shape.head
+    free = _SHARE * torch.cuda.mem_get_info(bench.target)[1] - weights - _BESIDE
+    each = (length + _ROOM) * shape.cached(itemsize)
+    return min(rows, int(free / each) // 32 * 32)
+
+
 def _steps(bench: Workbench) -> int:
     return bench.size(_STEPS, 3)
 
 
 def _decoding(
-    dummy: Dummy, name: str, rows: int, length: int, itemsize: int, bits: float = 16
+    dummy: Dummy,
+    name: str,
+    rows: int,
+    length: int,
+    itemsize: int,
+    bits: float = 16,
+    fitting: int | None = None,
 ) -> tuple[Result, float, float]:
     """The rate of rows that decode, beside reading weights and cache -> it, and the seconds of step and host.
 
-    `itemsize`: bytes of a number in the cache; `bits`: of one in the layers.
+    `itemsize`: bytes of a number in the cache; `bits`: of one in the layers; `fitting`: rows that fit.
     """
     bench, shape = dummy.bench, dummy.shape
-    count, tokens = bench.rows(rows), bench.tokens(length)
+    count, tokens = bench.rows(rows) if fitting is None else fitting, bench.tokens(length)
+    told = f"by {count} rows, which fit on the card" if count < bench.rows(rows) else ""
     step, host = dummy.decode(count, tokens, _steps(bench), GREEDY)
     read = shape.body * bits / 8 + 2 * shape.head + count * tokens * shape.cached(itemsize)
     share = bench.floor(read, 2 * count * (shape.body + shape.head)) / step
-    return Result(f"{name} decoding, {rows} x {length}", "", count / step, "tok/s", share), step, host
+    return Result(f"{name} decoding, {rows} x {length}", told, count / step, "tok/s", share), step, host
 
 
 def _prompt(dummy: Dummy, name: str, length: int) -> Result:
@@ -86,19 +109,21 @@ def measure_variant(
     *,
     itemsize: int = 2,
     bits: float = 16,
-    quantization: dict[str, Any] | None = None,
+    saved: dict[str, Any] | None = None,
     on_card: dict[str, str] | None = None,
 ) -> Iterator[Result]:
     """Decoding and a prompt of the 8B model in another form. `on_card`: options that a CPU does not know."""
     shape, name = bench.shape("8B"), f"8B {kind}"
     options = (on_card or {}) if bench.on_card else {}
     most, longest = bench.rows(max(rows for rows, _ in cases)), bench.tokens(8192) + _ROOM
-    sizes = {"rows": most, "longest": longest, "blocks": _blocks(bench, most, max(cases)[1])}
-    with opened(bench, shape, quantization=quantization, **sizes, **options) as dummy:
+    fitting = [_fitting(bench, shape, bench.rows(rows), length, itemsize, bits) for rows, length in cases]
+    blocks = max(_blocks(bench, rows, length) for rows, (_, length) in zip(fitting, cases, strict=True))
+    sizes = {"rows": most, "longest": longest, "blocks": blocks}
+    with opened(bench, shape, saved=saved, **sizes, **options) as dummy:
         dummy.make_graphs()
         dummy.clear()
-        for rows, length in cases:
-            yield _decoding(dummy, name, rows, length, itemsize, bits)[0]
+        for count, (rows, length) in zip(fitting, cases, strict=True):
+            yield _decoding(dummy, name, rows, length, itemsize, bits, count)[0]
         yield _prompt(dummy, name, 2048)
 
 
@@ -140,14 +165,12 @@ _VARIANTS: dict[str, Work] = {
         bits=8,
         on_card={"quantization": "fp8"},
     ),
-    "8B in W4A16": partial(
-        measure_variant, kind="in W4A16", cases=((1, _CONTEXT),), bits=4.125, quantization=INT4
-    ),
+    "8B in W4A16": partial(measure_variant, kind="in W4A16", cases=((1, _CONTEXT),), bits=4.125, saved=INT4),
 }
 
 PARTS = (
     *(Part(name, work, 50) for name, work in _PLAIN.items()),
-    Part("0.6B ready", partial(measure_ready, name="0.6B"), 45, fresh=True),
+    Part("0.6B ready", partial(measure_ready, name="0.6B"), 75, fresh=True),
     *(Part(name, work, 35) for name, work in _VARIANTS.items()),
     Part("8B ready", partial(measure_ready, name="8B"), 80, fresh=True),
 )

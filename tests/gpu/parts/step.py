@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from dummy import DRAWN, GREEDY, PROMPTS, SINGLE_TOKENS, Dummy, opened
 from idle import measure_idle_share
+from kernel_profile import measure_kernels
 from results import Result
 from scheduled import Loop
 from shapes import Shape, shallow
@@ -233,7 +234,7 @@ def no_kernels(bench: Workbench) -> Any:
         return patch.dict(sys.modules)
     from worker.kernels.cuda import operations
 
-    return patch.object(operations, "open_kernels", lambda *arguments, **options: {})
+    return patch.object(operations, "cuda_operations", lambda *arguments, **options: {})
 
 
 def _by_transformers(folder: Path, tokens: list[int]) -> Tensor:
@@ -261,4 +262,5 @@ PARTS = (
     Part("chunks", compare_chunks, 20),
     Part("float32", compare_with_float32, 30),
     Part("idle share", measure_step, 20),
+    Part("profile", measure_kernels, 15),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,48 +14,84 @@ from sizes import MODEL, worker_config
 from models.layers.attention import Attention
 from models.layers.latent_attention import LatentAttention, LatentSpec
 from models.parallel.rank_shares import Span
-from worker.config import Place
 from worker.devices.base import GIB, plain_attention_bytes
 from worker.devices.cuda import Cuda, most_graph_tokens
+from worker.sampling.top_k_top_p import draw_fully
 from worker.steps.output import Fetch
 
 interpreted = pytest.importorskip("interpreted")
+
+from worker.kernels.cuda import operations, proofs  # noqa: E402
+from worker.kernels.cuda.capabilities import Card  # noqa: E402
+from worker.kernels.cuda.draw_kernel import draw  # noqa: E402
 
 
 @pytest.fixture
 def device() -> Cuda:
     """A device whose card is the host."""
     made = Cuda.__new__(Cuda)
-    made.target = torch.device("cpu")
+    made.target, made._card, made._head_dim = torch.device("cpu"), Card(90, 132), 64
+    made.kernels = operations.cuda_operations(made._card)
     return made
 
 
-def test_ranks_share_the_compiling_of_what_proves_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kernels.cuda import launch
-    from worker.kernels.cuda.compiling import model_variants
+ANSWERS: dict[str, Callable[..., bool]] = {
+    "right": lambda: True,
+    "wrong": lambda: False,
+    "fails": lambda: raise_(RuntimeError("misaligned address\nat a line")),
+}
 
-    class Stop(Exception):
-        pass
 
-    def compiling(calls: object, target: torch.device, turn: tuple[int, int] = (0, 1)) -> None:
-        raise Stop(target.index, turn)
+def raise_(error: Exception) -> bool:
+    raise error
 
-    found = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
-    for name, value in {
-        "device_count": lambda: 4,
-        "set_device": lambda target: None,
-        "get_device_name": lambda target: "a card",
-        "get_device_capability": lambda target: (9, 0),
-        "get_arch_list": lambda: ["sm_90"],
-        "mem_get_info": lambda target: (1, 1),
-        "get_device_properties": lambda target: found,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(launch, "count_compilations", lambda: None)
-    monkeypatch.setattr(model_variants, "compiling", compiling)
-    with pytest.raises(Stop) as stopped:
-        Cuda(worker_config(place=Place(tensor_size=4, tensor_rank=3, local_rank=3, local_ranks=4)), 64)
-    assert stopped.value.args == (3, (3, 4))
+
+def proving(monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+    """Let these operations be proved with such answers, and the draw be right."""
+    cases = [
+        SimpleNamespace(name=name, agrees=lambda *_, of=of: ANSWERS[of]()) for name, of in answers.items()
+    ]
+    monkeypatch.setattr(proofs, "cases_on", lambda *given: cases)
+    monkeypatch.setattr(proofs, "draws_right", lambda target: True)
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_what_is_wrong_or_fails_is_left_to_torch_and_stops_no_start(
+    device: Cuda, draws: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proving(monkeypatch, rms_norm="wrong", attention="fails", gate="right")
+    monkeypatch.setattr(proofs, "draws_right", lambda target: draws)
+    monkeypatch.setattr(device, "lost", lambda error: False)
+    device._prove(torch.bfloat16, None, int)
+    assert {"rms_norm", "attention", "gate"}.intersection(device.kernels) == {"gate"}
+    assert device.draw is (draw if draws else draw_fully)
+    assert "rms_norm differs on this card" in caplog.text
+    assert "attention fails on this card, so torch does it: misaligned address\n" in caplog.text
+
+
+def test_a_card_that_a_proof_breaks_is_refused_in_one_sentence(
+    device: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving(monkeypatch, rms_norm="right", attention="fails")
+    monkeypatch.setattr(device, "lost", lambda error: True)
+    with pytest.raises(ValueError, match="failed while the kernel for attention was being proved") as refused:
+        device._prove(torch.bfloat16, None, int)
+    assert "\n" not in str(refused.value)
+
+
+def test_ranks_have_the_same_kernels(
+    device: Cuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another rank is asked what it has found before this one is, in the same order."""
+    every = sorted([*device.kernels, proofs.DRAW])
+    others: list[int] = [0, *[int(name not in ("gate", "draw")) for name in every]]
+    asked = iter(others)
+    proving(monkeypatch, rms_norm="wrong")
+    device._prove(torch.bfloat16, None, lambda own: min(own, next(asked)))
+    assert {"gate", "rms_norm", "activation"}.intersection(device.kernels) == {"activation"}
+    assert device.draw is draw_fully
+    assert "torch does draw, gate, too" in caplog.text
+    assert next(asked, None) is None
 
 
 QWEN_0_6B = {"hidden_size": 1024, "raw": {"intermediate_size": 3072}}
@@ -152,8 +189,6 @@ def layer(head_dim: int) -> Attention:
 
 
 def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
-    from worker.kernels.cuda.capabilities import Card
-
     device._card = Card(90, 132)  # pyright: ignore[reportPrivateUsage]
     device.kernels = {"attention": lambda: None}
     sizes = (8192, 131072, torch.bfloat16)
@@ -165,8 +200,6 @@ def test_masks_take_memory_only_where_torch_attends(device: Cuda) -> None:
 
 
 def test_latents_take_the_memory_of_queries_and_sums_as_wide_as_they_are(device: Cuda) -> None:
-    from worker.kernels.cuda.capabilities import Card
-
     device._card = Card(90, 132)  # pyright: ignore[reportPrivateUsage]
     device.kernels = {"latent_attention": lambda: None}
     sizes = (8192, 131072, torch.bfloat16)

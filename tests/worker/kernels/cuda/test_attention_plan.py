@@ -60,7 +60,17 @@ def test_blocks_that_read_most_keys_begin() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "longest", "splits"),
-    [(1, 100, 1), (1, 512, 2), (1, 4096, 16), (1, 100_000, 32), (64, 4096, 1), (16, 4096, 4), (256, 4096, 1)],
+    [
+        (1, 100, 1),
+        (1, 512, 2),
+        (1, 4096, 16),
+        (1, 100_000, 32),
+        (64, 4096, 1),
+        (32, 2048, 1),
+        (30, 2048, 2),
+        (16, 4096, 2),
+        (256, 4096, 1),
+    ],
 )
 def test_keys_are_split_where_processors_would_be_idle(rows: int, longest: int, splits: int) -> None:
     heads = Heads(32, 8, 128)

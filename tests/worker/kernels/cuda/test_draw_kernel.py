@@ -153,13 +153,10 @@ def test_a_draw_is_two_launches_however_many_rows_it_has(rows: int) -> None:
     ]
 
 
-def test_a_draw_that_differs_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert by_triton.open_draw(DEVICE) is by_triton.draw
+def test_a_draw_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_triton.draws_right(DEVICE)
     monkeypatch.setattr(by_triton, "draw", lambda logits, draws: torch.zeros(4, dtype=torch.int32))
-    assert by_triton.open_draw(DEVICE) is draw_fully
-    assert "torch does it" in caplog.text
+    assert not by_triton.draws_right(DEVICE)
 
 
 @pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan")])

@@ -15,6 +15,7 @@ from triton import knobs
 from models.config import ModelConfig, has_latent_cache, read_config
 from models.ops.attention_inputs import CACHE_DTYPES
 from models.quantization.config import makes_fp8, read_cache_scheme
+from models.weight_coding import E4M3
 from worker.host.machine import usable_cores
 from worker.kernels.cuda.capabilities import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card
 from worker.kernels.cuda.compiling.machine_code import faults
@@ -28,6 +29,7 @@ from worker.kernels.cuda.compiling.model_variants import (
 from worker.kernels.cuda.launch import Call
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.unsupported import Unsupported
+from worker.kernels.uses import Uses
 
 
 def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dtype | None:
@@ -46,12 +48,16 @@ def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Ca
     """
     dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
     cache_dtype = cache_dtype_on(config, given.kv_cache_dtype, capability)
-    calls = opening_calls(capability, config.head_dim)
+    calls: list[Call] = []
+    fp8 = makes_fp8(config, given.quantization)
+    uses = Uses(*[(8, E4M3)] * fp8)
     for processors in PROCESSORS:
-        kernels = cuda_operations(Card(capability, processors), fp8=makes_fp8(config, given.quantization))
+        kernels = cuda_operations(Card(capability, processors), fp8=fp8)
         calls += calls_of_ranks(
             partial(
-                model_calls, config, given.folder, dtype, capability, given.block_size, cache_dtype, kernels
+                model_calls,
+                *(config, given.folder, dtype, capability, given.block_size, cache_dtype, kernels),
+                uses=uses,
             ),
             given.tensor_parallel_size,
             given.pipeline_parallel_size,
@@ -59,7 +65,7 @@ def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Ca
             replicas=given.data_parallel_size if given.enable_expert_parallel else 1,
             transport=given.all2all_backend,
         )
-    return one_of_each(calls)
+    return one_of_each([*opening_calls(capability, config.head_dim, dtype, uses), *calls])
 
 
 def main(options: str) -> int:

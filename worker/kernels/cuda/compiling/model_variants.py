@@ -37,12 +37,12 @@ from models.parallel.parallel import Parallel, Replicas
 from models.state_rows import STATE_COLUMNS
 from models.vision.model import find_tower
 from worker.host.machine import usable_cores
-from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.cuda.proofs import cases_on
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,
     StepTensors,
@@ -51,6 +51,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
     lay_out_single_tokens,
 )
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
+from worker.kernels.uses import Uses
 from worker.media import sees_media
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.tables.recorded_forms import SlotStates
@@ -125,17 +126,19 @@ def model_calls(
     kernels: Mapping[str, Callable[..., Any]] | None = None,
     parallel: Parallel = Parallel(),
     conversion: Conversion | None = None,
+    uses: Uses | None = None,
 ) -> list[Call]:
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
     `kernels`: the operations that are bound already, and stay so; None: those of any card with this
     capability. `parallel`: the rank whose pieces are computed; no other one takes part. `conversion`: what
-    the model is served as; None: what a server would choose.
+    the model is served as; None: what a server would choose. `uses` notes what it asks of operations.
     """
     parallel = _alone(parallel)
     conversion = conversion or resolve_conversion(config, folder)
     with torch.inference_mode(), _all_are_chosen(), collecting() as calls:
-        ops.use(cuda_operations(Card(capability, _PROCESSORS)) if kernels is None else kernels)
+        table = cuda_operations(Card(capability, _PROCESSORS)) if kernels is None else kernels
+        ops.use(table if uses is None else uses.noting(table))
         try:
             options = LoadOptions(
                 config,
@@ -149,6 +152,8 @@ def model_calls(
             model = load_model(options)
             refuse_unsupported(model.modules())
             _take_steps(model, options, block_size, cache_dtype or dtype)
+            if uses is not None:
+                uses.is_known = find_tower(model) is None  # whose steps are not taken here
         finally:
             ops.use({} if kernels is None else kernels)
     return one_of_each(calls)
@@ -187,10 +192,16 @@ def calls_of_ranks(
     return one_of_each(call for place in places for call in make_calls(parallel=place))
 
 
-def opening_calls(capability: int, dim: int) -> list[Call]:
-    """The calls that prove kernels when a card is opened for a model whose heads are `dim` wide."""
+def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | None = None) -> list[Call]:
+    """The calls that prove kernels for a model whose heads are `dim` wide.
+
+    `uses`: what it asks of operations; None, or what is not known: all are proved.
+    """
+    table = cuda_operations(Card(capability, _PROCESSORS))
     with torch.inference_mode(), collecting() as calls:
-        check.compute_all(cuda_operations(Card(capability, _PROCESSORS)), NOWHERE, dim)
+        for case in cases_on(NOWHERE, dim, dtype, uses if uses is not None and uses.is_known else None):
+            if case.name in table:
+                case.compute(table)
         draw(GroupedLogits(_nowhere(PROVED, torch.float32), BY_TORCH), filters(NOWHERE))
     return one_of_each(calls)
 

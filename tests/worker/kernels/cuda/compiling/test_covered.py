@@ -24,9 +24,8 @@ from uninterpreted import run_uninterpreted
 from models.gguf.folder import make_folder
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling import model_variants
-from worker.kernels.cuda.draw_kernel import open_draw
 from worker.kernels.cuda.launch import Call, taking
-from worker.kernels.cuda.operations import open_kernels
+from worker.kernels.cuda.proofs import prove
 
 LONG = {"max_position_embeddings": 16384, "num_hidden_layers": 1}
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -135,7 +134,7 @@ def test_what_steps_need_is_listed_before_they_begin(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of numbers that nobody reads
-def test_what_proves_kernels_when_a_card_is_opened_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_proves_kernels_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_variants, "one_of_each", list)  # names need kernels that are compiled
 
     def words(call: Call) -> tuple[object, ...]:
@@ -150,7 +149,50 @@ def test_what_proves_kernels_when_a_card_is_opened_is_listed(monkeypatch: pytest
         call.start()
 
     with torch.inference_mode(), taking(start):
-        open_kernels(Card(90, 132), DEVICE, 40)
-        open_draw(DEVICE)
-    assert len(started) > 50
-    assert started == {words(call) for call in model_variants.opening_calls(90, 40)}
+        found = prove(Card(90, 132), DEVICE, 40, torch.bfloat16, None, lambda error: False)
+    assert found == []
+    assert len(started) > 40
+    assert started == {words(call) for call in model_variants.opening_calls(90, 40, torch.bfloat16)}
+
+
+PROOFS = """
+import sys
+from pathlib import Path
+import torch
+from models.config import read_config
+from worker.kernels.cuda.compiling.model_variants import model_calls, opening_calls
+from worker.kernels.uses import Uses
+
+for folder in map(Path, sys.argv[1:]):
+    config, uses = read_config(folder), Uses()
+    model_calls(config, folder, torch.bfloat16, 90, uses=uses)
+    proofs = opening_calls(90, 64, torch.bfloat16, uses)
+    print(len(proofs), *sorted({call.kernel.fn.__name__ for call in proofs}))
+print(sum(len(opening_calls(90, 64, dtype)) for dtype in (torch.float32, torch.bfloat16)))
+"""
+PROVED = {
+    "plain": {"activate", "attend", "join", "norm", "prepare_and_cache"},
+    "latents": {"activate", "attend_latent", "norm", "prepare_latent"},
+    "encoder": {"activate", "attend", "norm"},
+    "awq, head": {"activate", "attend", "multiply", "norm", "prepare_and_cache"},
+    "delta rule": {"attend", "convolve", "learn", "norm", "open_gates", "prepare_and_cache"},
+}
+"""Some kernels that each model needs proved."""
+NEEDLESS = {
+    "plain": {"multiply", "learn", "scan", "convolve", "attend_latent", "sort_pairs"},
+    "latents": {"multiply", "learn", "scan", "convolve"},
+    "encoder": {"multiply", "prepare_and_cache", "attend_latent"},
+    "awq, head": {"learn", "scan", "attend_latent", "sort_pairs"},
+    "delta rule": {"multiply", "scan", "attend_latent", "sort_pairs"},
+}
+
+
+def test_no_more_is_proved_than_a_model_calls(tmp_path: Path) -> None:
+    folders = written({name: MODELS[name] for name in PROVED}, tmp_path)
+    *lines, most = run_uninterpreted(PROOFS, *folders.values()).stdout.splitlines()
+    for name, line in zip(folders, lines, strict=True):
+        count, *kernels = line.split()
+        assert set(kernels) >= PROVED[name], name
+        assert not NEEDLESS[name] & set(kernels), name
+        if name == "plain":
+            assert 3 * int(count) <= int(most), "a third of all variants in both number types"

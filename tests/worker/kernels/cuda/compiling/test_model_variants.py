@@ -129,7 +129,9 @@ count_compilations()
 driver.set_active(_NoDevice(90))
 device = Cuda.__new__(Cuda)
 device.target, device._card = torch.device("cpu"), Card(90, 132)
-device.kernels = cuda_operations(device._card)
+device.kernels, device._fp8, device._head_dim = cuda_operations(device._card), False, 16
+proved = []
+device._prove = lambda dtype, uses, minimum: proved.append((dtype, uses.is_known))
 dtypes = torch.bfloat16, torch.bfloat16
 model = read_config(folder)
 
@@ -138,13 +140,14 @@ def of(rank, ranks):
     served = Conversion(runner="generate", convert="none", architecture=model.architecture)
     return WorkerConfig(folder=str(folder), model=model, conversion=served, place=place)
 
-with device.while_loading(of(0, 1), dtypes, 64, Parallel()):
+with device.while_loading(of(0, 1), dtypes, 64, Parallel(), int):
     pass
 print(alone := compilations(), ops.rms_norm is device.kernels["rms_norm"])
 for rank in (0, 1):
-    with device.while_loading(of(rank, 2), dtypes, 64, Parallel(rank, 2)):
+    with device.while_loading(of(rank, 2), dtypes, 64, Parallel(rank, 2), int):
         pass
     print(compilations() - alone)
+assert proved == [(torch.bfloat16, True)] * 3
 
 os.cpu_count = lambda: 1  # one thread, which begins in order
 begun = []

@@ -1,0 +1,109 @@
+"""Proves on a card the kernels that a model calls, before it is loaded; torch does what is wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from models.context import ForwardContext
+from models.ops import SPECIFIED
+from worker.kernels import check
+from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.draw_kernel import draws_right
+from worker.kernels.cuda.operations import cuda_operations
+from worker.kernels.uses import Uses
+
+logger = logging.getLogger(__name__)
+
+DRAW = "draw"
+"""The name of the draw of tokens among operations that are proved."""
+
+
+def prove(
+    card: Card,
+    target: torch.device,
+    dim: int,
+    dtype: torch.dtype,
+    uses: Uses | None,
+    lost: Callable[[Exception], bool],
+) -> list[str]:
+    """The names of operations that compute something else than the reference on this card, or fail.
+
+    `dim`, `dtype`: the width of the model's heads and its number type; `uses`: what it asks of operations,
+    None for all of them. Raises ValueError if the card is `lost`, so that nothing else can be computed.
+    """
+    table = cuda_operations(card)
+    proofs: list[tuple[str, Callable[[], bool]]] = [
+        (case.name, partial(case.agrees, table, SPECIFIED))
+        for case in cases_on(target, dim, dtype, uses)
+        if case.name in table
+    ]
+    found = set[str]()
+    for name, agrees in [*proofs, (DRAW, partial(draws_right, target))]:
+        try:
+            if agrees():
+                continue
+            logger.error("%s differs on this card from what it should compute: torch does it", name)
+        except Exception as error:
+            problem = str(error).strip().partition("\n")[0]
+            if lost(error):
+                raise ValueError(
+                    f"the card failed while the kernel for {name} was being proved, and must be opened anew "
+                    f"({problem}): try the versions of torch and Triton of this program's lock file, or pass "
+                    "--device cpu"
+                ) from error
+            logger.error("%s fails on this card, so torch does it: %s", name, problem)
+        found.add(name)
+    return sorted(found)
+
+
+def agree(own: Collection[str], names: Iterable[str], minimum: Callable[[int], int]) -> set[str]:
+    """Return those of `names` that torch does on all ranks: they are wrong on some. `own`: on this one."""
+    if minimum(int(not own)):
+        return set()
+    return {name for name in sorted(names) if not minimum(int(name not in own))}
+
+
+def cases_on(
+    target: torch.device, dim: int, dtype: torch.dtype, uses: Uses | None = None
+) -> list[check.Case]:
+    """The cases on a device in a number type. `uses`: what they are to prove; None: all operations."""
+    made = torch.Generator().manual_seed(1)
+    own = check.cases_by_type(dim, target, dtype)[dtype] + [
+        each.moved(target) for each in _further_cases(made, dtype, dim)
+    ]
+    return own if uses is None else uses.choose(own)
+
+
+def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[check.Case]:
+    """An activation behind a product, and attention of a long step, as kernels of their own compute them."""
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made).to(dtype)
+
+    tolerance = check.TOLERANCE.get(dtype, check.TOLERANCE[torch.bfloat16])
+    product, heads = (values(4, 67), values(102, 67)), (values(41, 6, dim), values(2, 11, 2, 64, dim))
+    return [
+        check.Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
+        check.Case("attention", (*heads, _long_step()), {"scale": 0.2}, tolerance=tolerance),
+    ]
+
+
+def _long_step() -> ForwardContext:
+    """A step with a prompt and a sequence that decodes, whose keys are split, in blocks of 64 tokens."""
+    positions = torch.cat([torch.arange(40), torch.tensor([599])])
+    return ForwardContext(
+        positions=positions,
+        query_starts=torch.tensor([0, 40, 41], dtype=torch.int32),
+        kv_lens=torch.tensor([40, 600], dtype=torch.int32),
+        block_table=torch.tensor([[10] * 10, [*range(10)]], dtype=torch.int32),
+        slot_mapping=torch.cat([640 + torch.arange(40), torch.tensor([599])]),
+        states=None,
+        block_size=64,
+        query_lens_host=[40, 1],
+        kv_lens_host=[40, 600],
+    )
