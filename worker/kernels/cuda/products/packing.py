@@ -18,9 +18,9 @@ from worker.kernels.cuda.products.rounded_kernel import GROUP, LARGEST, LEAST_SC
 
 _ALIGNED = 16
 """The bytes at a multiple of which each part of a matrix begins: Triton compiles anew for any other."""
-_LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 64}
+_LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 128}
 """The inputs of a tile, by bits of a code. The matrix unit takes 16 at a time, and the halves of a tile of 4
-bits are multiplied one after the other."""
+bits, which may be of two groups, are multiplied one after the other."""
 _KINDS = {
     WHOLE: quantized_kernel.WHOLE,
     E4M3: quantized_kernel.E4M3,
@@ -129,8 +129,9 @@ def pack_apart(parts: Sequence[Packed | Tensor]) -> Mixed:
 
 
 def _tile(matrix: Grouped) -> int:
-    most = _MOST_TILE[4 if matrix.bits == 4 else 8]
-    return gcd(matrix.group, most) if matrix.group else most
+    if matrix.bits == 4:
+        return 2 * gcd(matrix.group or _MOST_TILE[4], _MOST_TILE[4] // 2)
+    return gcd(matrix.group or _MOST_TILE[8], _MOST_TILE[8])
 
 
 def in_e4m3(weight: Tensor) -> Grouped:

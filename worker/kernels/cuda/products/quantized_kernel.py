@@ -1,13 +1,15 @@
 """Products with quantized matrices in Triton: one kernel for all forms, and one that widens rows.
 
 A program computes a tile [BN, BM] of the product: so many outputs of so many rows. The matrix is the left
-side of it, so a few rows fill up the narrow side of the matrix unit. It takes the inputs in tiles, none of
-which spans two groups: numbers of a tile are whole or short, so they are exact in 16 bits, and the sum over a
-tile is scaled once, in float32.
+side of it, so a few rows fill up the narrow side of the matrix unit. It takes the inputs in tiles. A tile, or
+with codes of 4 bits each half of it, lies within one group: numbers are whole or short, so they are exact in
+16 bits, and a sum over inputs that share a scale is scaled once, in float32.
 
 Codes of 4 bits lie two in a byte: that of a column in the first half of a tile, and above it that of the
 column as far into the second half. A code becomes a byte b, then the float32 with the bits of 2^23 + b, from
 which 2^23 and the byte that means 0 are taken away: no instruction that converts whole numbers is needed.
+Whole numbers of 4 bits become bfloat16 likewise, from the bits of 128 + b, two by an instruction. Those of
+e2m1 are the bits of a number in bfloat16 whose exponent is 126 too small.
 """
 
 # Triton hands a NamedTuple to a kernel as it is.
@@ -20,10 +22,14 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.language import constexpr
 
 WHOLE, E4M3, LEVELS, HALVES = 0, 1, 2, 3
+_INTERPRETED: constexpr = constexpr(knobs.runtime.interpret)
+_2_TO_126: constexpr = constexpr(2.0**126)
 """The kinds of codes: whole numbers, numbers of 8 bits, 16 levels, and 16 levels in units of a half."""
+_WHOLE: constexpr = constexpr(WHOLE)
 _E4M3: constexpr = constexpr(E4M3)
 _LEVELS: constexpr = constexpr(LEVELS)
 _HALVES: constexpr = constexpr(HALVES)
@@ -71,6 +77,28 @@ def _numbers(code, zero, FORM: constexpr):
 
 
 @triton.jit
+def _computable(x):
+    """Numbers in bfloat16 as the interpreter computes with them: in float32, which is exact."""
+    if _INTERPRETED:
+        x = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def _numbers_of_4_bits(code, zero, x, FORM: constexpr):
+    """What codes [BN, K] int16 of 4 bits mean, without their scales, in the type of `x`."""
+    if FORM.kind == _WHOLE and x.dtype == tl.bfloat16:
+        raised = (code | 0x4300).to(tl.bfloat16, bitcast=True)
+        return (_computable(raised) - _computable((zero + 128.0).to(tl.bfloat16))).to(tl.bfloat16)
+    if FORM.kind == _HALVES and x.dtype == tl.bfloat16:
+        bits = ((code & 7) << 6) | ((code & 8) << 12)
+        low = bits.to(tl.bfloat16, bitcast=True)
+        unit = tl.full([1, 1], _2_TO_126, tl.float32).to(tl.bfloat16)
+        return (_computable(low) * _computable(unit)).to(tl.bfloat16)
+    return _numbers(code.to(tl.int32), zero, FORM).to(x.dtype)
+
+
+@triton.jit
 def _load(part, skipped, place, there):
     """Numbers of a part of the matrix that lies so many bytes behind the first one."""
     at = part + skipped // (part.dtype.element_ty.primitive_bitwidth // 8) + place
@@ -109,6 +137,21 @@ def _inputs(x_ptr, row, held, first, inputs, x_stride, K: constexpr):
 
 
 @triton.jit
+def _group_of_half(first, inputs, FORM: constexpr):
+    """The group of the second half of a tile, or the last group if no input is left for this half."""
+    return tl.minimum(first + FORM.tile // 2, inputs - 1) // FORM.group
+
+
+@triton.jit
+def _add_scaled(total, product, scale, minimum, x, parts):
+    """Add the products of inputs `x` that share a scale to the totals."""
+    total += product * scale[:, None]
+    if parts.minimums is not None:
+        total += minimum[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
+    return total
+
+
+@triton.jit
 def _add_tile(
     total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs,
     FORM: constexpr,
@@ -129,20 +172,28 @@ def _add_tile(
             code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
             x = _inputs(x_ptr, row, held, first, inputs, x_stride, tile)
             product = tl.dot(_numbers(code, zero, FORM).to(x.dtype), x, input_precision="ieee")
-            added = tl.sum(x.to(tl.float32), 0)
+            total = _add_scaled(total, product, scale, minimum, x, parts)
         else:
             half: constexpr = FORM.tile // 2
             at = matrix + (first // 2 + tl.arange(0, half))[None, :]
-            code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
+            code = tl.load(at, mask=there[:, None], other=0).to(tl.int16)
             x = _inputs(x_ptr, row, held, first, inputs, x_stride, half)
             y = _inputs(x_ptr, row, held, first + half, inputs, x_stride, half)
-            low = _numbers(code & 15, zero, FORM).to(x.dtype)
-            high = _numbers(code >> 4, zero, FORM).to(x.dtype)
-            product = tl.dot(high, y, tl.dot(low, x, input_precision="ieee"), input_precision="ieee")
-            added = tl.sum(x.to(tl.float32), 0) + tl.sum(y.to(tl.float32), 0)
-        total += product * scale[:, None]
-        if parts.minimums is not None:
-            total += minimum[:, None] * added[None, :]
+            product = tl.dot(_numbers_of_4_bits(code & 15, zero, x, FORM), x, input_precision="ieee")
+            if FORM.group % tile == 0:
+                high = _numbers_of_4_bits(code >> 4, zero, y, FORM)
+                product = tl.dot(high, y, product, input_precision="ieee")
+                total = _add_scaled(total, product, scale, minimum, x, parts)
+                if parts.minimums is not None:
+                    total += minimum[:, None] * tl.sum(y.to(tl.float32), 0)[None, :]
+            else:
+                total = _add_scaled(total, product, scale, minimum, x, parts)
+                scale, minimum, zero = _of_group(  # pyright: ignore
+                    parts, skipped, _group_of_half(first, inputs, FORM), n, there, outputs, FORM
+                )
+                high = _numbers_of_4_bits(code >> 4, zero, y, FORM)
+                product = tl.dot(high, y, input_precision="ieee")
+                total = _add_scaled(total, product, scale, minimum, y, parts)
     return total
 
 
@@ -191,14 +242,17 @@ def multiply(
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
-def join_splits(partial_ptr, bias_ptr, out_ptr, rows, outputs, splits, BLOCK: constexpr):
+def join_splits(
+    partial_ptr, bias_ptr, out_ptr, rows, outputs, splits, MOST: constexpr, BLOCK: constexpr
+):  # fmt: skip
     """Add the splits [splits, rows, outputs] of a piece [BLOCK] of a row, in their order, and the bias."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < outputs
     total = tl.zeros([BLOCK], tl.float32)
-    for split in range(splits):
-        total += tl.load(partial_ptr + (row + split * rows) * outputs + n, mask=there, other=0.0)
+    for split in tl.static_range(MOST):  # so that no load waits for another one
+        at = partial_ptr + (row + split * rows) * outputs + n
+        total += tl.load(at, mask=there & (split < splits), other=0.0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * outputs + n, total.to(out_ptr.dtype.element_ty), mask=there)
@@ -235,4 +289,8 @@ def widen_rows(
         k = tl.arange(0, half)
         code = tl.load(matrix + (start // 2 + k)[None, :], mask=held[:, None], other=0).to(tl.int32)
         _store_widened(out, code & 15, start + k, held, inputs, scale, minimum, zero, FORM)
+        if FORM.group % FORM.tile != 0:
+            scale, minimum, zero = _of_group(  # pyright: ignore
+                parts, 0, _group_of_half(start, inputs, FORM), n, held, outputs, FORM
+            )
         _store_widened(out, code >> 4, start + half + k, held, inputs, scale, minimum, zero, FORM)
