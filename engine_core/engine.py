@@ -344,7 +344,7 @@ class Engine:
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
         if (disk := self._scheduler.disk) is not None and disk.storing:
-            return disk.hold(outputs)
+            return disk.hold(outputs, time.monotonic())
         return outputs
 
     def _finish(self, planned: PlannedStep | None, future: StepFuture) -> OutputsByClient:

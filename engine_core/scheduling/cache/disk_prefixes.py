@@ -30,6 +30,8 @@ _AT_ONCE = 4 << 20
 """The most bytes that are written at once beside steps, if these are several blocks."""
 _PATIENCE = 1.0
 """The seconds for which blocks are awaited at least, though computing them would take less."""
+_MOST_STORING = 60.0
+"""The seconds for which an answer waits until its blocks are written at most."""
 
 
 class Disk(Protocol):
@@ -89,6 +91,8 @@ class _Storing:
     read: int
     """The tokens that were read from disk for it."""
     answer: Tokens | Pooled | None = None
+    until: float = 0.0
+    """When the answer is given though the disk is not done."""
 
 
 class DiskPrefixes:
@@ -123,8 +127,9 @@ class DiskPrefixes:
 
     @property
     def next_deadline(self) -> float | None:
-        """The time by which `land` must be called, though no read is done."""
-        return min((each.until for each in self._returns), default=None)
+        """The time by which `land` and `hold` must be called, though no read or write is done."""
+        held = [each.until for each in self.storing.values() if each.answer is not None]
+        return min([*(each.until for each in self._returns), *held], default=None)
 
     def fetch(self, seq: Sequence, now: float) -> bool:
         """Have blocks brought back for a waiting sequence, once -> whether it waits for them now."""
@@ -260,27 +265,26 @@ class DiskPrefixes:
         self._urgent.update({name: None for each in names for name in each if name not in self._disk})
         self.storing[seq.key] = _Storing(names, seq.from_disk)
 
-    def hold(self, outputs: OutputsByClient) -> OutputsByClient:
+    def hold(self, outputs: OutputsByClient, now: float) -> OutputsByClient:
         """Outputs without the answers that wait for the disk, and with those that need not any more."""
         given: OutputsByClient = {}
         for client, answers in outputs.items():
             for answer in answers:
                 storing = self.storing.get((client, answer.id))
                 if storing is not None and isinstance(answer, Tokens | Pooled):
-                    storing.answer = answer
+                    storing.answer, storing.until = answer, now + _MOST_STORING
                     continue
                 if isinstance(answer, Failed):
                     self.storing.pop((client, answer.id), None)
                 given.setdefault(client, []).append(answer)
-        if not self._rest(0.0):
-            return given
-        if not all(disk.may_write for disk in self._disks):  # it is full, or cannot be written
+        rests = self._rest(0.0)
+        if rests and not all(disk.may_write for disk in self._disks):  # it is full, or cannot be written
             self._urgent.clear()
             self._unwritten_states.clear()
         waiting = self._urgent.keys() | self._unwritten_states.keys()
         for key, storing in list(self.storing.items()):
-            waits = any(name in waiting for names in storing.names for name in names)
-            if storing.answer is not None and not waits:
+            waits = not rests or any(name in waiting for names in storing.names for name in names)
+            if storing.answer is not None and (not waits or now >= storing.until):
                 del self.storing[key]
                 report = DiskReport(storing.read, self._stored(storing.names))
                 given.setdefault(key[0], []).append(replace(storing.answer, disk=report))

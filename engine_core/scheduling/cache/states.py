@@ -157,8 +157,10 @@ class States:
         """A place to write to; None if all are read in this step, or written by steps in flight."""
         if self._free:
             return self._free.pop()
-        able = [hash for hash, place in self._by_hash.items() if place not in self._read]
-        hash = next((hash for hash in able if hash not in self._pinned), able[0] if able else None)
+        able = (hash for hash, place in self._by_hash.items() if place not in self._read)
+        hash = next((hash for hash in able if hash not in self._pinned), None)
+        if hash is None:
+            hash = next((hash for hash, place in self._by_hash.items() if place not in self._read), None)
         if hash is None:
             return None
         self._pinned.pop(hash, None)

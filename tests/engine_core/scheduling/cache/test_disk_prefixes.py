@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduler_bench import add, config, pool
 from scripted_disk import DiskBench, ScriptedDisk
 
-from engine_core.protocol import Pooled
+from engine_core.engine_stats import DiskReport
+from engine_core.protocol import Pooled, Tokens
 from worker.protocol import Pooling
 
 TOKENS = [1 + number * number % 47 for number in range(60)]
@@ -59,6 +60,23 @@ def test_the_state_of_a_hybrid_comes_back_with_its_blocks() -> None:
         second.serve(add(1, TOKENS[:43]))
         assert second.cached(1) == (0 if lost else 40)
         assert second.text(1) == reference(TOKENS[:43], 4)
+
+
+def test_an_answer_waits_for_its_blocks_but_not_for_a_disk_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = bench()
+    monkeypatch.setattr(served.scripted, "rest", lambda _: served.scripted.may_write)
+    served.serve(add(1, TOKENS[:40], 1, stores=True))
+    prefixes, disk = served.prefixes, served.scripted
+    assert prefixes.hold({0: [*served.outputs[0, 1]]}, 5.0) == {} and prefixes.next_deadline == 65.0
+    assert prefixes.write(5.0, idle=False)
+    disk.finish_write()
+    assert prefixes.write(5.0, idle=False), "without a pause"
+    assert prefixes.hold({}, 64.0) == {}
+    [answer] = prefixes.hold({}, 66.0)[0]
+    assert isinstance(answer, Tokens) and answer.disk == DiskReport(0, 12)
+    assert not prefixes.storing and prefixes.next_deadline is None
 
 
 def test_other_salts_find_nothing() -> None:
