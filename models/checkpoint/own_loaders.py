@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -12,42 +12,21 @@ from torch import Tensor
 from models.weight_pieces import WeightsError
 
 
-@dataclass(frozen=True)
-class LoadConfig:
-    """What a loader is made with, under vLLM's names."""
+def load_tensors(loader: Callable[[Any], Any], folder: Path, load_format: str) -> Mapping[str, Tensor]:
+    """All tensors that a loader finds in a folder, as vLLM's loaders are called. Raises WeightsError."""
+    tensors: dict[str, Tensor] = {}
 
-    load_format: str
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """What a loader is told of the model, under vLLM's names."""
-
-    model: str
-    """The path of the checkpoint's folder."""
-
-
-class TensorCollector:
-    """Stands for the model in which a loader loads: it keeps the tensors by their names in the checkpoint."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Take tensors with the names that they have in the checkpoint; returns these names."""
+    def load_weights(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         found = dict(weights)
-        self.tensors.update(found)
+        tensors.update(found)
         return set(found)
 
-
-def load_tensors(loader: Callable[[LoadConfig], Any], folder: Path, load_format: str) -> Mapping[str, Tensor]:
-    """All tensors that a loader finds in a folder. Raises WeightsError if it fails, or finds none."""
-    collector = TensorCollector()
+    model, place = SimpleNamespace(load_weights=load_weights), SimpleNamespace(model=str(folder))
     try:
-        loader(LoadConfig(load_format)).load_weights(collector, LoadedModel(str(folder)))
+        loader(SimpleNamespace(load_format=load_format)).load_weights(model, place)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise WeightsError(f"--load-format {load_format}: its loader failed for {folder}: {why}") from error
-    if not collector.tensors:
+    if not tensors:
         raise WeightsError(f"--load-format {load_format}: its loader has found no tensors in {folder}")
-    return collector.tensors
+    return tensors
