@@ -15,6 +15,7 @@ from results import Result
 from torch import Tensor, nn
 from workbench import BF16, Workbench
 
+from models.ops.expert_ops import Routing
 from models.ops.grouped_matrix import Grouped
 from models.weight_coding import E4M3, WHOLE
 
@@ -109,6 +110,11 @@ def measure_experts(bench: Workbench) -> Iterator[Result]:
     """A layer of experts, plain and with 4 bits."""
     operations = bench.operations
     size, inner, experts = bench.size(2048, 32), bench.size(768, 32), bench.size(64, CHOSEN)
+    router, routing = bench.random(experts, size), Routing(experts=experts, chosen=CHOSEN)
+    for tokens in bench.some((1, 16, 1024)):
+        x = bench.random(bench.rows(tokens), size)
+        took = bench.seconds_of(lambda x=x: operations["route"](x, router, None, None, routing))
+        yield Result(f"routing, {tokens} tokens", "", took * 1e6, "us")
     for name, bits in (("bfloat16", 16), ("4 bits", 4)):
         shapes = ((2 * inner, size), (size, inner))
         gate_up, down = (

@@ -126,6 +126,8 @@ class ProductTiles:
     rows: int
     warps: int
     stages: int
+    inputs: int = 0
+    """The inputs of a tile; 0: as many as the form of the matrix says."""
 
 
 FEW_ROWS = 16
@@ -139,3 +141,16 @@ def product_tiles(dtype: torch.dtype, rows: int) -> ProductTiles:
     if dtype == torch.float32:
         return ProductTiles(32, 16, 4, 2)
     return ProductTiles(64, 16 if rows <= FEW_ROWS else 64, 4, 4 if rows <= FEW_ROWS else 3)
+
+
+def expert_tiles(dtype: torch.dtype, rows: int, *, plain: bool) -> ProductTiles:
+    """The tiles for products of experts that have so many rows each on the average.
+
+    The pairs of a few tokens take as long as matrices are read: by many narrow programs, which are spread
+    evenly, and with much on its way in each. Those of a prompt take as long as tiles come from the cache.
+    """
+    if dtype == torch.float32:
+        return ProductTiles(32, 16, 4, 2)
+    if rows <= FEW_ROWS:
+        return ProductTiles(32, 16, 2, 4, inputs=128) if plain else ProductTiles(64, 16, 4, 4)
+    return ProductTiles(128, 128 if plain and rows > MANY_ROWS else 64, 8, 3)

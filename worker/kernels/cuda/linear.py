@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 FUNCTIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu_squared": 5, "quick_gelu": 7}
 """The activations, by the number that a variant of the kernel is compiled with."""
+GATES = {**FUNCTIONS, "clamped": 8}
+"""The activations of gates likewise."""
 _BLOCK = 1024
 
 
@@ -55,6 +57,18 @@ def applied(x, FUNCTION: constexpr):
 
 
 @triton.jit
+def let_through(gate, x, FUNCTION: constexpr):
+    """Numbers times the activation of their gates, in float32. 8 limits both, and adds 1 to numbers."""
+    if FUNCTION == 8:
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        x = 1.0 + tl.where(x > 7.0, 7.0, tl.where(x < -7.0, -7.0, x))
+        y = applied(gate, 7) * x
+    else:
+        y = applied(gate, FUNCTION) * x
+    return y
+
+
+@triton.jit
 def activate(
     x_ptr, out_ptr, x_stride, width, FUNCTION: constexpr, GATED: constexpr, BLOCK: constexpr
 ):  # fmt: skip
@@ -63,9 +77,11 @@ def activate(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
     x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
-    y = applied(x, FUNCTION)
     if GATED:
-        y *= tl.load(x_ptr + row * x_stride + width + at, mask=there, other=0.0).to(tl.float32)
+        other = tl.load(x_ptr + row * x_stride + width + at, mask=there, other=0.0).to(tl.float32)
+        y = let_through(x, other, FUNCTION)
+    else:
+        y = applied(x, FUNCTION)
     tl.store(out_ptr + row * width + at, y.to(out_ptr.dtype.element_ty), mask=there)
 
 
@@ -155,7 +171,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, kind: str) -> Tensor:
-    if kind not in FUNCTIONS or not gate_up.is_contiguous():
+    if kind not in GATES or not gate_up.is_contiguous():
         return reference.gated(gate_up, kind)
     out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
     return _run(gate_up, out, kind, gated=True)
@@ -166,7 +182,7 @@ def _run(x: Tensor, out: Tensor, kind: str, *, gated: bool) -> Tensor:
     launch(
         activate,
         (out.numel() // width, -(-width // _BLOCK)),
-        *(x, out, x.shape[-1], width, FUNCTIONS[kind], gated, _BLOCK),
+        *(x, out, x.shape[-1], width, GATES[kind], gated, _BLOCK),
         num_warps=4,
     )
     return out

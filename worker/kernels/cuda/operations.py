@@ -7,7 +7,7 @@ from typing import Any
 
 from worker.kernels.cuda import attention, latent_attention, linear, norms, pooling_kernel, rotary
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.products import experts
+from worker.kernels.cuda.products import experts, routing
 from worker.kernels.cuda.recurrent import convolution, delta_rule, gates, selective_scan
 
 Operations = dict[str, Callable[..., Any]]
@@ -21,6 +21,7 @@ def cuda_operations(card: Card, *, fp8: bool = False) -> Operations:
         | rotary.OPERATIONS
         | norms.OPERATIONS
         | linear.operations(card, fp8=fp8)
+        | routing.OPERATIONS
         | experts.OPERATIONS
         | pooling_kernel.OPERATIONS
         | convolution.OPERATIONS

@@ -28,6 +28,7 @@ from models.config import ModelConfig
 from models.context import ForwardContext, StateRows, use_context
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.layers.attention import Attention
+from models.layers.experts import Experts
 from models.layers.state import StateLayer
 from models.loader import LoadOptions, load_model
 from models.model import ServedModel, stream_size
@@ -72,6 +73,8 @@ _STEPS = (
     ([1, 1500], [20, 1500]),
 )
 """New tokens and all tokens of each row, for steps that need every variant of attention."""
+_STEPS_OF_EXPERTS = tuple(([1, new], [20, new]) for new in (7, 299, 8000))
+"""More steps where there are experts, which have rows for each size of tiles then, however many they are."""
 _SAMPLED = (1, 40, 256)
 """Rows of logits, for every variant of a product with a quantized LM head."""
 
@@ -264,15 +267,17 @@ def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_d
     """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
     config, parallel = given.config, given.parallel
     width = stream_size(model, config.hidden_size)
+    is_mixture = any(isinstance(layer, Experts) for layer in model.modules())
+    steps = (*_STEPS, *_STEPS_OF_EXPERTS) if is_mixture else _STEPS
     for layer in model.attention_layers():
         layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
     for layer in model.modules():
         if isinstance(layer, StateLayer):
             layer.states = [_no_states(shape) for shape in layer.state_shapes()]
     tower = find_tower(model)
-    most = max(sum(new) for new, _ in _STEPS)
+    most = max(sum(new) for new, _ in steps)
     tables = [None, _nowhere((most,), torch.int32)] if sees_media(tower) else [None]
-    for new, total in _STEPS:
+    for new, total in steps:
         stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
         step = _step(new, total if model.causal else new, block_size, parallel)
         for last in tables:

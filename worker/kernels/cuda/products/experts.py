@@ -1,100 +1,43 @@
 """Mixtures of experts on CUDA: one product for all experts of a layer, with plain or quantized matrices.
 
-Pairs of a token and one of its experts are sorted by expert, multiplied, and a token's results added up.
-Shapes depend on the number of tokens alone, never on what they chose: so no result is waited for, and a graph
-can be replayed for any choice.
+Pairs of a token and one of its experts are sorted by expert, multiplied, and a token's results added up. The
+product that makes gates applies them, too, and the pairs of one token alone are not sorted. Shapes depend on
+the number of tokens alone, never on what they chose: so no result is waited for, and a graph can be replayed
+for any choice.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language import constexpr
 
 from models.ops import expert_ops
 from models.ops.expert_ops import WITHOUT_GATES
-from worker.kernels.cuda.capabilities import product_tiles
+from worker.kernels.cuda.capabilities import ProductTiles, expert_tiles
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.linear import activation, gated
+from worker.kernels.cuda.linear import GATES
+from worker.kernels.cuda.products.experts_kernel import add_pairs, multiply_pairs, sort_pairs
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.quantized import widened_in_order
-from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts, multiply
+from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts
 
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 1 << 28
-"""The bytes that pairs of a token and an expert may take at a time: a step of more tokens is computed in
-pieces."""
+"""The bytes that what lies between two products, and results to be added, may take at a time."""
 _STEP = 16
 """The multiple of tokens at which pieces begin, so that all begin at a multiple of 16 bytes."""
-_BLOCK = 1024
+_COLUMNS = 128
+"""The multiple of outputs at which pieces of results begin: no tile is wider."""
+_BLOCK, _FEW_PAIRS = 1024, 8192
+"""The numbers that a program takes at a time, and the pairs from which on four times as many are sorted."""
 _PLAIN_BITS = 16
 """What the kernel is told of numbers that are no codes."""
-
-
-@triton.jit
-def _chosen(ids_ptr, at, count, EXPERTS: constexpr):
-    """The experts of pairs; EXPERTS for those beyond the last pair, and for experts of other ranks."""
-    ids = tl.load(ids_ptr + at, mask=at < count, other=EXPERTS)
-    return tl.where((ids < 0) | (ids > EXPERTS), EXPERTS, ids)
-
-
-@triton.jit(do_not_specialize=["count", "blocks"])
-def sort_pairs(
-    ids_ptr, pairs_ptr, experts_ptr, count, blocks, EXPERTS: constexpr, BINS: constexpr, BM: constexpr,
-    BLOCK: constexpr,
-):  # fmt: skip
-    """Write the pairs of one expert, in their order, into blocks of BM behind those of the experts before.
-
-    The last block is filled up with -1. `experts` says whose each of the `blocks` is: -1 for those left over.
-    """
-    mine = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros([BINS], tl.int32)
-    for start in range(0, count, BLOCK):
-        counts += tl.histogram(_chosen(ids_ptr, start + tl.arange(0, BLOCK), count, EXPERTS), BINS)
-    needed = tl.where(bins < EXPERTS, (counts + BM - 1) // BM, 0)
-    first = tl.sum(tl.where(bins < mine, needed, 0), 0)
-    own = tl.sum(tl.where(bins == mine, needed, 0), 0)
-    done = 0
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        is_mine = (_chosen(ids_ptr, at, count, EXPERTS) == mine).to(tl.int32)
-        place = first * BM + done + tl.cumsum(is_mine, 0) - 1
-        tl.store(pairs_ptr + place, at, mask=is_mine > 0)
-        done += tl.sum(is_mine, 0)
-    left = done + tl.arange(0, BM)
-    tl.store(pairs_ptr + first * BM + left, tl.full([BM], -1, tl.int32), mask=left < own * BM)
-    for start in range(0, own, BLOCK):
-        block = start + tl.arange(0, BLOCK)
-        tl.store(experts_ptr + first + block, tl.zeros([BLOCK], tl.int32) + mine, mask=block < own)
-    if mine == EXPERTS - 1:
-        for start in range(first + own, blocks, BLOCK):
-            block = start + tl.arange(0, BLOCK)
-            tl.store(experts_ptr + block, tl.full([BLOCK], -1, tl.int32), mask=block < blocks)
-
-
-@triton.jit
-def add_pairs(
-    results_ptr, ids_ptr, weights_ptr, out_ptr, width, CHOSEN: constexpr, EXPERTS: constexpr, BLOCK: constexpr
-):
-    """Add the results of a token's experts by weight, in the order of the experts, for a piece of its row."""
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for choice in range(CHOSEN):
-        pair = token * CHOSEN + choice
-        expert = tl.load(ids_ptr + pair)
-        there = (at < width) & (expert >= 0) & (expert < EXPERTS)
-        result = tl.load(results_ptr + pair * width + at, mask=there, other=0.0).to(tl.float32)
-        total += result * tl.load(weights_ptr + pair)
-    tl.store(out_ptr + token * width + at, total.to(out_ptr.dtype.element_ty), mask=at < width)
 
 
 class ExpertTable(tuple[Tensor, ...]):
@@ -169,67 +112,93 @@ def experts(
 ) -> Tensor:
     if places is not None:
         ids = places[ids.long()]  # -1 for experts of other ranks
+    everywhere = len(gate_up) if places is None else len(places)
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     if type(gate_up) is not ExpertTable or type(down) is not ExpertTable:
         return expert_ops.experts(x, ids, weights, gate_up, down, kind, **biases, wide=wide)
     out = torch.empty(len(x), down.outputs, dtype=torch.float32 if wide else x.dtype, device=x.device)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    per_token = ids.shape[1] * (2 * gate_up.outputs * x.itemsize + 4 * down.outputs)
-    step = max(_STEP, _MOST_BYTES // per_token // _STEP * _STEP)
+    chosen, gated = ids.shape[1], kind not in WITHOUT_GATES
+    step = max(_STEP, _MOST_BYTES // (2 * chosen * down.inputs * x.itemsize) // _STEP * _STEP)
     for start in range(0, len(x), step):
         some = slice(start, start + step)
-        pairs, blocks = _sorted(ids[some], len(gate_up), x.dtype)
-        inner = _product(x[some], gate_up, pairs, blocks, ids.shape[1], gate_up_bias, x.dtype)
-        inner = activation(inner, kind) if kind in WITHOUT_GATES else gated(inner, kind)
-        results = _product(inner, down, pairs, blocks, 1, down_bias, torch.float32)
-        launch(
-            add_pairs,
-            (len(ids[some]), -(-down.outputs // _BLOCK)),
-            *(results, ids[some], weights[some], out[some], down.outputs),
-            *(ids.shape[1], len(down), _BLOCK),
-            num_warps=4,
-        )
+        blocks = _sorted(ids[some], gate_up, everywhere, x.dtype)
+        inner = torch.empty(ids[some].numel(), down.inputs, dtype=x.dtype, device=x.device)
+        _multiply(x[some], gate_up, blocks, inner, chosen, gate_up_bias, GATES[kind], gated=gated)
+        columns = max(_COLUMNS, _MOST_BYTES // (8 * len(inner)) // _COLUMNS * _COLUMNS)
+        for first in range(0, down.outputs, columns):
+            width = min(columns, down.outputs - first)
+            results = torch.empty(len(inner), width, dtype=torch.float32, device=x.device)
+            _multiply(inner, down, blocks, results, 1, down_bias, 0, first=first)
+            launch(
+                add_pairs,
+                (len(ids[some]), -(-width // _BLOCK)),
+                *(results, ids[some], weights[some], out[some, first : first + width]),
+                *(width, out.stride(0), chosen, len(down), _BLOCK),
+                num_warps=4,
+            )
     return out
 
 
-def _sorted(ids: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The pairs [blocks * BM] expert by expert, and the expert [blocks] of each block."""
-    tile = product_tiles(dtype, ids.numel() // count).rows
-    blocks = min(ids.numel(), ids.numel() // tile + count)
-    pairs = torch.empty(blocks * tile, dtype=torch.int32, device=ids.device)
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Pairs in blocks of one expert each."""
+
+    pairs: Tensor | None
+    """[blocks * rows] of pairs, -1 for none; None: each block is one pair."""
+    experts: Tensor
+    """[blocks]: the expert of each block, -1 for a block of none."""
+    tiles: ProductTiles
+
+
+def _sorted(ids: Tensor, table: ExpertTable, everywhere: int, dtype: torch.dtype) -> _Blocks:
+    """Sort pairs by expert. No two of one token have the same expert, so these are a block each.
+
+    `everywhere`: the experts among which `ids` are spread, those of other ranks among them.
+    """
+    count = len(table)
+    tiles = expert_tiles(dtype, ids.numel() // everywhere, plain=table.form.bits == _PLAIN_BITS)
+    if len(ids) == 1:
+        return _Blocks(None, ids[0], tiles)
+    blocks = min(ids.numel(), ids.numel() // tiles.rows + count)
+    pairs = torch.empty(blocks * tiles.rows, dtype=torch.int32, device=ids.device)
     experts = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     launch(
         sort_pairs,
         (count,),
-        *(ids, pairs, experts, ids.numel(), blocks, count, 1 << count.bit_length(), tile, _BLOCK),
-        num_warps=4,
+        *(ids, pairs, experts, ids.numel(), blocks, count, 1 << count.bit_length(), tiles.rows),
+        *((_BLOCK,) if ids.numel() <= _FEW_PAIRS else (4 * _BLOCK,)),
+        num_warps=8,
     )
-    return pairs, experts
+    return _Blocks(pairs, experts, tiles)
 
 
-def _product(
+def _multiply(
     x: Tensor,
     table: ExpertTable,
-    pairs: Tensor,
-    experts: Tensor,
+    blocks: _Blocks,
+    out: Tensor,
     chosen: int,
     bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The rows of all pairs [T * chosen, outputs], each by the matrix of its expert."""
-    count = len(x) * chosen
-    out = torch.empty(count, table.outputs, dtype=dtype, device=x.device)
-    tiles = product_tiles(x.dtype, len(pairs) // len(experts))
+    function: int,
+    *,
+    gated: bool = False,
+    first: int = 0,
+) -> None:
+    """Write columns of the rows of all pairs, from the column `first` on, each by its expert's matrix."""
+    tiles, form = blocks.tiles, table.form
+    if tiles.inputs:
+        form = form._replace(tile=tiles.inputs)
+    made = tiles.outputs // 2 if gated else tiles.outputs
     launch(
-        multiply,
-        (-(-table.outputs // tiles.outputs), len(experts), 1),
-        *(x, table.parts, bias, out, pairs, experts),
-        *(x.stride(0), count, table.outputs, table.inputs, table.width, table.expert_bytes, 1),
-        *(table.form, chosen, tiles.outputs, tiles.rows, False),
+        multiply_pairs,
+        (-(-out.shape[1] // made), len(blocks.experts)),
+        *(x, table.parts, bias, out, blocks.pairs, blocks.experts, x.stride(0), out.shape[1], first),
+        *(table.outputs, table.inputs, table.width, table.expert_bytes),
+        *(form, chosen, len(table), function, gated, tiles.outputs, tiles.rows),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"collect_experts": collect_experts, "experts": experts}

@@ -103,9 +103,9 @@ def _multiply(x: Tensor, weight: Packed, bias: Tensor | None, out: Tensor, proce
     launch(
         multiply,
         (-(-outputs // tiles.outputs), -(-rows // tiles.rows), splits),
-        *(x, weight.parts, bias, written, None, None),
-        *(x.stride(0), rows, outputs, weight.inputs, weight.width, 0, splits),
-        *(weight.form, 1, tiles.outputs, tiles.rows, splits > 1),
+        *(x, weight.parts, bias, written),
+        *(x.stride(0), rows, outputs, weight.inputs, weight.width, splits),
+        *(weight.form, tiles.outputs, tiles.rows, splits > 1),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

@@ -152,7 +152,7 @@ def _add_scaled(total, product, scale, minimum, x, parts):
 
 
 @triton.jit
-def _add_tile(
+def add_tile(
     total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs,
     FORM: constexpr,
 ):  # fmt: skip
@@ -199,39 +199,22 @@ def _add_tile(
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def multiply(
-    x_ptr, parts, bias_ptr, out_ptr, pairs_ptr, experts_ptr, x_stride, rows, outputs, inputs, width,
-    expert_bytes, splits, FORM: constexpr, CHOSEN: constexpr, BN: constexpr, BM: constexpr, SPLIT: constexpr,
+    x_ptr, parts, bias_ptr, out_ptr, x_stride, rows, outputs, inputs, width, splits, FORM: constexpr,
+    BN: constexpr, BM: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
-    """Compute a tile of `rows` x `outputs`; SPLIT: of some of the inputs, for `join_splits`.
-
-    With `pairs`, a block of rows is one of pairs of a token and one of its CHOSEN experts, -1 for none: each
-    reads the row of its token, or with CHOSEN 1 its own, and `experts` says whose matrix a block takes: its
-    parts lie `expert_bytes` behind those of the one before.
-    """
+    """Compute a tile of `rows` x `outputs`; SPLIT: of some of the inputs, for `join_splits`."""
     n, lane = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
     there, held = n < outputs, lane < rows
-    skipped = 0
-    if pairs_ptr is not None:
-        expert = tl.load(experts_ptr + tl.program_id(1)).to(tl.int64)
-        if expert < 0:
-            return
-        lane = tl.load(pairs_ptr + lane)
-        held = lane >= 0
-        skipped = expert * expert_bytes
-        if bias_ptr is not None:
-            bias_ptr += expert * outputs
     lane = tl.where(held, lane, 0).to(tl.int64)
-    row = lane // CHOSEN
     tiles = tl.cdiv(inputs, FORM.tile)
     each = tl.cdiv(tiles, splits)
     start = tl.program_id(2) * each
-    size: constexpr = parts.codes.dtype.element_ty.primitive_bitwidth // 8
-    matrix = parts.codes + skipped // size + n.to(tl.int64)[:, None] * width
+    matrix = parts.codes + n.to(tl.int64)[:, None] * width
     total = tl.zeros([BN, BM], tl.float32)
     for tile in range(start, tl.minimum(start + each, tiles)):
-        total = _add_tile(
-            total, matrix, n, there, tile * FORM.tile, x_ptr, row, held, inputs, x_stride, parts, skipped,
-            outputs, FORM,
+        total = add_tile(
+            total, matrix, n, there, tile * FORM.tile, x_ptr, lane, held, inputs, x_stride, parts, 0, outputs,
+            FORM,
         )  # fmt: skip
     if SPLIT:
         lane += tl.program_id(2).to(tl.int64) * rows

@@ -116,7 +116,7 @@ def compiled(capability: int, share: int, models: list[Model]) -> list[Variant]:
 def expected_unit(variant: Variant, capability: int) -> list[str]:
     """The instruction of the matrix unit that a kernel should multiply with."""
     constants = variant.constants
-    if variant.kernel == "multiply":
+    if variant.kernel in ("multiply", "multiply_pairs"):
         rows = constants["BN"]  # the matrix is the left side of it
     elif variant.kernel.startswith("attend"):
         rows = constants["BM"]
@@ -155,7 +155,7 @@ DRAWS = {"survey_groups", "draw_row"}
 LAYOUTS = {"lay_out_any", "lay_out_rows", "lay_out_samples", "merge_rows"}
 HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
-EXPERTS = {"sort_pairs", "multiply", "add_pairs"}
+EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}
 STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows"}

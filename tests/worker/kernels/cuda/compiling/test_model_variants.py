@@ -47,7 +47,7 @@ from torch import Tensor
 
 def inner_widths(calls):  # the least widths of what experts multiply
     return [min(x.shape[-1] for x in call.arguments if isinstance(x, Tensor) and x.ndim > 1)
-            for call in calls if call.kernel.fn.__name__ == "multiply"]
+            for call in calls if call.kernel.fn.__name__ == "multiply_pairs"]
 
 whole, cut, shared = (calls_of_ranks(model, ranks, whole_experts=apart)
                       for ranks, apart in ((1, False), (2, False), (2, True)))
@@ -57,10 +57,11 @@ print(len(calls_of_ranks(model, 1, whole_experts=True)) == len(whole))
 
 def of_experts(ranks, **given):  # what is started for experts
     calls = calls_of_ranks(model, ranks, whole_experts=True, **given)
-    kernels = ("sort_pairs", "multiply", "add_pairs")
+    kernels = ("sort_pairs", "multiply_pairs", "add_pairs")
     return {describe(call) for call in calls if call.kernel.fn.__name__ in kernels}
 
-print(of_experts(1, replicas=4) == of_experts(4) == of_experts(2, replicas=2) != of_experts(1))
+replicas = of_experts(1, replicas=4)  # their tokens are never one alone, whose pairs are not sorted
+print(replicas == of_experts(2, replicas=2) < of_experts(4) != of_experts(1))
 one_by_one = of_experts(1, replicas=4, transport="all_to_all")
 print(one_by_one == of_experts(4, transport="all_to_all") != of_experts(4))
 """

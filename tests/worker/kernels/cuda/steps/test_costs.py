@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interpreted_device import ON_A_CARD, Interpreted
@@ -21,15 +22,18 @@ from worker.config import WorkerConfig
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
-LAUNCHES_OF_A_LAYER = 10
+LAUNCHES_OF_A_LAYER = {"LlamaForCausalLM": 10, "Qwen3MoeForCausalLM": 13, "GptOssForCausalLM": 13}
 OPERATIONS_REPLAYED, OPERATIONS_OF_A_MIXED_STEP = 5, 4
 
 pytestmark = pytest.mark.skipif(ON_A_CARD, reason="tensors of no device are no tensors of a card")
 
 
-def config_of(folder: Path, layers: int) -> WorkerConfig:
+def config_of(folder: Path, layers: int, architecture: str = "LlamaForCausalLM") -> WorkerConfig:
     """A worker of a model with so many layers, whose sequences are so long that keys are split."""
-    tiny_checkpoint("LlamaForCausalLM", folder, num_hidden_layers=layers, max_position_embeddings=4096)
+    given: dict[str, Any] = {"num_hidden_layers": layers, "max_position_embeddings": 4096}
+    if architecture == "GptOssForCausalLM":
+        given |= {"layer_types": ["full_attention"] * layers, "rope_parameters": {"rope_theta": 10000.0}}
+    tiny_checkpoint(architecture, folder, **given)
     return worker_config(
         folder=str(folder),
         model=read_config(folder),
@@ -91,17 +95,19 @@ def test_a_replayed_mixed_step_is_one_copy_and_what_writes_tables(
 
 
 @pytest.mark.slow
-def test_a_layer_is_a_few_launches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", LAUNCHES_OF_A_LAYER)
+def test_a_layer_is_a_few_launches(architecture: str, tmp_path: Path) -> None:
     """Steps of single tokens have one launch of attention, others two, which begin with zeros."""
+    few = LAUNCHES_OF_A_LAYER[architecture]
     decoding: list[list[str]] = []
     mixed: list[list[str]] = []
     for layers in (1, 2):
         (folder := tmp_path / str(layers)).mkdir()
         device = Interpreted(most_tokens=16)
-        with opened(config_of(folder, layers), device):
+        with opened(config_of(folder, layers, architecture), device):
             pass
         decoding.append(launches(device.graphs.captured[0]))
         mixed.append(launches(device.graphs.captured[-1]))
-    for (fewer, more), most in ((decoding, LAUNCHES_OF_A_LAYER), (mixed, LAUNCHES_OF_A_LAYER + 2)):
+    for (fewer, more), most in ((decoding, few), (mixed, few + 2)):
         assert "join" in fewer, "keys are split"
         assert len(more) - len(fewer) <= most
