@@ -186,6 +186,23 @@ def test_every_code_of_8_bits_is_widened_exactly() -> None:
     assert torch.equal(out.cpu().nan_to_num(1e9), expected.nan_to_num(1e9))
 
 
+@pytest.mark.parametrize("kind", [E4M3, E2M1])
+def test_every_code_of_floats_is_multiplied_exactly(kind: str) -> None:
+    """Products with rows of the identity are the numbers themselves."""
+    bits = 8 if kind == E4M3 else 4
+    codes = (torch.arange(128 * OUTPUTS).view(OUTPUTS, 128) % (1 << bits)).to(torch.uint8)
+    codes[(codes & 127) == 127] = 0
+    matrix = Grouped(codes, bits, 128, torch.ones(OUTPUTS, 1), None, 128, BF16, kind=kind)
+    packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+    out = OPERATIONS["linear"](torch.eye(128, dtype=BF16)[:100].to(DEVICE), packed)
+    assert torch.equal(out.cpu(), matrix.widened()[:, :100].t())
+    matrix.codes[5, 7] = 127
+    if kind == E4M3:
+        packed = OPERATIONS["pack"](check.moved(matrix, DEVICE))
+        out = OPERATIONS["linear"](torch.ones(1, 128, dtype=BF16, device=DEVICE), packed)
+        assert out.isnan().nonzero().tolist() == [[0, 5]]
+
+
 @pytest.mark.parametrize("name", ["IQ4 in two levels", "4 bits in two levels with minimums", "5 bits"])
 def test_embeddings_are_widened_row_by_row(name: str) -> None:
     matrix = forms()[name]
