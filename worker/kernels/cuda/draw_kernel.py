@@ -1,12 +1,12 @@
-"""The random draw of tokens in two Triton kernels, by the rule of `worker/sampling/top_k_top_p.py`.
+"""The random draw of tokens in Triton kernels, by the rule of `worker/sampling/top_k_top_p.py`.
 
-A row's masses are exp((logit - largest) / temperature). The first kernel surveys them with a program for each
-piece of each row, so that one row occupies many multiprocessors: of each group of 64 tokens it notes the
-largest mass and the sum. In the second, one program for each row finds the token. What groups are known for
-tells which of them can hold a floor (of min_p, top_k, top_p), and only these are read again, by a search over
-the bits of float32; the token is where the running sum of what is above the floor passes the row's point.
-Sums are float32 within a group and float64 over groups, so a token may differ from the CPU's only where
-rounding decides.
+A row's masses are exp((logit - largest) / temperature). First all of them are surveyed, with a program for
+each piece of each row, so that one row occupies many multiprocessors (`draw_survey.py`). Then one program for
+each row finds the token. For a top_k, what groups are known for tells which of them can hold the floor, and
+only these are read again, by a search over the bits of float32. For a top_p alone, the floor is searched in
+the lists of the last window. The token is where the running sum of what is above the floor passes the row's
+point. Sums are float32 within a group and float64 over groups, so a token may differ from the CPU's only
+where rounding decides.
 """
 
 from __future__ import annotations
@@ -17,52 +17,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from worker.kernels.cuda.draw_survey import masses_of, narrow, survey_groups
 from worker.kernels.cuda.launch import launch
 from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
 from worker.sampling.top_k_top_p import Draws, draw_fully
 
-_PIECE = 16
+_PIECE = 64
 """The groups that a program of the survey reads."""
+_BINS, _SLOTS = 64, 256
+"""The parts in which masses of a window are counted, and the masses that a piece may have in the last one."""
 _TILE = 64
 """The groups that a search reads at a time."""
 PROVED = (4, 1000)
 """The rows and tokens of the draws that are compared with torch's before a model is loaded."""
-
-
-@triton.jit
-def _masses(logits, groups, there, peak, temperature, GROUP: constexpr):
-    """The masses [N, GROUP] of groups [N]; 0 of those that are not there."""
-    at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    logit = tl.load(logits + at, mask=there[:, None], other=float("-inf"))
-    return tl.exp((logit - peak) / temperature)
-
-
-@triton.jit(do_not_specialize=["groups"])
-def survey_groups(
-    logits_ptr, best_ptr, rows_ptr, temperature_ptr, peaks_ptr, largest_ptr, sums_ptr, stride, groups,
-    PIECE: constexpr, GROUP: constexpr,
-):  # fmt: skip
-    """Write the largest mass and the sum of each group of a piece, if the row has a temperature.
-
-    `best`: the likeliest token of each row of logits. The largest logit is kept for the search, because drawn
-    tokens may be written over `best`.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    if temperature <= 0:
-        return
-    own = tl.load(rows_ptr + row).to(tl.int64)
-    logits = logits_ptr + own * stride
-    peak = tl.load(logits + tl.load(best_ptr + own))
-    if tl.program_id(1) == 0:
-        tl.store(peaks_ptr + row, peak)
-    if not tl.abs(peak) < float("inf"):
-        return
-    piece = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
-    there = piece < groups
-    mass = _masses(logits, piece, there, peak, temperature, GROUP)
-    tl.store(largest_ptr + row * groups + piece, tl.max(mass, 1), mask=there)
-    tl.store(sums_ptr + row * groups + piece, tl.sum(mass, 1), mask=there)
 
 
 @triton.jit
@@ -117,7 +84,7 @@ def _search(
         for start in range(0, count, TILE):
             there = start + tile < count
             groups = tl.load(listed + start + tile, mask=there, other=0)
-            mass = _masses(logits, groups, there, peak, temperature, GROUP)
+            mass = masses_of(logits, groups, there, peak, temperature, GROUP)
             if COUNTS:
                 one += tl.sum((mass >= first).to(tl.int32), 1)
                 two += tl.sum((mass >= second).to(tl.int32), 1)
@@ -140,10 +107,35 @@ def _add_up(
     for start in range(0, count, TILE):
         there = start + tile < count
         groups = tl.load(listed + start + tile, mask=there, other=0)
-        mass = _masses(logits, groups, there, peak, temperature, GROUP)
+        mass = masses_of(logits, groups, there, peak, temperature, GROUP)
         tl.store(known + groups, tl.sum(tl.where(mass >= floor, mass, 0.0), 1), mask=there)
     tl.debug_barrier()
     return tl.load(known + tl.arange(0, kept.shape[0]), mask=kept, other=0.0)
+
+
+@triton.jit
+def _search_window(
+    window, listed, held, above, goal, PIECES: constexpr, SLOTS: constexpr, SLICE: constexpr
+):  # fmt: skip
+    """The largest floor in a window that leaves the goal, and what each piece [PIECES] has above it.
+
+    Masses of the last window have one exponent, so their sums in float64 are exact, in whatever order.
+    """
+    low, high, most = tl.load(window), tl.load(window + 1), tl.max(held, 0)
+    at = listed + tl.arange(0, PIECES)[:, None] * SLOTS
+    kept = above
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        more = above
+        for start in range(0, most, SLICE):
+            slot = start + tl.arange(0, SLICE)[None, :]
+            mass = tl.load(at + slot, mask=slot < held[:, None], other=0.0)
+            mass = tl.where(mass.to(tl.int32, bitcast=True) >= middle, mass, 0.0)
+            more += tl.sum(mass.to(tl.float64), 1)
+        enough = tl.sum(more, 0) >= goal
+        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+        kept = tl.where(enough, more, kept)
+    return low.to(tl.float32, bitcast=True), kept
 
 
 @triton.jit
@@ -156,23 +148,57 @@ def _pass(running, held, target):
 
 
 @triton.jit
-def _pick(logits, sums, point, peak, temperature, floor, GROUP: constexpr):
-    """The token at the point, in units of 2**-31 of what all groups [G] hold above the floor."""
-    sums = sums.to(tl.float64)
-    target = (point.to(tl.float64) + 0.5) * 4.656612873077393e-10 * tl.sum(sums, 0)
-    group = _pass(tl.cumsum(sums, 0), sums, target)
-    before = tl.sum(tl.where(tl.arange(0, sums.shape[0]) < group, sums, 0.0), 0)
-    at = group * GROUP + tl.arange(0, GROUP)
-    mass = tl.exp((tl.load(logits + at) - peak) / temperature)
+def _find(sums, before, target):
+    """The place [N] where a running sum that begins at `before` passes the target, and the sum before it."""
+    place = _pass(before + tl.cumsum(sums, 0), sums, target)
+    return place, before + tl.sum(tl.where(tl.arange(0, sums.shape[0]) < place, sums, 0.0), 0)
+
+
+@triton.jit
+def _target(sums, point):
+    """The point, in units of 2**-31 of all sums [N], as a running sum."""
+    return (point.to(tl.float64) + 0.5) * 4.656612873077393e-10 * tl.sum(sums, 0)
+
+
+@triton.jit
+def _pick(logits, group, before, target, peak, temperature, floor, GROUP: constexpr):
+    """The token of a group where the running sum passes the target."""
+    mass = tl.exp((tl.load(logits + group * GROUP + tl.arange(0, GROUP)) - peak) / temperature)
     mass = tl.where(mass >= floor, mass, 0.0).to(tl.float64)
-    return group * GROUP + _pass(before + tl.cumsum(mass, 0), mass, target)
+    return group * GROUP + _find(mass, before, target)[0]
+
+
+@triton.jit
+def _sums_above(
+    logits, largest_ptr, known, listed, peak, temperature, floor, top_k, top_p, groups, GROUPS: constexpr,
+    TILE: constexpr, GROUP: constexpr,
+):  # fmt: skip
+    """The floor of top_k and top_p over min_p, and the sums of all groups [G] above it, by one program."""
+    at = tl.arange(0, GROUPS)
+    largest = tl.load(largest_ptr + at, mask=at < groups, other=-1.0)
+    sums = tl.load(known + at, mask=at < groups, other=0.0)
+    low = floor  # the listed groups are those with a mass of at least this
+    if top_k > 0:
+        low = tl.maximum(low, _bound(largest, sums, top_k, True, GROUP))
+        count = _list(listed, largest, low, GROUPS)
+        floor = _search(logits, listed, count, peak, temperature, floor, top_k, True, TILE, GROUP)
+        sums = _add_up(logits, listed, count, peak, temperature, floor, largest >= low, known, TILE, GROUP)
+    if top_p < 1.0:
+        goal = top_p.to(tl.float64) * tl.sum(sums.to(tl.float64), 0)
+        # What is a bound in float32 is one in float64 if it leaves a little more.
+        low = tl.maximum(low, _bound(largest, sums, (1.0001 * goal).to(tl.float32), False, GROUP))
+        count = _list(listed, largest, low, GROUPS)
+        floor = _search(logits, listed, count, peak, temperature, floor, goal, False, TILE, GROUP)
+        sums = _add_up(logits, listed, count, peak, temperature, floor, largest >= low, known, TILE, GROUP)
+    return floor, sums.to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["groups"])
 def draw_row(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, points_ptr, peaks_ptr,
-    largest_ptr, sums_ptr, listed_ptr, out_ptr, stride, groups, GROUPS: constexpr, TILE: constexpr,
-    GROUP: constexpr,
+    largest_ptr, sums_ptr, totals_ptr, window_ptr, above_ptr, within_ptr, held_ptr, listed_ptr, out_ptr,
+    stride, groups, GROUPS: constexpr, TILE: constexpr, PIECE: constexpr, SLOTS: constexpr,
+    SLICE: constexpr, GROUP: constexpr,
 ):  # fmt: skip
     """Draw one token, if the row has a temperature. Logits that are not finite give the first token.
 
@@ -189,25 +215,35 @@ def draw_row(
         tl.store(out_ptr + row, 0)
         return
     top_k, top_p, floor = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-    at, listed, known = tl.arange(0, GROUPS), listed_ptr + row * groups, sums_ptr + row * groups
-    largest = tl.load(largest_ptr + row * groups + at, mask=at < groups, other=-1.0)
-    sums = tl.load(known + at, mask=at < groups, other=0.0)
-    low = floor  # the listed groups are those with a mass of at least this
-    if (top_k > 0) | (floor > 0):
-        if top_k > 0:
-            low = tl.maximum(low, _bound(largest, sums, top_k, True, GROUP))
-        count = _list(listed, largest, low, GROUPS)
-        if top_k > 0:
-            floor = _search(logits, listed, count, peak, temperature, floor, top_k, True, TILE, GROUP)
-        sums = _add_up(logits, listed, count, peak, temperature, floor, largest >= low, known, TILE, GROUP)
-    if top_p < 1.0:
-        goal = top_p.to(tl.float64) * tl.sum(sums.to(tl.float64), 0)
-        # What is a bound in float32 is one in float64 if it leaves a little more.
-        low = tl.maximum(low, _bound(largest, sums, (1.0001 * goal).to(tl.float32), False, GROUP))
-        count = _list(listed, largest, low, GROUPS)
-        floor = _search(logits, listed, count, peak, temperature, floor, goal, False, TILE, GROUP)
-        sums = _add_up(logits, listed, count, peak, temperature, floor, largest >= low, known, TILE, GROUP)
-    tl.store(out_ptr + row, _pick(logits, sums, point, peak, temperature, floor, GROUP))
+    count: constexpr = (GROUPS + PIECE - 1) // PIECE
+    pieces = (groups + PIECE - 1) // PIECE
+    piece, begin = tl.arange(0, count), row * pieces
+    there = piece < tl.where((top_k == 0) & (top_p < 1.0), pieces, 0)  # those of a row with a window
+    held = tl.load(held_ptr + begin + piece, mask=there, other=0)
+    if (top_k > 0) | (tl.max(held, 0) > SLOTS):
+        floor, sums = _sums_above(
+            logits, largest_ptr + row * groups, sums_ptr + row * groups, listed_ptr + row * groups, peak,
+            temperature, floor, top_k, top_p, groups, GROUPS, TILE, GROUP,
+        )  # fmt: skip
+        target = _target(sums, point)
+        group, before = _find(sums, 0.0, target)
+    else:
+        kept = tl.load(totals_ptr + begin + piece, mask=piece < pieces, other=0.0)
+        if top_p < 1.0:
+            goal = top_p.to(tl.float64) * tl.sum(kept, 0)
+            above = tl.load(above_ptr + begin + piece, mask=there, other=0.0)
+            found, kept = _search_window(
+                window_ptr + 2 * row, within_ptr + begin * SLOTS, held, above, goal, count, SLOTS, SLICE
+            )
+            floor = tl.maximum(floor, found)
+        target = _target(kept, point)
+        number, before = _find(kept, 0.0, target)
+        each = number * PIECE + tl.arange(0, PIECE)
+        mass = masses_of(logits, each, each < groups, peak, temperature, GROUP)
+        mass = tl.where(mass >= floor, mass, 0.0)
+        group, before = _find(tl.sum(mass, 1).to(tl.float64), before, target)
+        group += number * PIECE
+    tl.store(out_ptr + row, _pick(logits, group, before, target, peak, temperature, floor, GROUP))
 
 
 def draws_right(target: torch.device) -> bool:
@@ -252,24 +288,44 @@ def draw_into(logits: GroupedLogits, draws: Draws, out: Tensor) -> None:
     """
     count, groups = len(out), logits.logits.shape[1] // GROUP
     target = logits.logits.device
+    pieces, powers = -(-groups // _PIECE), triton.next_power_of_2(groups)
+    most_pieces = -(-powers // _PIECE)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(count, *shape, dtype=dtype, device=target)
+
     # Each has memory of its own: kernels are compiled for pointers that 16 divides.
-    peaks = torch.empty(count, device=target)
-    largest = torch.empty(count, groups, device=target)
-    sums = torch.empty_like(largest)
-    listed = torch.empty(count, groups, dtype=torch.int32, device=target)
+    peaks, largest, sums, totals = empty(), empty(groups), empty(groups), empty(pieces, dtype=torch.float64)
+    counts = [empty(pieces, _BINS, dtype=torch.int32) for _ in range(2)]
+    windows = [empty(2, dtype=torch.int32) for _ in range(2)]
+    above = [empty(pieces, dtype=torch.float64) for _ in range(2)]
+    within, held = empty(pieces, _SLOTS), empty(pieces, dtype=torch.int32)
+    listed = empty(groups, dtype=torch.int32)
     stride = logits.logits.stride(0)
+    filters = draws.temperature, draws.top_k, draws.top_p, draws.min_p
     launch(
         survey_groups,
-        (count, -(-groups // _PIECE)),
-        *(logits.logits, logits.best, draws.rows, draws.temperature, peaks, largest, sums),
-        *(stride, groups, _PIECE, GROUP),
-        num_warps=4,
+        (count, pieces),
+        *(logits.logits, logits.best, draws.rows, *filters, peaks, largest, sums, totals, counts[0]),
+        *(stride, groups, _PIECE, _BINS, GROUP),
+        num_warps=8,
     )
+    for last in (False, True) if draws.has_top_p and not draws.bounded else ():
+        launch(
+            narrow,
+            (count, pieces),
+            *(logits.logits, draws.rows, *filters, peaks, largest, totals),
+            *(counts[last], windows[0], above[0], counts[1], windows[last], above[last], within, held),
+            *(stride, groups, last, _SLOTS, most_pieces, _PIECE, _BINS, GROUP),
+            num_warps=8,
+        )
     launch(
         draw_row,
         (count,),
-        *(logits.logits, draws.rows, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.points),
-        *(peaks, largest, sums, listed, out),
-        *(stride, groups, triton.next_power_of_2(groups), _TILE, GROUP),
+        *(logits.logits, draws.rows, *filters, draws.points, peaks, largest, sums),
+        *(totals, windows[1], above[1], within, held, listed, out),
+        *(stride, groups, powers, _TILE, _PIECE, _SLOTS),
+        *(min(_SLOTS, max(1, _TILE * GROUP // most_pieces)), GROUP),
         num_warps=16,
+        **({"maxnreg": 128} if powers <= 1024 else {}),  # or it spills registers to hold more programs
     )

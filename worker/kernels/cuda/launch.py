@@ -61,7 +61,7 @@ def count_compilations() -> None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
-    """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`."""
+    """Start a kernel of so many programs. `options` are Triton's: `num_warps`, `num_stages`, `maxnreg`."""
     call = Call(kernel, grid, arguments, options)
     if _take is None:
         call.start()

@@ -142,15 +142,26 @@ def test_tokens_may_be_written_over_the_likeliest_ones() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 64, 200])
-def test_a_draw_is_two_launches_however_many_rows_it_has(rows: int) -> None:
-    """One row alone is surveyed by a program for each kilobyte of its vocabulary."""
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_draw_is_four_launches_however_many_rows_it_has(rows: int, bounded: bool) -> None:
+    """One row alone is read by a program for each 4,096 tokens; rows without a top_p alone need two."""
     logits = GroupedLogits(torch.zeros(rows, 151_936, device="meta"), BY_TORCH)
+    wanted = replace(by_triton.filters(torch.device("meta")), bounded=bounded)
     with collecting() as calls:
-        by_triton.draw_into(logits, by_triton.filters(torch.device("meta")), torch.empty(rows, device="meta"))
+        by_triton.draw_into(logits, wanted, torch.empty(rows, device="meta"))
     assert [(call.kernel.fn.__name__, call.grid) for call in calls] == [
-        ("survey_groups", (rows, 149)),
+        ("survey_groups", (rows, 38)),
+        *[("narrow", (rows, 38))] * (0 if bounded else 2),
         ("draw_row", (rows,)),
     ]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.05, 1.0, 10.0, 40.0])
+def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
+    """Where all logits are equal, more masses lie in the last window than have room in its list."""
+    grouped = GroupedLogits(some_logits(4, 5000, spread), BY_TORCH)
+    wanted = draws([0] * 4, [0.9, 0.5, 0.999, 1e-6], [0.0, 0.0, 0.0, 0.01], [1.0, 0.7, 1.3, 1.0])
+    assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
 
 
 def test_a_draw_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,25 @@ def test_a_prompt_longer_than_a_tile_is_convolved() -> None:
     assert_near(states[[3, 5]], exact[[3, 5]])
 
 
+def test_rows_of_any_length_are_convolved_together() -> None:
+    """Rows begin anywhere in a tile, and states are written where they were read."""
+    new = [1 + 7 * row % 5 for row in range(70)] + [40, 1]
+    total = [count + row % 3 for row, count in enumerate(new)]
+    rows = [StateRow(place, place) for place in range(len(new))]
+    x, weight, states = beside_nan(sum(new), 5, torch.float32), values(4, 5), values(len(new), 3, 5)
+    exact, before, step = states.double(), states.clone(), step_of(new, total, rows)
+    out = OPERATIONS["causal_conv"](x, weight, None, states, step)
+    assert_near(out, recurrent_ops.causal_conv(x.double(), weight.double(), None, exact, step))
+    assert_near(states, exact)
+    first = 0
+    for row, (count, whole) in enumerate(zip(new, total, strict=True)):
+        alone = before[row : row + 1].clone()
+        step, tokens = step_of([count], [whole], [StateRow(0, 0)]), slice(first, first + count)
+        assert torch.equal(OPERATIONS["causal_conv"](x[tokens], weight, None, alone, step), out[tokens])
+        assert torch.equal(alone[0], states[row])
+        first += count
+
+
 def test_times_that_are_small_keep_their_digits() -> None:
     """Where e^x is small beside 1, the logarithm of their sum has few digits of it."""
     x, states = beside_nan(1, 1 + 2 * 16, torch.float32), states_of(1, 16, 1)

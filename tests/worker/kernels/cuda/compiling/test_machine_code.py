@@ -151,7 +151,7 @@ def test_registers_that_are_spilled_in_loops_are_told_from_others() -> None:
     assert count(CODE.replace("BRA 0x10", "BRA 0x40")) == (0, 3)
 
 
-DRAWS = {"survey_groups", "draw_row"}
+DRAWS = {"survey_groups", "narrow", "draw_row"}
 LAYOUTS = {"lay_out_any", "lay_out_rows", "lay_out_samples", "merge_rows"}
 HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
