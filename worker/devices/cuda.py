@@ -59,7 +59,6 @@ _HOPPER = 9
 
 class Cuda:
     kernels: Mapping[str, Callable[..., Any]]
-    draw: Draw
     scan = BY_TORCH
     forbid = staticmethod(token_bounds.forbid)
 
@@ -97,7 +96,8 @@ class Cuda:
         self._head_dim, self._card = head_dim, Card.of(self.target)
         if self._card.rounds_inputs and (fp8 or config.model.quantization is not None):
             self._card = replace(self._card, scaled_mm=torch_multiplies(self._card, self.target))
-        self.kernels, self.draw = cuda_operations(self._card, fp8=fp8), draw_fully
+        self.kernels = cuda_operations(self._card, fp8=fp8)
+        self.draw: Draw = draw_fully
 
     @property
     def capability(self) -> int:
