@@ -40,7 +40,7 @@ def ask(server: Server, path: str, body: dict[str, Any]) -> tuple[list[float], b
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     for line in answer:
-        if line.strip() and line.strip() != b"data: [DONE]":
+        if line.strip() and not line.startswith((b":", b"data: [DONE]")):  # neither comments nor the end
             times.append(time.monotonic() - began)
             lines.append(line)
     connection.close()
