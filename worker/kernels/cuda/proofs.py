@@ -53,8 +53,8 @@ def prove(
             if lost(error):
                 raise ValueError(
                     f"the card failed while the kernel for {name} was being proved, and must be opened anew "
-                    f"({problem}): try the versions of torch and Triton of this program's lock file, or pass "
-                    "--device cpu"
+                    f"({problem}): install the torch that this program asks for, with the Triton that it "
+                    "brings, or pass --device cpu"
                 ) from error
             logger.error("%s fails on this card, so torch does it: %s", name, problem)
         found.add(name)
