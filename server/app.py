@@ -155,14 +155,18 @@ def create_app(frontend: Frontend) -> FastAPI:
 
 
 def _optional_routers(config: ServerConfig) -> list[tuple[APIRouter, bool, str]]:
-    """Routes that an option brings, whether they are there, and how the option would have to be given."""
+    """Routes that an option brings or takes away, whether they are there, and a clause on why if not."""
     plugin = config.plugins.io_processor_plugin is not None
     return [
-        *((router, config.ollama, "with --ollama") for router in OLLAMA_ROUTERS),
-        (page.router, not config.disable_page, "without --disable-page"),
-        (developer.calls, config.server_dev_mode, "with --server-dev-mode"),
-        (developer.profiler, bool(config.engine.worker.profiler_config), "with --profiler-config"),
-        (plugged_pooling.router, plugin, "with --io-processor-plugin"),
+        *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
+        (page.router, not config.disable_page, "--disable-page has turned it off"),
+        (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),
+        (
+            developer.profiler,
+            bool(config.engine.worker.profiler_config),
+            "start the server with --profiler-config",
+        ),
+        (plugged_pooling.router, plugin, "start the server with --io-processor-plugin"),
     ]
 
 

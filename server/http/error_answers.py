@@ -83,7 +83,7 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     message = error.detail
     option = request.app.state.left_out.get((request.method, path_of(request.scope)))
     if option is not None and error.status_code in (404, 405):
-        return HttpError(404, f"{request.url.path} is not served: start the server {option}.")
+        return HttpError(404, f"{request.url.path} is not served: {option}.")
     if error.status_code == 404:
         advice = "; GET /docs lists what there is" if request.app.openapi_url else ""
         message = f"There is no {request.url.path} here{advice}."

@@ -96,7 +96,8 @@ class MessagesInput(Body):
     output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
     cache_control: dict[str, Any] | None = optional(
         "Here, in a block or in a tool: what the request has computed is kept in the cache before other "
-        "prefixes, as with `prompt_cache_key` of chat completions."
+        "prefixes, as with `prompt_cache_key` of chat completions. Its `type` is `ephemeral`, its `ttl`, "
+        "which has no effect, `5m` or `1h`."
     )
 
     @property
@@ -107,11 +108,10 @@ class MessagesInput(Body):
     @cached_property
     def pins(self) -> bool:
         """Whether the request asks, anywhere, that its prefix is kept."""
-        parts = [self.system, *(message.get("content") for message in self.messages)]
+        parts = [self.system, *(message.get("content") for message in self.messages), self.tools]
         blocks = [block for part in parts if isinstance(part, list) for block in part]
-        return self.cache_control is not None or any(
-            each.get("cache_control") is not None for each in (*blocks, *(self.tools or ()))
-        )
+        marks = [self.cache_control, *(block.get("cache_control") for block in blocks)]
+        return sum(map(_is_mark, marks)) > 0
 
     def without_texts(self) -> dict[str, object]:
         pinned = {"cache_control": {"type": "ephemeral"}} if self.pins else {}
@@ -199,6 +199,22 @@ class MessagesRequest(MessagesInput):
             "top_k": self.top_k,
             "speculative_tokens": self.speculative_tokens,
         }
+
+
+def _is_mark(mark: Any) -> bool:
+    """Whether this is a `cache_control` that asks for something. Raises BadRequest for an unknown one."""
+    match mark:
+        case None:
+            return False
+        case {"type": "ephemeral", **rest} if rest.get("ttl") in (None, "5m", "1h"):
+            return True
+        case {"type": "ephemeral", "ttl": ttl}:
+            reason = f"its ttl is 5m or 1h, got {shown(ttl)}"
+        case {"type": kind}:
+            reason = f"its type is ephemeral, got {shown(kind)}"
+        case _:
+            reason = 'it is an object such as {"type": "ephemeral"}'
+    raise BadRequest(f"cache_control: {reason}.", "cache_control")
 
 
 def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

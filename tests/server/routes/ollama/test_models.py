@@ -66,7 +66,7 @@ async def test_the_api_can_be_left_out() -> None:
     async with make_client(make_app(FakeFrontend(), ollama=False)) as client:
         for response in (await client.post("/api/chat", json=CHAT), await client.get("/api/tags")):
             assert response.status_code == 404
-            assert "start the server with --ollama." in response.json()["error"]
+            assert "is not served: --no-ollama has turned it off." in response.json()["error"]
         unknown = await client.get("/api/none")
         assert unknown.status_code == 404 and "--ollama" not in unknown.json()["error"]
 
