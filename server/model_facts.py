@@ -154,11 +154,17 @@ class MediaFacts(msgspec.Struct, frozen=True):
     video_placeholder: str = ""
     """What a chat template writes for a video; empty if the model takes none."""
     video_written: str = ""
+    takes_embeds: bool = False
+    """Whether pictures may come as embeddings."""
 
     @property
     def written_parts(self) -> dict[str, str]:
         """What is put into a text for each type of parts."""
-        return {"image_url": self.written, "video_url": self.video_written}
+        return {
+            "image_url": self.written,
+            "image_embeds": self.written,
+            "video_url": self.video_written,
+        }
 
 
 TAG = ":latest"

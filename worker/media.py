@@ -22,6 +22,7 @@ from models.config import ModelConfig
 from models.context import ForwardContext, MediaRows
 from models.layers.embedding import TokenEmbedding
 from models.layers.linear import Linear
+from models.media.item import CLIENT_MADE
 from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
 from models.model import ServedModel
@@ -121,10 +122,10 @@ class StepMedia:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
         self._held = held
         for item in step.encode:
-            if item.kind == "rows":
+            if item.kind in CLIENT_MADE:
                 rows = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.embeddings, -1)
                 self._rows[item.number] = rows.to(self._target, self._dtype, copy=True)
-        for items in _groups([item for item in step.encode if item.kind != "rows"]):
+        for items in _groups([item for item in step.encode if item.kind not in CLIENT_MADE]):
             if self._tower is None:
                 raise ValueError(f"step {step.number} brings pictures, and the model has no tower")
             made = self._tower.encode([self._on_device(item) for item in items])

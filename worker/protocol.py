@@ -347,6 +347,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The most embeddings that a media item may have; 0: the model is served for text only."""
     row_width: int = 0
     """The numbers in each embedding of a prompt that has these in place of tokens; 0: none may have."""
+    media_width: int = 0
+    """The numbers in each embedding of a picture, with those for deeper layers; 0: there is no tower."""
     kept_embeddings: int = 0
     """The embeddings of media that the worker has room for beside so many."""
     whole_media: bool = False

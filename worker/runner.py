@@ -354,6 +354,7 @@ class Runner:
             fingerprint=self._fingerprint,
             most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
             row_width=self._config.model.hidden_size if takes_rows else 0,
+            media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,
             kept_embeddings=limits.kept_embeddings,
             most_rows=self._slots.most_guesses if guesses else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,

@@ -19,6 +19,7 @@ from engine_core.prompt_media import Media, overlapping
 from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import own_salt
 from engine_core.scheduling.sequence import Sequence
+from models.media.item import CLIENT_MADE
 from worker.protocol import Encode, MediaPlace, WorkerFacts
 
 _LEAST_BYTES = 1 << 30
@@ -33,6 +34,8 @@ class Item:
     media: Media | None
     """As the first of these sequences brought it. None: no live sequence has it."""
     embeddings: int
+    work: int
+    """The embeddings that a tower computes: none of those that a client brings."""
     users: int = 0
     """How often it occurs in live sequences."""
 
@@ -97,7 +100,8 @@ class MediaItems:
         item = self._items.get(media.hash)
         if item is None:
             self._last_number += 1
-            item = self._items[media.hash] = Item(self._last_number, None, media.embeddings)
+            work = 0 if media.kind in CLIENT_MADE else media.embeddings
+            item = self._items[media.hash] = Item(self._last_number, None, media.embeddings, work)
         if item.media is None:
             item.media = media
             self.bytes += len(media.pixels)
@@ -152,12 +156,12 @@ class MediaItems:
                 continue
             held = media.hash in self._held
             first = not self.encode and (left == most or not self._splits)
-            if item.embeddings > room or not (held or first or item.embeddings <= left):
+            if item.embeddings > room or not (held or first or item.work <= left):
                 stop = media.at
                 break
             new.add(item)
             room -= item.embeddings
-            left -= 0 if held else item.embeddings
+            left -= 0 if held else item.work
         if self.whole:
             for media in overlapping(seq.request.media, stop - 1, stop):
                 stop = media.at if media.end > stop else stop
@@ -192,8 +196,8 @@ class MediaItems:
             self._drop(next(iter(self._held)))
         self._held[media.hash] = item
         self.embeddings += item.embeddings
-        self._left -= item.embeddings
-        self.encoded += 1
+        self._left -= item.work
+        self.encoded += item.work > 0
         shape, grid, pixels = media.shape, media.grid, media.pixels
         self.encode.append(Encode(item.number, media.kind, shape, grid, item.embeddings, pixels))
 

@@ -128,10 +128,9 @@ def _bad_rows(add: Add, count: int) -> str | None:
 
 
 def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
-    if media.kind == "rows" and media.shape != (media.embeddings, facts.row_width, 4):
-        allowed = (
-            f"{facts.row_width} numbers each" if facts.row_width else "allowed by --enable-prompt-embeds"
-        )
+    width = {"rows": facts.row_width, "encoded": facts.media_width}.get(media.kind)
+    if width is not None and media.shape != (media.embeddings, width, 4):
+        allowed = f"{width} numbers each" if width else "allowed by --enable-prompt-embeds"
         return f"embeddings of a prompt must be {allowed}"
     end = 0
     for first, length in media.runs:

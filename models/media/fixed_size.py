@@ -85,7 +85,7 @@ class FixedSizeProcessor:
         return to_item(picture, self.patch, self.embeddings)
 
     def layout(self, prepared: Prepared) -> Layout:
-        return run_of(self.token, prepared.embeddings)
+        return run_of(self.token, self.embeddings)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         if (short := self._first.get("shortest_edge")) is None:
@@ -150,7 +150,7 @@ class Gemma3Processor(FixedSizeProcessor):
         self.embeddings = count
 
     def layout(self, prepared: Prepared) -> Layout:
-        count, facts = prepared.embeddings, self.facts
+        count, facts = self.embeddings, self.facts
         tokens = [facts.boi_token_index, *[self.token] * count, facts.eoi_token_index]
         return Layout(tokens, [(1, count)], before="\n\n", after="\n\n")
 

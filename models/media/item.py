@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 else:
     Picture = object  # Pillow is imported where pictures are decoded, not where they are counted
 
-Kind = Literal["image", "video", "rows"]
-"""The kinds of items. Processors take pictures and videos, and no sound yet; rows are embeddings that a
-client has computed for its prompt, float32 values that no tower reads."""
+Kind = Literal["image", "video", "encoded", "rows"]
+"""The kinds of items. Processors take pictures and videos, and no sound yet. A client may compute embeddings
+itself: those of a picture that it has encoded, or rows for all of its prompt."""
+CLIENT_MADE: tuple[Kind, ...] = ("encoded", "rows")
+"""The kinds whose bytes are embeddings, float32 values that no tower reads."""
 
 
 ORDINAL = "{ordinal}"

@@ -136,7 +136,9 @@ class QwenVLProcessor:
         )
 
     def layout(self, prepared: Prepared) -> Layout:
-        return run_of(self._video_token if prepared.kind == "video" else self._token, prepared.embeddings)
+        frames, rows, columns = prepared.grid
+        count = frames * (rows // self.settings.merge_size) * (columns // self.settings.merge_size)
+        return run_of(self._video_token if prepared.kind == "video" else self._token, count)
 
     def _taken(self, total: int, rate: float, most: int) -> list[int]:
         """The numbers of the frames that are taken of a video: from its first on, in equal steps."""

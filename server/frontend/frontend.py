@@ -129,8 +129,8 @@ class Frontend:
         """Gets ready for media, unless the operator wants none."""
         from server.media.reader import open_reader  # what only these models need
 
-        most = facts.ready.worker.most_embeddings
-        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics, most)
+        worker = facts.ready.worker
+        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics, worker)
         self._facts = replace(facts, media=None if self.media is None else self.media.facts)
 
     @property

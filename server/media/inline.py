@@ -18,7 +18,9 @@ _STEP = SHORTEST // 2
 _REFERENCE = "inline:"
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
-_PLACE = re.compile(rb'("(url|image_url|video_url|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$')
+_PLACE = re.compile(
+    rb'("(url|image_url|video_url|image_embeds|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$'
+)
 """What stands before a string that may be a file: the name of its field, or it is one of a list."""
 _NEXT = re.compile(rb'"\s{0,9},\s{0,9}"')
 """What stands between two strings of a list."""
@@ -78,7 +80,7 @@ def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) 
     head = _HEAD.match(raw, start, start + 256)
     if place is None:
         return None
-    bare = bare or place[2] == b"data" or place[3] is not None
+    bare = bare or place[2] in (b"data", b"image_embeds") or place[3] is not None
     if head is None and not (bare and _BASE64.match(raw, start)):
         return None
     return 0 if head is None else head.end() - start

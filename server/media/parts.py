@@ -15,6 +15,7 @@ from server.model_facts import MediaFacts
 MEDIA_PARTS = {
     "image_url": "image",
     "input_image": "image",
+    "image_embeds": "image",
     "input_audio": "audio",
     "audio_url": "audio",
     "video_url": "video",
@@ -24,6 +25,7 @@ _DETAILS = ("auto", "low", "high", "original")
 _PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
 _FIELDS: dict[str, str] = {"image": "image_url", "video": "video_url"}
 """The fields in which parts of the kinds that are served have their URLs, which are their types too."""
+_EMBEDS, _GRID = "image_embeds", "image_grid_thw"
 
 Content = str | list[dict[str, str]] | None
 
@@ -41,16 +43,20 @@ class MediaPart(msgspec.Struct, frozen=True):
 
     kind: Kind
     url: str | None
-    """The place of its file; None if only its name is given."""
+    """The place of its file, or of embeddings the file in base64; None if only its name is given."""
     low_detail: bool = False
     uuid: str | None = None
     """The client's name for it, by which later requests can refer to it."""
+    grid: str | None = None
+    """The grid of a picture that comes as embeddings, empty if the client gives none; None for others."""
 
 
 def read_part(part: Mapping[str, Any]) -> dict[str, str]:
     """A media part in one form, whichever of its forms a client has written: a URL, and options beside it. Of
     kinds that no model takes only the type is kept."""
     kind = str(part["type"])
+    if kind == _EMBEDS:
+        return _read_embeds(part)
     field = _FIELDS.get(MEDIA_PARTS[kind])
     if field is None:
         return {"type": kind}
@@ -72,6 +78,33 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _read_embeds(part: Mapping[str, Any]) -> dict[str, str]:
+    given, uuid = part.get(_EMBEDS), part.get("uuid")
+    inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {_EMBEDS: given}
+    file, grid = inside.get(_EMBEDS), inside.get(_GRID) or ""
+    if isinstance(grid, list) and len(cast("list[object]", grid)) == 3:
+        grid = ",".join(map(str, cast("list[object]", grid)))
+    strings = isinstance(file, str | None) and isinstance(uuid, str | None) and isinstance(grid, str)
+    if not strings or file is uuid is None or inside.keys() - {_EMBEDS, _GRID}:
+        raise BadRequest(
+            f"A content part of type '{_EMBEDS}' needs a file in base64 in `{_EMBEDS}`, an object with that "
+            f"and `{_GRID}`, or the `uuid` of an earlier one.",
+            "messages",
+        )
+    found = {"type": _EMBEDS, _EMBEDS: file, "uuid": uuid, _GRID: grid}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check_embeds(facts: MediaFacts | None) -> None:
+    """Refuses pictures that are embeddings, unless the operator takes them."""
+    if facts is None or not facts.takes_embeds:
+        raise BadRequest(
+            "image_embeds are not allowed: the operator has to give --enable-mm-embeds "
+            "(enable_mm_embeds=True).",
+            "messages",
+        )
+
+
 def has_media(content: Content) -> bool:
     return isinstance(content, list) and any(part["type"] in MEDIA_PARTS for part in content)
 
@@ -90,6 +123,8 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
                 f"Content parts of type '{part['type']}' are not supported by this model, only {kinds}.",
                 "messages",
             )
+        if part["type"] == _EMBEDS:
+            check_embeds(facts)
     for kind, count in Counter(MEDIA_PARTS[part["type"]] for part in found).items():
         if count > most[kind]:
             raise BadRequest(
@@ -103,6 +138,7 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
             part.get(part["type"]),
             part.get("detail") == "low",
             part.get("uuid"),
+            part.get(_GRID),
         )
         for part in found
     ]

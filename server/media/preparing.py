@@ -38,6 +38,8 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     pixels: int = 178_956_970
     embeddings: int = 1 << 30
     """The most embeddings that the engine takes of an item."""
+    width: int = 0
+    """The numbers of an embedding."""
     frames: int = ALL_FRAMES
     """The most frames that are taken of a video."""
     waiting_bytes: int = 512 << 20
@@ -63,6 +65,8 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     """Settings of the request to put over those of the checkpoint."""
     background: Color = WHITE
+    grid: str | None = None
+    """The grid of a picture that is embeddings, as `MediaPart` has it; None for other items."""
 
 
 Answer = Prepared | SentError
@@ -97,10 +101,11 @@ class Preparer:
         low_detail: bool = False,
         settings: Mapping[str, Any] | None = None,
         background: Color = WHITE,
+        grid: str | None = None,
     ) -> Item:
         """The item that a file becomes. Raises the error with which its request ends. `settings` of the
         request are put over those of the checkpoint, and pictures on `background`."""
-        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}), background)
+        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}), background, grid)
         order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)
         if (kept := self._kept.get(digest)) is not None:

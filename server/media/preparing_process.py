@@ -15,6 +15,7 @@ from models.media.registry import make_processor
 from models.media.resize import fitted
 from server.errors import ApiError, BadRequest, Internal
 from server.media.decoding import decode, from_base64
+from server.media.encoded import read_encoded
 from server.media.preparing import NAMES, Answer, PreparingLimits, PreparingOrder, PreparingSetup
 from server.media.video_decoding import decode_video
 from server.offload.messages import answer_questions, sent_error
@@ -62,6 +63,8 @@ def main() -> int:
 
 
 def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: PreparingLimits) -> Prepared:
+    if asked.grid is not None:
+        return read_encoded(data, asked.grid, limits.width, processor)
     if asked.kind == "video" and isinstance(processor, VideoProcessor):
         video = decode_video(data, limits.pixels, is_base64=asked.is_base64)
         return processor.prepare_video(video, limits.frames, limits.embeddings)

@@ -25,29 +25,33 @@ from server.model_facts import MediaFacts
 from server.options.media_io import MediaIo, read_media_io
 from server.options.server_config import SERVED_KINDS, MediaOptions, ServerConfig
 from server.text.tokenizer import Tokenizer
+from worker.protocol import WorkerFacts
 
 _MOST_WORKERS = 4
 
 
 def open_reader(
-    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics, most_embeddings: int
+    config: ServerConfig, folder: Path, tokenizer: Tokenizer, metrics: Metrics, worker: WorkerFacts
 ) -> MediaReader | None:
-    """The reader for a checkpoint's media; None if it has none, or the operator allows none. The engine takes
-    items of up to `most_embeddings` embeddings. Raises ConfigError if a file of the checkpoint cannot be
-    used."""
+    """The reader for a checkpoint's media; None if it has none, or the operator allows none. Raises
+    ConfigError if a file of the checkpoint cannot be used."""
     files = find_media(folder) if config.media.takes_any else None
     if files is None:
         return None
     kept_bytes = int(config.engine.mm_processor_cache_gb * (1 << 30))
     options, counts, style = config.media, metrics.of_media(), config.log.style
-    return MediaReader(files, options, kept_bytes, tokenizer, counts, style, most_embeddings=most_embeddings)
+    most, width = worker.most_embeddings, worker.media_width
+    return MediaReader(
+        *(files, options, kept_bytes, tokenizer, counts, style), most_embeddings=most, width=width
+    )
 
 
 def media_facts(
-    files: MediaFiles, settings: Mapping[str, object], tokenizer: Tokenizer, most: dict[str, int]
+    files: MediaFiles, options: MediaOptions, tokenizer: Tokenizer, most: dict[str, int]
 ) -> tuple[Processor, MediaFacts]:
     """The processor of a checkpoint with the operator's settings, and what of it is known where prompts are
     written. `most`: the most items of each kind in a prompt."""
+    settings, embeds = options.mm_processor_kwargs, options.enable_mm_embeds
     _check_names(settings, files)
     processor = make_processor(with_settings(files, settings))
     alone = not processor.placeholder or files.architecture.endswith("ForRetrieval")
@@ -55,7 +59,8 @@ def media_facts(
     words = (video.video_placeholder, video.video_written) if video else ("", "")
     most = {kind: count for kind, count in most.items() if kind == "image" or video}
     reserved = _reserved(processor, words, tokenizer)
-    return processor, MediaFacts(processor.placeholder, processor.written, reserved, alone, most, *words)
+    placeholders = processor.placeholder, processor.written
+    return processor, MediaFacts(*placeholders, reserved, alone, most, *words, takes_embeds=embeds)
 
 
 class MediaReader:
@@ -71,17 +76,19 @@ class MediaReader:
         log_level: str = "info",
         *,
         most_embeddings: int = PreparingLimits().embeddings,
+        width: int = 0,
     ) -> None:
-        most, settings = options.most_of(SERVED_KINDS), options.mm_processor_kwargs
-        self._processor, self.facts = media_facts(files, settings, tokenizer, most)
-        self._files = files = with_settings(files, settings)
+        """`most_embeddings`: the most that the engine takes of an item. `width`: the numbers of each."""
+        most = options.most_of(SERVED_KINDS)
+        self._processor, self.facts = media_facts(files, options, tokenizer, most)
+        self._files = files = with_settings(files, options.mm_processor_kwargs)
         self._io, self._tokenizer, self.metrics = options.media_io_kwargs, tokenizer, metrics
         self.most_bytes = options.max_media_mb << 20
         """The most bytes of all files of a request."""
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         seconds, frames = options.media_seconds, options.most_frames or PreparingLimits().frames
-        limits = PreparingLimits(workers, seconds, embeddings=most_embeddings, frames=frames)
+        limits = PreparingLimits(workers, seconds, embeddings=most_embeddings, frames=frames, width=width)
         self._preparer = Preparer(files, self.kept, limits, log_level)
         domains = frozenset(options.allowed_media_domains) or None
         folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None
@@ -98,7 +105,10 @@ class MediaReader:
             nonlocal taken
             if part.url is None:
                 return self._named(part.uuid or "", *names)
-            content = inline.take(part.url) or await self.read(part.url)
+            content = inline.take(part.url)
+            if content is None and part.grid is not None:
+                content = MediaFile(part.url.encode(), is_base64=True)
+            content = content or await self.read(part.url)
             taken += len(content.data)
             self._check_bytes(taken)
             made = await self._make(content, part, needed.settings, io)
@@ -159,9 +169,13 @@ class MediaReader:
         if part.kind == "video":
             settings = {**io.video_settings, **settings}
         with self.metrics.timed("prepare"):
-            background, low = io.image.rgba_background_color, part.low_detail
             return await self._preparer.prepare(
-                content, kind=part.kind, low_detail=low, settings=settings, background=background
+                content,
+                kind=part.kind,
+                low_detail=part.low_detail,
+                settings=settings,
+                background=io.image.rgba_background_color,
+                grid=part.grid,
             )
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from server.errors import BadRequest
 from server.media.prompt import Rows
-from server.media.tensor_files import read_matrix
+from server.media.tensor_files import is_matrix, read_matrix
 from server.model_facts import Facts
 
 _ROWS = 256
@@ -38,7 +38,7 @@ def read_rows(file: str, facts: Facts) -> np.ndarray:
     except Exception:  # libraries raise whatever they like for files that anybody may have written
         raise BadRequest(
             "Each of prompt_embeds is the base64 of a file that torch.save wrote of one contiguous tensor "
-            f"[tokens, {width}] in float32, float16 or bfloat16, or of a safetensors file with one.",
+            f"[tokens, {width}] in float32, float16 or bfloat16, or of a safetensors or .npy file with one.",
             "prompt_embeds",
         ) from None
     return check_rows(rows, width)
@@ -46,7 +46,7 @@ def read_rows(file: str, facts: Facts) -> np.ndarray:
 
 def check_rows(rows: np.ndarray | None, width: int) -> np.ndarray:
     """The embeddings, if they are finite and have this width. Raises BadRequest."""
-    if rows is None or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
+    if rows is None or not is_matrix(rows, width):
         shape = "" if rows is None else f", and these have the shape {list(rows.shape)}"
         raise BadRequest(
             f"prompt_embeds are finite numbers in rows of {width}, one for each token{shape}.",

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from engine_core.prompt_media import Media
-from models.media.item import MediaError
+from models.media.item import MediaError, Prepared
 from models.media.registry import find_media
 from server.errors import BadRequest
 from server.media.kept_items import Item
-from server.media.parts import MEDIA_PARTS, MediaPart
+from server.media.parts import MEDIA_PARTS, MediaPart, check_embeds
 from server.media.preparing import PreparingLimits
 from server.media.prompt import LaidMedia, Written, as_media, cut_prompt, encode_written, marked
 from server.media.reader import laid, media_facts
@@ -31,8 +31,9 @@ from server.requests.scoring import Compared, Pairs, ScoreOptions, Side
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
-_FORMS = "a picture is one of Pillow, the path of a file, or a file's bytes"
-_OWN_PARTS = ("image", "image_pil")
+_FORMS = "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings"
+_EMBEDS, _GRID = "image_embeds", "image_grid_thw"
+_OWN_PARTS = ("image", "image_pil", _EMBEDS)
 """Types of parts whose picture stands under the same name, beside those of the API."""
 
 PreparedItems = Mapping[bytes, Item]
@@ -68,9 +69,9 @@ class ProgramMedia:
         files = find_media(folder) if facts.ready.worker.most_embeddings else None
         if files is None:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
-        settings, most = config.media.mm_processor_kwargs, {"image": facts.max_model_len}
-        self._processor, self.facts = media_facts(files, settings, tokenizer, most)
-        self._tokenizer = tokenizer
+        most = {"image": facts.max_model_len}
+        self._processor, self.facts = media_facts(files, config.media, tokenizer, most)
+        self._tokenizer, self._width = tokenizer, facts.ready.worker.media_width
         self._background = read_media_io(config.media.media_io_kwargs).image.rgba_background_color
         facts = msgspec.structs.replace(facts, media=self.facts)
         self._context = ReadingContext(facts, tokenizer, ReadingOptions.of(config))
@@ -152,6 +153,21 @@ class ProgramMedia:
         return parts, by_part, {item.hash: item for item in items}
 
     def _prepare(self, given: object) -> Item:
+        try:
+            prepared = self._encoded(given) if _is_encoded(given) else self._resized(given)
+        except MediaError as error:
+            raise BadRequest(str(error), "multi_modal_data") from None
+        return Item(digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
+
+    def _encoded(self, given: Any) -> Prepared:
+        """The item of embeddings, or of an object with them and their grid."""
+        from server.media.encoded import encoded  # with Pillow
+
+        check_embeds(self.facts)
+        rows, grid = _rows_and_grid(given)
+        return encoded(rows, tuple(map(int, grid.ravel())), self._width, self._processor)
+
+    def _resized(self, given: object) -> Prepared:
         from PIL import Image  # imported with the first picture
 
         from server.media.decoding import decode, in_rgb
@@ -160,11 +176,7 @@ class ProgramMedia:
             picture = in_rgb(given, self._background)
         else:
             picture = decode(_file(given), PreparingLimits().pixels, self._background)
-        try:
-            prepared = self._processor.prepare(picture)
-        except MediaError as error:
-            raise BadRequest(str(error), "multi_modal_data") from None
-        return Item(digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
+        return self._processor.prepare(picture)
 
 
 def _file(given: object) -> bytes:
@@ -184,7 +196,30 @@ def read_pictures(given: object) -> list[object]:
     pictures = cast("Mapping[str, object]", given).get("image")
     if pictures is None:
         return []
-    return list(cast("list[object]", pictures)) if isinstance(pictures, list | tuple) else [pictures]
+    given = cast("list[object]", pictures) if isinstance(pictures, list | tuple) else [pictures]
+    return [picture for one in given for picture in _each(one)]
+
+
+def _each(given: Any) -> Sequence[object]:
+    """The pictures of which a program gives embeddings together: [pictures, N, width], or with grids."""
+    if not isinstance(given, Mapping):
+        return list(given) if getattr(given, "ndim", 0) == 3 else [given]
+    rows, grid = _rows_and_grid(given)
+    if rows is None or grid.ndim != 2 or not grid.prod(1).sum():
+        return [given]
+    patches = grid.prod(1).cumsum()
+    pieces = np.split(rows, patches[:-1] * len(rows) // patches[-1])
+    return [{_EMBEDS: piece, _GRID: sides} for piece, sides in zip(pieces, grid, strict=True)]
+
+
+def _is_encoded(given: object) -> bool:
+    return isinstance(given, Mapping) or hasattr(given, "ndim")
+
+
+def _rows_and_grid(given: Any) -> tuple[np.ndarray | None, np.ndarray]:
+    """The embeddings that a program gives, and their grid or grids, which are empty if it gives none."""
+    rows, grid = (given.get(_EMBEDS), given.get(_GRID)) if isinstance(given, Mapping) else (given, None)
+    return _as_array(rows), np.array([] if grid is None else listed(grid), np.int64)
 
 
 def take_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], list[object]]:
@@ -198,7 +233,12 @@ def take_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], list[obje
         if kind == "text":
             parts.append(part)
         elif kind in _OWN_PARTS or MEDIA_PARTS.get(str(kind)) == "image":
-            pictures.append(_picture(part[kind] if kind in _OWN_PARTS else part.get("image_url")))
+            given = part[kind] if kind in _OWN_PARTS else part.get("image_url")
+            is_object = isinstance(given, Mapping)
+            if kind == _EMBEDS:
+                pictures.append(given if is_object else {_EMBEDS: given})
+            else:
+                pictures.append(_picture(given.get("url") if is_object else given))
             parts.append({"type": "image_url"})
         else:
             raise BadRequest(
@@ -211,7 +251,6 @@ def _picture(given: object) -> object:
     """The picture of a part, whose URL may hold it."""
     from server.media.decoding import from_base64
 
-    given = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(given, str) or not given.startswith(("data:", "http:", "https:")):
         return given
     head, comma, data = given.partition(",")
@@ -229,6 +268,12 @@ def encode_rows(given: Any, params: SamplingParams, facts: Facts) -> Encoded:
     rows = check_rows(_as_array(given), row_width(facts))
     rows = rows[len(rows) - len(params.cut_prompt([0] * len(rows), facts)) :]
     return Encoded(None, [0] * len(rows), tuple(each.as_media() for each in cut_rows(rows)))
+
+
+def listed(given: object) -> object:
+    """The list of what numpy or torch hold in an array; anything else as it is."""
+    to_list = getattr(given, "tolist", None)
+    return to_list() if callable(to_list) else given
 
 
 def _as_array(given: Any) -> np.ndarray | None:

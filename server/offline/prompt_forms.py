@@ -11,7 +11,7 @@ import msgspec
 
 from server.errors import BadRequest
 from server.model_facts import Facts
-from server.offline.program_media import ComparedSide, read_pictures, take_pictures
+from server.offline.program_media import ComparedSide, listed, read_pictures, take_pictures
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
@@ -26,7 +26,8 @@ class PicturesPrompt(TypedDict, total=False):
     prompt: str
     """A text with the family's placeholder for each picture."""
     multi_modal_data: Mapping[str, Any]
-    """{"image": ...} with a picture or a list of them: of Pillow, paths of files, or their bytes."""
+    """{"image": ...} with a picture or a list of them: of Pillow, paths of files, their bytes, or with
+    enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}."""
     cache_salt: str
 
 
@@ -98,7 +99,7 @@ def read_prompt(given: object) -> Prompt:
 
 def read_prompts(given: object) -> list[Prompt]:
     """Reads one prompt, or a sequence of prompts; raises TypeError."""
-    given = _listed(given)
+    given = listed(given)
     if isinstance(given, str | Mapping) or (given and _ids(given) is not None):
         return [read_prompt(given)]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -206,18 +207,12 @@ def _from_mapping(given: Mapping[Any, Any]) -> Prompt:
 
 def _ids(given: object) -> list[int] | None:
     """The token ids of a sequence or array of whole numbers, numpy's too; None if it is something else."""
-    given = _listed(given)
+    given = listed(given)
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return None
     if not all(isinstance(id, Integral) and not isinstance(id, bool) for id in given):
         return None
     return [int(id) for id in given]
-
-
-def _listed(given: object) -> object:
-    """The list of what numpy or torch hold in an array; anything else as it is."""
-    to_list = getattr(given, "tolist", None)
-    return to_list() if callable(to_list) else given
 
 
 def _messages(given: object) -> tuple[list[dict[str, Any]], list[object]]:

@@ -149,6 +149,8 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     all)."""
     trust_request_mm_kwargs: Annotated[bool, Doc(MEDIA)] = False
     """Let requests have such settings themselves, as mm_processor_kwargs and media_io_kwargs."""
+    enable_mm_embeds: Annotated[bool, Doc(MEDIA)] = False
+    """Take pictures as the embeddings that clients have computed of them (parts of the type image_embeds)."""
     mm_processor_workers: Annotated[int | None, Doc(MEDIA, least=1, most=64)] = None
     """Processes that decode and prepare media, started when they are needed. Default: half the cores, 4 at
     most."""

@@ -17,7 +17,7 @@ _SWITCHES = """
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
     enable-layerwise-nvtx-tracing enable-logging-iteration-details
     enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
-    ray-workers-use-nsight enable-mm-embeds mm-encoder-only tokens-only enable-return-routed-experts
+    ray-workers-use-nsight mm-encoder-only tokens-only enable-return-routed-experts
     specialize-active-lora enable-trace-replay return-sampling-mask
 """
 

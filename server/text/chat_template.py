@@ -43,7 +43,8 @@ _SWITCHES = ("enable_thinking", "thinking", "reasoning")
 _PROBE = "facet asks whether this is written"
 """A text that no template writes by itself."""
 
-_MEDIA = {"image_url": {"type": "image"}, "video_url": {"type": "video"}}
+_IMAGE = {"type": "image"}
+_MEDIA = {"image_url": _IMAGE, "image_embeds": _IMAGE, "video_url": {"type": "video"}}
 """Media parts by the type with which `Message` has them, and what templates see of them."""
 
 _sandbox = make_sandbox()

@@ -35,11 +35,16 @@ SMALL = saved(noise(56, 28).resize((40, 20)).convert("1"))
 """One whose file is small."""
 
 
+WIDTH = 1024
+"""The numbers of an embedding."""
+
+
 def let_see(frontend: FakeFrontend, **options: Any) -> MediaReader:
     """Lets a frontend take pictures; one that prepares is closed. `options` are those of media."""
     frontend.tokenizer = byte_tokenizer(*NAMES, template=TEMPLATE)
     reader = frontend.media = MediaReader(
-        FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()
+        *(FILES, MediaOptions(**options), 1 << 30, frontend.tokenizer, frontend.metrics.of_media()),
+        width=WIDTH,
     )
     ready = changed(frontend.facts.ready, vocab_size=VOCAB_SIZE + len(NAMES))
     frontend.facts = msgspec.structs.replace(frontend.facts, ready=ready, media=reader.facts)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_settings
 from models.media.fixed_size import CLIP, FixedSizeProcessor
-from models.media.item import Picture, Prepared
+from models.media.item import Layout, Picture, Prepared, run_of
 from models.media.resize import check_ratio
 from models.media.tiling.tiles import cut, stacked
 from models.plain_files import ConfigError
@@ -56,6 +56,9 @@ class LlavaNextProcessor(FixedSizeProcessor):
         kept = _unpadded(picture.size, rows * across, columns * across)
         height, width = shrunk(*kept, across, self._most)
         return stacked(tiles, (rows, *kept), self.patches + height * (width + 1))
+
+    def layout(self, prepared: Prepared) -> Layout:
+        return run_of(self.token, prepared.embeddings)
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
         """The height and width that keep most of a picture's pixels, and of such that waste least."""

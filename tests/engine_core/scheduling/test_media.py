@@ -37,6 +37,7 @@ def bench(
     most: int = 64, *, kept: int = 0, whole: bool = False, depth: int = 0, size: int = 64, **options: object
 ) -> Bench:
     limits = facts(most_embeddings=most, kept_embeddings=kept, whole_media=whole, max_num_batched_tokens=size)
+    limits = replace(limits, media_width=1)
     return Bench(config(**options), limits, depth=depth)
 
 
@@ -161,6 +162,23 @@ def test_while_somebody_reads_a_stream_one_item_is_encoded_in_a_step() -> None:
     made.steps(3)
     made.add(asks(2, CAT, DOG, OWL, length=9))
     assert max(len(step.encode) for step in steps(made)) == 1
+
+
+def test_embeddings_that_clients_bring_take_no_time_of_a_tower() -> None:
+    made = bench(max_num_encoder_input_tokens=4)
+    request = asks(2, CAT, DOG, OWL, length=9)
+    shape = (9, 1, 4)
+    pixels = [bytes(media.pixels.data)[:1] * 36 for media in request.media]
+    brought = tuple(
+        replace(media, kind="encoded", shape=shape, pixels=Buffer(data))
+        for media, data in zip(request.media, pixels, strict=True)
+    )
+    made.add(replace(request, media=brought))
+    assert max(len(step.encode) for step in steps(made)) == 3
+    assert made.scheduler.media.encoded == 0 and made.scheduler.media.embeddings == 27
+    made.add(replace(request, id=3, media=(replace(brought[0], shape=(18, 1, 2)),)))
+    [failed] = made.outputs[0, 3]
+    assert isinstance(failed, Failed) and "must be 1 numbers each" in failed.message
 
 
 def test_the_bytes_of_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

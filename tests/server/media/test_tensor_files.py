@@ -1,4 +1,4 @@
-"""Files of tensors: all that torch writes of a matrix is read, nothing else is, and no pickle is run."""
+"""Files of tensors: all that torch and numpy write of one is read, nothing else is, and no pickle is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from server.media.tensor_files import read_matrix
+from server.media.tensor_files import read_matrix, read_tensor
 
 ROWS = torch.linspace(-3, 3, 700 * 6).view(700, 6)
 
@@ -44,6 +44,32 @@ def test_the_values_are_those_of_torch(rows: torch.Tensor) -> None:
     tensors = {"rows": rows.detach().contiguous()}
     file = safetensors.torch.save(tensors, {"format": "pt"})
     assert np.array_equal(read_matrix(file), tensors["rows"].float().numpy())
+
+
+def npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS[5],
+        ROWS[:, 2].contiguous(),
+        ROWS.view(7, 100, 6)[2:4],
+        ROWS[None].half(),
+        ROWS.long(),
+        ROWS[3].long(),
+    ],
+    ids=["row", "column", "batch", "batch of one", "integers", "row of integers"],
+)
+def test_tensors_have_up_to_three_dimensions(rows: torch.Tensor) -> None:
+    files = saved(rows), safetensors.torch.save({"rows": rows.contiguous()}), npy(rows.numpy())
+    for file in files:
+        found = read_tensor(file)
+        assert found.dtype == (np.int64 if rows.dtype == torch.int64 else np.float32)
+        assert np.array_equal(found, rows.numpy())
 
 
 class Runs:
@@ -118,6 +144,13 @@ def test_tensors_may_have_been_in_any_memory() -> None:
         safetensors.torch.save({"a": ROWS.long()}),
         (1 << 60).to_bytes(8, "little") + b"{}",
         b"\x02" + bytes(7) + b"[]",
+        npy(ROWS.numpy())[:-1],
+        npy(ROWS.numpy()).replace(b"(700, 6)", b"(1<<60,)"),
+        npy(ROWS.numpy()).replace(b"(700, 6)", b"(900, 9)"),
+        npy(ROWS.double().numpy()),
+        npy(ROWS.T.numpy()),
+        npy(np.array([[None, 1]])),
+        b"\x93NUMPY\x03\x00",
     ],
     ids=map(str, count()),  # files of torch differ from process to process
 )

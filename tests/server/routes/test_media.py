@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
+from io import BytesIO
 from typing import Any
 from unittest.mock import patch
 
 import httpx
+import numpy as np
 import pytest
+import torch
 from fake_api import leave, make_app, make_client, post, refusal
 from fake_frontend import FakeFrontend
 from media_files import noise, saved
-from media_frontend import FILES, PAD, PICTURE, SMALL, data_url, seeing
+from media_frontend import FILES, PAD, PICTURE, SMALL, WIDTH, data_url, seeing
 from msgspec.structs import replace
 from PIL import Image
 from starlette.types import ASGIApp
@@ -191,6 +195,77 @@ async def test_metrics_count_items(
         'facet:media_seconds_count{model_name="org/tiny",stage="prepare"} 2.0',
     ):
         assert line in page
+
+
+def embeds(rows: Any, grid: Any = (1, 4, 4), **more: Any) -> dict[str, Any]:
+    """A part with embeddings and their grid, as vLLM's clients send tensors."""
+    file = BytesIO()
+    torch.save(rows, file)
+    data = base64.b64encode(file.getvalue()).decode()
+    inside = data if grid is None else {"image_embeds": data, "image_grid_thw": grid}
+    return {"type": "image_embeds", "image_embeds": inside, **more}
+
+
+ROWS = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+
+
+@pytest.fixture
+async def takes_embeds(frontend: FakeFrontend) -> AsyncIterator[MediaReader]:
+    async with seeing(frontend, enable_mm_embeds=True) as reader:
+        yield reader
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_pictures_may_be_embeddings(
+    client: httpx.AsyncClient, frontend: FakeFrontend, takes_embeds: MediaReader, elsewhere: bool
+) -> None:
+    grid = embeds(torch.tensor([1, 4, 4]), None)["image_embeds"]
+    with patch.object(endpoint, "is_long", lambda raw: elsewhere):
+        await post(client, CHAT, messages=user(text("see "), embeds(ROWS, grid, uuid="a"), text(" it")))
+        assert sent(frontend)[0] == SEEN
+        [item] = items(frontend)
+        assert (item.kind, item.shape, item.grid) == ("encoded", (4, WIDTH, 4), (1, 4, 4))
+        assert (item.at, item.length, item.runs) == (11, 4, ((0, 4),))
+        assert np.array_equal(np.frombuffer(item.pixels.data, np.float32), ROWS.numpy().ravel())
+        named = {"type": "image_embeds", "image_embeds": None, "uuid": "a"}
+        small = embeds(ROWS[:1].half(), [1, 2, 2])
+        assert (
+            len(small["image_embeds"]["image_embeds"])
+            < SHORTEST
+            < len(embeds(ROWS)["image_embeds"]["image_embeds"])
+        )
+        await post(client, CHAT, messages=user(named, small, image()))
+    first, second, third = items(frontend)
+    assert first.hash == item.hash != second.hash and third.kind == "image"
+    assert np.array_equal(np.frombuffer(second.pixels.data, np.float32), ROWS[0].half().float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (embeds(ROWS, None), "A picture with no image_grid_thw has 0 embeddings"),
+        (embeds(ROWS, [1, 4, 8]), "has 8 embeddings of this model, and image_embeds has 4"),
+        (embeds(ROWS[:, 1:].contiguous()), f"finite numbers in rows of {WIDTH}"),
+        (embeds(ROWS / 0), "finite numbers"),
+        (embeds([ROWS]), "one contiguous tensor"),
+        (embeds(ROWS, [1, 4]), "needs a file in base64 in `image_embeds`"),
+        (embeds(ROWS, 7), "needs a file in base64 in `image_embeds`"),
+        ({"type": "image_embeds"}, "needs a file in base64 in `image_embeds`"),
+        ({"type": "image_embeds", "image_embeds": {"pixels": "AAAA"}}, "needs a file in base64"),
+        ({"type": "image_embeds", "image_embeds": "inline:0"}, "one contiguous tensor"),
+        ({"type": "image_embeds", "image_embeds": "é"}, "one contiguous tensor"),
+    ],
+)
+async def test_embeddings_that_are_no_picture_are_refused(
+    client: httpx.AsyncClient, frontend: FakeFrontend, takes_embeds: MediaReader, part: Any, message: str
+) -> None:
+    assert message in (await refusal(client, CHAT, messages=user(part)))["message"]
+    assert not frontend.asked
+
+
+async def test_the_operator_allows_embeddings(client: httpx.AsyncClient, reader: MediaReader) -> None:
+    error = await refusal(client, CHAT, messages=user(embeds(ROWS)))
+    assert "--enable-mm-embeds" in error["message"] and error["param"] == "messages"
 
 
 @pytest.mark.parametrize(
