@@ -91,10 +91,10 @@ def find_drafter(
     options = read_guess_options(config)
     if options is None or options.method in FROM_TEXT:
         return None
-    if config.pipeline_parallel_size > 1 or config.nnodes > 1 or expert_replicas > 1:
+    if config.nnodes > 1 or expert_replicas > 1:
         _refuse(
-            f"{options.method} works with one stage, on one machine and without shared experts for now: "
-            "leave out --pipeline-parallel-size, --nnodes or --enable-expert-parallel, or use ngram or suffix"
+            f"{options.method} works on one machine and without shared experts for now: leave out --nnodes "
+            "or --enable-expert-parallel, or use ngram or suffix"
         )
     if served.conversion.runner != "generate":
         _refuse("a model that only pools writes no answers to guess: leave it out")

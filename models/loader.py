@@ -243,3 +243,11 @@ def _model_class(options: LoadOptions, config: ModelConfig) -> type:
         text_only = options.language_model_only
         model_class = with_tower_of(model_class, config.architecture, options.folder, text_only=text_only)
     return model_class if options.conversion is None else convert_class(model_class, options.conversion)
+
+
+def begin_reading(options: LoadOptions) -> None:
+    """Let this stage of the target of these options give out the streams that its drafter reads."""
+    setup = options.setup()
+    head = _model_class(options, setup.config)
+    if issubclass(head, DraftHead):
+        head.begin_reading(setup)

@@ -111,6 +111,11 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """Whether each rank holds all of it, and not a piece."""
 
+    @property
+    def embeds(self) -> bool:
+        """Whether it may embed tokens by the served model's matrix: layers that read hidden states do."""
+        return self.conversion is None and self.method != "medusa"
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's options for a worker, and facts that the engine has found in the checkpoint's files."""

@@ -12,7 +12,7 @@ import torch
 from models.families.drafters.head import DraftHead
 from models.families.drafters.medusa import Medusa
 from models.layers.moe import MoeMLP
-from models.loader import LoadOptions, load_model
+from models.loader import LoadOptions, begin_reading, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
@@ -66,7 +66,7 @@ def load_drafter(
     model: ServedModel,
     report: Callable[[str, float], None],
 ) -> Drafter | None:
-    """Load the drafter for `model`, which was loaded with these options."""
+    """Load the drafter for `model`, which was loaded with these options; the last stage has it."""
     drafter = config.drafter
     if drafter is None:
         return None
@@ -79,23 +79,29 @@ def load_drafter(
             f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder: "
             "leave it out"
         )
+    ranks = replace(
+        options.parallel, stage=0, stages=1
+    )  # it lies in the last stage, and is no part of others
     of_drafter = replace(
         options,
         config=drafter.model,
         folder=Path(drafter.folder),
         language_model_only=True,
-        parallel=Parallel() if drafter.whole else options.parallel,
+        parallel=Parallel() if drafter.whole else ranks,
         conversion=drafter.conversion,
         pooling=PoolingConfig(),
         method=drafter.method,
         target=None if drafter.conversion else model,
     )
+    if of_drafter.target is not None:
+        begin_reading(of_drafter)
+    if not options.parallel.last:
+        return None
     loaded: Any = load_weights(of_drafter, device, report)
     release_after_loading(of_drafter.folder)
     if isinstance(loaded, Medusa):
         return HeadDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
     if isinstance(loaded, DraftHead):
-        loaded.begin_reading()
         return HiddenDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
     if not loaded.causal or state_layers(loaded.modules()):
         raise ValueError(

@@ -116,13 +116,12 @@ class Runner:
         self._queries, self._bounds = QueryStore(), BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks, limits), self._groups)
         held = limits.most_embeddings + limits.kept_embeddings
-        device = self._device.target
-        self._media = open_media(self._model, config, self._slots, device, self._dtype, held)
+        self._media = open_media(self._model, config, self._slots, target, self._dtype, held)
         self._planner = self._make_planner()
         self._mixtures = find_mixtures(self._model, config)
         report("cache", 1.0)
 
-        self.call = WorkerCalls(config, self._model, device)
+        self.call = WorkerCalls(config, self._model, target)
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
         self.facts = self._make_ready()
@@ -157,7 +156,7 @@ class Runner:
         write_bounds = self._bounds.writer(step.number, bound, following, self._device.forbid)
         outcome = self._compute(batch, write_bounds)
         if stage and not stage.last:
-            stage.send_stream(outcome.hidden, batch.step, batch.sampled)
+            stage.send_stream(outcome.hidden, batch.step, batch.sampled, outcome.landed)
             self._failed = False
             return SilentStep(step.number)
         handle = self._finish(batch, outcome)
@@ -226,6 +225,8 @@ class Runner:
         if self._drafter is not None:
             packet = Packet(self._device.staging_buffer, limits.staged_words)
             self._drafter.begin(self._slots, packet, self._device.scan, self._device.draw)
+        if self._stage is not None and self._remembered is not None and self._slots.most_guesses:
+            self._stage.tell_all()
         return Compute(
             self._model,
             self._slots,

@@ -117,9 +117,8 @@ def most_guesses(limits: WorkerLimits, config: WorkerConfig, device: Device, rem
 
 
 def _keeps_guesses(config: WorkerConfig, device: Device) -> bool:
-    """Whether layers with states take guesses: on CPUs, where one worker knows at once which hold."""
-    place = config.place
-    return config.guesses and device.target.type == "cpu" and place.stages == 1 and place.expert_replicas == 1
+    """Whether layers with states take guesses: on CPUs, where the host knows which hold."""
+    return config.guesses and device.target.type == "cpu" and config.place.expert_replicas == 1
 
 
 def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:

@@ -52,8 +52,12 @@ class PoolingModel(nn.Module):
         self.base: Any = self.base_class(setup)
         self.last = setup.parallel.last
         self.causal: bool = getattr(self.base, "causal", True)
-        self.stream_size = stream_size(self.base, setup.config.hidden_size)
+        self._hidden_size = setup.config.hidden_size
         self.default_mode: Mode = getattr(self.base, "default_pooling", "LAST")
+
+    @property
+    def stream_size(self) -> int:
+        return stream_size(self.base, self._hidden_size)
 
     def pull(self, weights: Weights) -> None:
         load(self.base, weights)

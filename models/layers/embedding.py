@@ -26,8 +26,8 @@ from models.weight_pieces import Cut
 class Embedding(nn.Module):
     """Token ids [T] -> [T, size]. The vocabulary need not divide evenly: shares are filled with zeros.
 
-    Tokens are embedded by the first stage: the others hold nothing. `path` is the scope of the matrix in the
-    checkpoint, in which a tied head finds its rows.
+    Tokens are embedded by the first stage, and by the last one for a drafter: the others hold nothing. `path`
+    is the scope of the matrix in the checkpoint, in which a tied head finds its rows.
     """
 
     weight: nn.Parameter
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
 
     def pull(self, weights: Weights) -> None:
         self.path = weights.path
-        if not self.parallel.first:
+        if not self.parallel.embeds:
             weights.ignore("weight")
             return
         shape, columns = (self.span.size, self.columns.size), cut_of(1, self.columns)
@@ -140,7 +140,7 @@ class LMHead(nn.Module):
         (embedding,) = self._embedding
         source = weights.at(embedding.path) if tied else weights
         if self.tokens is None:
-            is_there = tied and self.parallel.first
+            is_there = tied and self.parallel.embeds
             if is_there and embedding.packed:
                 self.weight = embedding.weight
             else:

@@ -19,6 +19,7 @@ class Layers(nn.ModuleList):
     def __init__(
         self, count: int, parallel: Parallel, build: Callable[[int], nn.Module], together: int = 1
     ) -> None:
+        self.count = count
         self.numbers = parallel.share_layers(count, together)
         self.others = [str(number) for number in range(count) if number not in self.numbers]
         super().__init__(build(number) for number in self.numbers)

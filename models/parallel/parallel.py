@@ -73,16 +73,23 @@ class Parallel:
     """The position among the ranks that share whole experts; None: each has a piece of every expert."""
     replicas: Replicas | None = None
     """The replicas with which this one shares experts; None: there are none."""
+    guesses: bool = False
+    """Whether the last stage embeds tokens, too, because a drafter does so by the model's matrix."""
 
     @property
     def first(self) -> bool:
-        """Whether this stage has the embeddings."""
+        """Whether this stage begins with embeddings."""
         return self.stage == 0
 
     @property
     def last(self) -> bool:
         """Whether this stage has the last norm and the heads."""
         return self.stage == self.stages - 1
+
+    @property
+    def embeds(self) -> bool:
+        """Whether this stage has the embeddings of tokens."""
+        return self.first or (self.guesses and self.last)
 
     @property
     def undivided(self) -> Parallel:

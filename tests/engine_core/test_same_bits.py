@@ -24,6 +24,7 @@ from worker.protocol import Pooling
 FEW = 10
 """The conversations of each model, of which a schedule has eight."""
 SMALL_CACHE = min(number for number, each in enumerate(subjects()) if "kv_cache_dtype" in each.options)
+HYBRID = [each.architecture for each in subjects()].index("Qwen3_5ForCausalLM")
 TEXT = [5 + number * number % 990 for number in range(330)]
 
 
@@ -59,7 +60,14 @@ def test_other_decoders(folder: Path, subject: Subject) -> None:
 @pytest.mark.turns
 @pytest.mark.parametrize(
     ("number", "layout"),
-    [(0, Layout(2)), (7, Layout(1, 2)), (SMALL_CACHE, Layout(2)), (SMALL_CACHE + 1, Layout(1, 2))],
+    [
+        (0, Layout(2)),
+        (7, Layout(1, 2)),
+        (SMALL_CACHE, Layout(2)),
+        (SMALL_CACHE + 1, Layout(1, 2)),
+        (HYBRID, Layout(1, 2)),
+        (HYBRID + 1, Layout(1, 2)),
+    ],
 )
 def test_schedules_on_several_ranks(folder: Path, ranks: Ranks, number: int, layout: Layout) -> None:
     prover = Prover(folder, ranks, (layout,), FEW)

@@ -365,4 +365,5 @@ def parallel_of(config: WorkerConfig, groups: Groups) -> Parallel:
         place.stages,
         experts=expert_place(config),
         replicas=replicas,
+        guesses=config.drafter is not None and config.drafter.embeds,
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.steps.drafting import Drafter
-from worker.steps.guessed_states import read_held
+from worker.steps.guessed_states import read_later
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
@@ -39,6 +39,8 @@ class Outcome:
     hidden: Tensor  # [T, H] the last hidden states, or what the next stage gets
     tokens: SampledTokens | None
     prompt_tables: list[Tensor]  # one for each of Batch.prompt_logprobs
+    landed: Callable[[], None] | None = None
+    """What is left to be done when the sampled tokens are in the table, in a stage before the last one."""
 
 
 class Computing(Protocol):
@@ -124,7 +126,11 @@ class Compute:
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
         outcome = self.finish(batch, hidden, write_bounds)
         if self._state_layers and batch.asked is not batch.step:
-            read_held(self._state_layers, batch, self.slots)
+            landed = read_later(self._state_layers, batch, self.slots, copies=not self.ends_model)
+            if self.ends_model:
+                landed()
+            else:
+                outcome = replace(outcome, landed=landed)
         if self.drafter is not None:
             self.drafter.extend(batch, ids, context, hidden)
         return outcome

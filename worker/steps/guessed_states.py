@@ -2,15 +2,18 @@
 
 In layers with states the row of a sequence computes its guesses, too, which have rows of their own in others.
 It writes the state behind the token before them alone, and the inputs of guesses are kept. When tokens have
-been sampled, the state goes on by those guesses that hold. The others cost nothing more.
+been sampled, the state goes on by those guesses that hold. The others cost nothing more. Stages before the
+last one learn later which hold. They copy these inputs, because other steps are computed meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from models.context import ForwardContext, StateRows, use_context
 from models.layers.state import StateLayer
@@ -21,9 +24,28 @@ from worker.steps.guesses import count_held
 from worker.tables.slots import Slots
 
 
-def read_held(layers: Sequence[StateLayer], batch: Batch, slots: Slots) -> None:
-    """Let states go on by the guesses of a step that hold, whose sampled tokens are in the table."""
+def read_later(
+    layers: Sequence[StateLayer], batch: Batch, slots: Slots, *, copies: bool
+) -> Callable[[], None]:
+    """Make a function that lets states go on by those guesses of a step that hold.
+
+    It finds the sampled tokens in the table. `copies`: other steps may be computed before it is called.
+    """
     guessing = [seq for seq in batch.asked.seqs if seq.guesses]
+    total = sum(len(seq.guesses) for seq in guessing)
+    inputs = [[kept[:total] for kept in layer.guesses] for layer in layers]
+    if copies:
+        inputs = [[kept.clone() for kept in own] for own in inputs]
+    return partial(_read_held, layers, inputs, guessing, slots)
+
+
+def _read_held(
+    layers: Sequence[StateLayer],
+    inputs: Sequence[Sequence[Tensor]],
+    guessing: Sequence[SeqStep],
+    slots: Slots,
+) -> None:
+    """Let states go on by the guesses of these sequences that hold; `inputs` are those of each layer."""
     held = [_count_held(seq, slots) for seq in guessing]
     if not any(held):
         return
@@ -44,8 +66,8 @@ def read_held(layers: Sequence[StateLayer], batch: Batch, slots: Slots) -> None:
         states=StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows),
     )
     with use_context(context):
-        for layer in layers:
-            layer.read_states([kept[:total] for kept in layer.guesses])
+        for layer, kept in zip(layers, inputs, strict=True):
+            layer.read_states(kept)
 
 
 def _count_held(seq: SeqStep, slots: Slots) -> int:

@@ -41,7 +41,7 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: Cac
         if asked:
             _log.warning(
                 "no tokens are guessed: models that generate no text take none, nor do models that keep "
-                "states on GPUs, in several stages or with experts shared by replicas"
+                "states on GPUs or with experts shared by replicas"
             )
         return None
     pace.most_tokens = 1 + options.most

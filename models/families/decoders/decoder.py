@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     """The trunk: token ids -> hidden states. A stage does its part of that."""
 
     given_out: tuple[int, ...] = ()
-    """The layers for which a step's context gets the residual streams that enter them."""
+    """The layers for which a step's context gets the residual streams that enter them, in the last stage."""
 
     def __init__(
         self, config: ModelConfig, spec: DecoderSpec, parallel: Parallel, layer_class: type[nn.Module]
@@ -107,6 +107,7 @@ class Decoder(nn.Module):
             self.project_in = if_held(parallel.first, Linear(width, size))
             self.project_out = if_held(parallel.last, Linear(size, width))
         self.is_projected = width != size
+        self.size, self.is_last = size, parallel.last
         if spec.learned_positions:
             self.embed_positions = Embedding(spec.learned_positions, size, parallel.undivided)
         self.first_position = spec.first_position if spec.learned_positions else None
@@ -123,19 +124,36 @@ class Decoder(nn.Module):
         axes = context().axes
         turning = positions if axes is None else axes
         rotations = {rotary.rope: rotary(turning) for rotary in self.rotaries}
-        rows, delta = self._embed(ids, positions) if stream is None else stream, None
+        rows, streams = self._begin(ids, positions, stream)
+        delta: Tensor | None = None
         media = context().media if stream is None else None
-        streams: list[Tensor] = []
-        for number, layer in enumerate(self.layers):
+        for number, layer in zip(self.layers.numbers, self.layers, strict=True):
             if number in self.given_out:
                 streams.append(rows if delta is None else ops.add(rows, delta))
             delta, rows = layer(delta, rows, rotations)
             if media is not None and number < len(media.deeper):
                 rows = rows.index_add(0, media.places, media.deeper[number])
+        hidden, _ = enter(self.norm, delta, rows)
+        hidden = self.project_out(hidden) if self.is_projected else hidden
+        if not self.is_last:
+            return torch.cat([hidden, *streams], dim=-1) if streams else hidden
         if self.given_out:
             context().streams = streams
-        hidden, _ = enter(self.norm, delta, rows)
-        return self.project_out(hidden) if self.is_projected else hidden
+        return hidden
+
+    @property
+    def stream_size(self) -> int:
+        """The numbers of a token that the stage before hands on: streams given out so far follow its own."""
+        return self.size * (1 + sum(number in self.given_out for number in range(self.layers.numbers.start)))
+
+    def _begin(self, ids: Tensor, positions: Tensor, stream: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """The residual stream before the first layer here, and those that earlier stages have given out."""
+        if stream is None:
+            return self._embed(ids, positions), []
+        if not self.given_out:
+            return stream, []
+        rows, *streams = stream.split(self.size, dim=-1)
+        return rows.contiguous(), streams
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         rows = self.embed_tokens(ids)
@@ -243,6 +261,11 @@ class DecoderForCausalLM(HeadFirstForCausalLM):
             logit_scale=spec.logit_scale,
             logit_softcap=spec.logit_softcap,
         )
+
+    @property
+    def stream_size(self) -> int:
+        trunk: Any = self.model
+        return trunk.stream_size
 
     def spec(self, setup: ModelSetup) -> DecoderSpec:
         fields = family_fields(setup.config, self.fields)

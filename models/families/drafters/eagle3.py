@@ -87,12 +87,12 @@ class Eagle3(DraftHead):
         rope = fields.rope(setup)
         super().__init__(setup, rope)
         trunk: Any = self.target.model
-        layers, read = len(trunk.layers), self.embedding_width
-        self.given_out = fields.given_out(layers)
-        if config.num_layers != 1 or not set(self.given_out) <= set(range(layers)):
+        layers, read = trunk.layers.count, self.embedding_width
+        read_layers = self.layers_read(setup, layers)
+        if config.num_layers != 1 or not set(read_layers) <= set(range(layers)):
             raise ConfigError(
                 f"config.json of this EAGLE-3 has {config.num_layers} layers and reads layers "
-                f"{list(self.given_out)} of a model with {layers}, counted from 0: it must have one, and "
+                f"{list(read_layers)} of a model with {layers}, counted from 0: it must have one, and "
                 "read some that are there"
             )
         if fields.target_hidden_size not in (None, read):
@@ -102,7 +102,7 @@ class Eagle3(DraftHead):
             )
         spec, size = fields.spec(setup, rope), config.hidden_size
         self.vocab_size = config.vocab_size
-        self.fc = Linear(read * len(self.given_out), size) if self.given_out else None
+        self.fc = Linear(read * len(read_layers), size) if read_layers else None
         self.layer = Eagle3Layer(config, spec, setup.parallel, norms_first=fields.norm_before_residual)
         self.norm = RMSNorm(size, spec.eps)
         self.embed_tokens = TokenEmbedding(config.vocab_size, size, setup.parallel)
@@ -114,6 +114,10 @@ class Eagle3(DraftHead):
             tied=False,
         )
         self.shares_embeddings = self.shares_head = False
+
+    @staticmethod
+    def layers_read(setup: ModelSetup, count: int) -> tuple[int, ...]:
+        return family_fields(setup.config, Eagle3Fields).given_out(count)
 
     def pull(self, weights: Weights) -> None:
         """Read what the checkpoint has; embeddings and a head that it lacks are the other model's."""

@@ -26,8 +26,6 @@ class DraftHead(nn.Module, ABC):
     method: ClassVar[str]
     """The name in `--speculative-config`."""
     causal = True
-    given_out: tuple[int, ...] = ()
-    """The layers of the other model whose incoming residual streams are read."""
 
     def __init__(self, setup: ModelSetup, rope: Rope | None) -> None:
         super().__init__()
@@ -36,10 +34,16 @@ class DraftHead(nn.Module, ABC):
         self.rope = rope
         self.rotary = None if rope is None else Rotary(rope)
 
-    def begin_reading(self) -> None:
-        """Let the other model give out the streams that are read."""
-        trunk: Any = self.target.model
-        trunk.given_out = self.given_out
+    @classmethod
+    def begin_reading(cls, setup: ModelSetup) -> None:
+        """Let the other model, of which this may be an earlier stage, give out the streams that are read."""
+        trunk: Any = find_decoder(setup, cls.method).model
+        trunk.given_out = cls.layers_read(setup, trunk.layers.count)
+
+    @staticmethod
+    def layers_read(setup: ModelSetup, count: int) -> tuple[int, ...]:
+        """The layers of the other model, which has so many, whose incoming residual streams are read."""
+        return ()
 
     @property
     def target(self) -> DecoderForCausalLM:
@@ -49,7 +53,7 @@ class DraftHead(nn.Module, ABC):
     def read(self, hidden: Tensor, streams: Sequence[Tensor]) -> Tensor:
         """What `forward` reads of the other model's tokens [T, width].
 
-        hidden [T, H] are its last hidden states; each of `streams` [T, H] enters a layer of `given_out`.
+        hidden [T, H] are its last hidden states; each of `streams` [T, H] enters one of `layers_read`.
         """
         return hidden
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.config import ConfigError, read_config
 from models.context import context, use_context
-from models.loader import LoadOptions, load_model
+from models.loader import LoadOptions, begin_reading, load_model
 from models.model import CausalLM
 from models.parallel.parallel import Parallel
 
@@ -81,7 +81,7 @@ def load_heads(folder: Path, method: str, targets: Sequence[CausalLM]) -> list[A
             method=method,
         )
         heads.append(load_model(options))
-        heads[-1].begin_reading()
+        begin_reading(options)
     return heads
 
 

@@ -57,17 +57,11 @@ def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None
     compare(folder, ranks, layout, dtype)
 
 
-def test_a_hybrid_on_two_ranks(hybrid: Path, ranks: Ranks) -> None:
-    compare(hybrid, ranks, Layout(2), "bfloat16")
-
-
-def test_a_hybrid_in_stages_takes_no_guesses(hybrid: Path, ranks: Ranks) -> None:
-    config = worker_config(
-        folder=str(hybrid), model=read_config(hybrid), cpu_threads=1, guesses=True, **SIZES
-    )
-    executor = RanksOfTests(ranks, Layout(1, 2), config)
-    assert executor.start().most_rows == 0
-    executor.stop()
+@pytest.mark.turns
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(1, 3), Layout(2, 2)], ids=str)
+def test_hybrids(hybrid: Path, ranks: Ranks, layout: Layout) -> None:
+    """States in each stage go on by the guesses that hold, which the last one tells."""
+    compare(hybrid, ranks, layout, "bfloat16")
 
 
 def compare(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:

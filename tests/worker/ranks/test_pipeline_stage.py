@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -144,3 +145,20 @@ def test_only_steps_that_are_long_over_are_waited_for(stages: tuple[Stage, Stage
     for number in range(6):
         send(last, number)
     assert [transfer.waited for transfer in group.sent[-6:]] == [True] * 2 + [False] * (IN_FLIGHT + 1)
+
+
+@pytest.mark.parametrize("uses", [{"source": 7}, {"kept": ((1, 7),)}])
+def test_a_state_behind_guesses_is_there_before_others_use_its_place(
+    stages: tuple[Stage, Stage, FakeGroup], uses: dict[str, Any]
+) -> None:
+    """A step of other sequences may read the remembered state, or write another one there."""
+    first, last, _ = stages
+    landed = list[int]()
+    for row, place in ((3, 7), (4, 5)):
+        guessed = StepInput(1, [], [SeqStep(row, 8, 1, [], samples=True, kept=((2, place),))])
+        first.send_stream(torch.zeros(1, 2), guessed, sampled(row), lambda place=place: landed.append(place))
+        send(last, row)
+    first.receive_tokens(step(0), table())
+    assert not landed
+    first.receive_tokens(StepInput(1, [], [SeqStep(0, 0, 1, [], samples=True, **uses)]), table())
+    assert landed == [7]
