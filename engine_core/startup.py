@@ -131,6 +131,7 @@ def find_drafter(
         method=method,
         most=_most_guesses(config, options, model),
         drawn=options.drawn,
+        rates=options.rates,
         whole=options.drafter_ranks == 1,
     )
 

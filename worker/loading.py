@@ -16,7 +16,7 @@ from models.loader import LoadOptions, begin_reading, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
-from worker.config import WorkerConfig
+from worker.config import DrafterConfig, WorkerConfig
 from worker.devices.base import Device
 from worker.drafter.draft_model import DraftModel
 from worker.drafter.head_drafter import HeadDrafter
@@ -99,16 +99,24 @@ def load_drafter(
         return None
     loaded: Any = load_weights(of_drafter, device, report)
     release_after_loading(of_drafter.folder)
+    made = _make_drafter(loaded, drafter)
+    made.rates = drafter.rates
+    return made
+
+
+def _make_drafter(loaded: Any, drafter: DrafterConfig) -> DraftModel:
+    """Make the drafter that guesses by a loaded model, or by loaded layers or heads."""
+    vocabulary = drafter.model.vocab_size
     if isinstance(loaded, Medusa):
-        return HeadDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
+        return HeadDrafter(loaded, vocabulary, drawn=drafter.drawn)
     if isinstance(loaded, DraftHead):
-        return HiddenDrafter(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
+        return HiddenDrafter(loaded, vocabulary, drawn=drafter.drawn)
     if not loaded.causal or state_layers(loaded.modules()):
         raise ValueError(
             f"--speculative-config: {drafter.model.architecture} cannot be a drafter, because it is an "
             "encoder or keeps states: choose one whose layers all attend to earlier tokens"
         )
-    return DraftModel(loaded, drafter.model.vocab_size, drawn=drafter.drawn)
+    return DraftModel(loaded, vocabulary, drawn=drafter.drawn)
 
 
 def find_mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:

@@ -125,6 +125,8 @@ class Compute:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
         outcome = self.finish(batch, hidden, write_bounds)
+        if self.drafter is not None and outcome.tokens is not None:
+            self.drafter.settle(batch, outcome.tokens.tokens)
         if self._state_layers and batch.asked is not batch.step:
             landed = read_later(self._state_layers, batch, self.slots, copies=not self.ends_model)
             if self.ends_model:

@@ -44,6 +44,8 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: Cac
                 "states on GPUs or with experts shared by replicas"
             )
         return None
+    if options.rates:
+        _log.warning("guesses hold by chance (rejection_sample_method synthetic): answers mean nothing")
     pace.most_tokens = 1 + options.most
     guesser = (ModelGuesser if facts.drafts else Guesser)(options, facts, pace.line)
     return Drafts(guesser, facts, pace, cache, staged=config.pipeline_parallel_size > 1)
