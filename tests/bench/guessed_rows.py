@@ -59,6 +59,25 @@ def _seconds(runner: Runner, context: int, rows: int) -> float:
     return time.perf_counter() - started
 
 
+def measure_rows(
+    folder: str, contexts: list[int], rows_of_steps: list[int], turns: int, quantization: str | None
+) -> None:
+    """Print a row of the table for each context and number of rows."""
+    runner = _open(folder, max(contexts), quantization)
+    print("| context | rows | least ms | median ms | by one row |\n|---:|---:|---:|---:|---:|")
+    for context in contexts:
+        _read(runner, context)
+        found: dict[int, list[float]] = {rows: [] for rows in rows_of_steps}
+        for _ in range(turns):
+            for rows, own in found.items():
+                own.append(_seconds(runner, context, rows))
+        one = min(found[rows_of_steps[0]])
+        for rows, own in found.items():
+            least, median = min(own), statistics.median(own)
+            print(f"| {context} | {rows} | {least * 1e3:.2f} | {median * 1e3:.2f} | {least / one:.2f} |")
+    runner.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model")
@@ -67,18 +86,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--quantization", choices=["int8", "int4"])
     given = parser.parse_args()
-    runner = _open(given.model, max(given.contexts), given.quantization)
-    print("| context | rows | least ms | median ms | by one row |\n|---:|---:|---:|---:|---:|")
-    for context in given.contexts:
-        _read(runner, context)
-        found: dict[int, list[float]] = {rows: [] for rows in given.rows}
-        for _ in range(given.turns):
-            for rows, own in found.items():
-                own.append(_seconds(runner, context, rows))
-        one = min(found[given.rows[0]])
-        for rows, own in found.items():
-            least, median = min(own), statistics.median(own)
-            print(f"| {context} | {rows} | {least * 1e3:.2f} | {median * 1e3:.2f} | {least / one:.2f} |")
+    measure_rows(given.model, given.contexts, given.rows, given.turns, given.quantization)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What guesses gain for known texts: real steps of a model, with the texts' tokens in place of sampled ones.
 
     python tests/bench/guesses.py MODEL [--repository FOLDER] [--methods ngram suffix] [--at-once 1 8 32]
+    python tests/bench/guesses.py MODEL --contexts 256 4096 --texts edits --at-once 1
 
 Texts are `edits` (the old file is the prompt, the new one the answer, from the history of a git repository),
 `continued` (the second half of a file after its first), `alike` (variations of a few answers) and `random`
 (tokens without any order). The weights of MODEL may be random: only its steps count. Rounds with and without
-guesses alternate in one process, and medians count.
+guesses alternate in one process, and medians count. With `--contexts`, steps of one sequence behind so many
+tokens are timed first, by their rows (`guessed_rows.py`). States of hybrids go on by the guesses that hold.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guessed_rows import measure_rows
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
@@ -31,7 +34,9 @@ from engine_core.protocol import Add, Tokens
 from engine_core.scheduling.guesses.guesser import Guesser
 from models.checkpoint.hub import DEMO
 from server.options.option_table import assemble
-from worker.protocol import Sampling, StepInput, StepOutput
+from worker.protocol import Sampling, SeqStep, StepInput, StepOutput
+from worker.steps import guessed_states
+from worker.steps.guesses import count_held
 
 Text = tuple[list[int], list[int]]
 """A prompt, and its answer."""
@@ -57,6 +62,10 @@ class ReplayingExecutor(InlineExecutor):
         for new in step.new:
             self._slots[new.slot] = self.texts[new.tokens[0]]
         return _Replayed(super().submit(step), step, [self._slots[row.slot] for row in step.seqs])
+
+    def count_held(self, seq: SeqStep, slots: object) -> int:
+        """How many guesses of a sequence hold, by its text."""
+        return count_held(seq.guesses, self._slots[seq.slot][seq.start + seq.count :])
 
 
 @dataclass
@@ -202,7 +211,10 @@ def main() -> None:
     parser.add_argument("--match", type=int, nargs=2, default=[2, 5])
     parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--contexts", type=int, nargs="+")
     given = parser.parse_args()
+    if given.contexts:
+        measure_rows(given.model, given.contexts, [1, 5, 9], 40, given.quantization)
     config = assemble(
         EngineConfig,
         {
@@ -224,6 +236,7 @@ def main() -> None:
         return executors[0]
 
     engine = Engine.start(config, lambda progress: None, make)
+    guessed_states._count_held = executors[0].count_held  # pyright: ignore[reportPrivateUsage]
     texts = texts_of(given.repository, engine.ready.vocab_size, max(given.count, *given.at_once))
     print("| text | at once | method | tokens/s without | ratio | tokens a step | us a sequence and step |")
     print("|---|---:|---|---:|---:|---:|---:|", flush=True)
