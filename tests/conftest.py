@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from turns import waiting_on
+from turns import NAMES, Mark, waiting_on
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,13 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     day = config.getoption("--day")
     if day is None:
         return
-    names = ("slow", "turns")
-    marks = [
-        (item.nodeid, {n: mark.args for n in names if (mark := item.get_closest_marker(n))}) for item in items
-    ]
-    waiting = waiting_on(day, marks)
+    waiting = waiting_on(day, [(item.nodeid, nearest_mark(item)) for item in items])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in waiting])
     items[:] = [item for item in items if item.nodeid not in waiting]
+
+
+def nearest_mark(item: pytest.Item) -> Mark | None:
+    """The mark that says on which days a test runs; that of a test comes before that of its file."""
+    return next(((mark.name, mark.args) for mark in item.iter_markers() if mark.name in NAMES), None)
 
 
 @pytest.fixture
@@ -54,6 +55,13 @@ def short_path() -> Iterator[Path]:
     """A folder for sockets, the length of whose names is bounded; the name of `tmp_path` can be too long."""
     with tempfile.TemporaryDirectory(prefix="facet-test-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _set_aside() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Keep what is imported out of later collections: each worker that a test closes asks for a whole one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

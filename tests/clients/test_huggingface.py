@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from live import LiveServer
 
+pytestmark = pytest.mark.turns(2)
+
 hub = pytest.importorskip("huggingface_hub")
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

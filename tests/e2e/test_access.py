@@ -13,6 +13,8 @@ import httpx
 import pytest
 from live import LiveServer, listens, wait_until
 
+pytestmark = pytest.mark.turns(2)
+
 LONG = 60.0
 KEYS = [sys.executable, "-P", "-c", "from server.main import main; main()", "keys"]
 

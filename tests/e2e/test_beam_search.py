@@ -16,6 +16,7 @@ PROMPT = "The capital of France is"
 SEARCH = {"use_beam_search": True}
 
 
+@pytest.mark.slow(3)
 def test_the_best_answers_come_first(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="demo", prompt=[PROMPT, "Once upon"], max_tokens=12, n=3, logprobs=2, extra_body=SEARCH

@@ -40,7 +40,7 @@ def inputs(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     return {"input_ids": texts["input_ids"], "pixel_values": pixels, **mask}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("architecture", ["CLIPModel", "SiglipModel"])
 def test_texts_and_pictures_are_compared_as_by_transformers(architecture: str, tmp_path: Path) -> None:
     kind = architecture.removesuffix("Model")

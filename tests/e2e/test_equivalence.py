@@ -103,7 +103,7 @@ def test_32_at_once_equal_one_at_a_time(demo: LiveServer, options: dict):
     assert crowd(demo, PROMPTS, **options) == alone
 
 
-@pytest.mark.turns(10)
+@pytest.mark.turns(20)
 @pytest.mark.parametrize(
     "flags",
     [

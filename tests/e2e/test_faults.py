@@ -24,7 +24,7 @@ def server() -> Iterator[LiveServer]:
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.turns(3)
 def test_the_process_that_holds_the_port_is_small(server: LiveServer) -> None:
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 30 << 10
@@ -47,6 +47,7 @@ def test_requests_wait_for_a_killed_engine(server: LiveServer) -> None:
     assert server.engine_pid() != killed and server.process.poll() is None
 
 
+@pytest.mark.turns(3)
 def test_a_stream_whose_engine_is_killed_goes_on(server: LiveServer) -> None:
     with server.stream("/v1/completions", LONG) as response:
         undisturbed = text_of(list(events(response)))
@@ -67,6 +68,7 @@ def text_of(answer: list[str]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
+@pytest.mark.turns(3)
 def test_clients_wait_for_a_killed_api_process(server: LiveServer) -> None:
     expected = complete(server)
     [killed], engine = server.api_pids(), server.engine_pid()
@@ -78,6 +80,7 @@ def test_clients_wait_for_a_killed_api_process(server: LiveServer) -> None:
     wait_until(lambda: server.numbers("vllm:num_requests_running") == {"0": 0}, 5)
 
 
+@pytest.mark.turns(3)
 def test_stacks_of_all_processes_are_dumped_on_demand(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR1)
     files = ("supervisor.py", "server/run/api_process.py", "engine_core/process.py")
@@ -85,6 +88,7 @@ def test_stacks_of_all_processes_are_dumped_on_demand(server: LiveServer) -> Non
     complete(server)
 
 
+@pytest.mark.turns(3)
 def test_a_hang_up_without_a_terminal_ends_nothing(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGHUP)
     complete(server)

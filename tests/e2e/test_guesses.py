@@ -13,6 +13,8 @@ import httpx
 import pytest
 from live import LiveServer, serving, wait_until
 
+pytestmark = pytest.mark.turns(3)
+
 CONFIG = json.dumps(
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 )

@@ -29,7 +29,7 @@ def part(picture: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(picture)}}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("kind", [Searched, SearchedByColPali])
 def test_pages_are_ranked_as_by_transformers(kind: type[Searched], tmp_path: Path) -> None:
     searched = kind.write(tmp_path)
@@ -96,7 +96,7 @@ def save_as_sentence_transformers(folder: Path, seen: Sequence[str] = ("image", 
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(6)
 @pytest.mark.parametrize(
     "architecture", ["Qwen3VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"]
 )
@@ -141,7 +141,7 @@ def test_pictures_and_texts_are_embedded_as_conversations(architecture: str, tmp
         assert ranked["results"][0]["relevance_score"] == pytest.approx(float(query @ page), abs=1e-4)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(3)
 def test_texts_are_written_as_by_sentence_transformers(tmp_path: Path) -> None:
     """A model of text alone has no processor, so that the tokenizer adds nothing to a conversation."""
     from sentence_transformers import SentenceTransformer

@@ -127,7 +127,7 @@ def test_answers_are_those_of_transformers(llava: Llava, server: LiveServer) -> 
     assert tokens(server, part(f"file://{llava.folder}/allowed/a.png")) == llava.answer("user: ", ONE, " ")
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -148,7 +148,7 @@ def test_pictures_of_any_shape_in_steps_that_cut_them(architecture: str, tmp_pat
         assert tokens(server, *content) == tokens(server, *content) == right
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 def test_pictures_in_lines_of_their_own_whose_tokens_see_each_other(tmp_path: Path) -> None:
     model = write_pictured(
         "Gemma3ForConditionalGeneration", tmp_path, gemma_pictured.FIELDS, gemma_pictured.SETTINGS

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from live import SMALL, LiveServer, refusal, serving
 
+pytestmark = pytest.mark.turns(3)
+
 SUPPORT = Path(__file__).parents[1] / "support"
 FLAGS = (
     *("--logits-processors", "operator_plugins:OneToken"),

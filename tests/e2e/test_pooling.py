@@ -39,6 +39,7 @@ def embed(server: LiveServer, **body: object) -> list[list[float]]:
     return [one["embedding"] for one in response.json()["data"]]
 
 
+@pytest.mark.turns(2)
 def test_a_text_has_the_same_vector_in_any_company(server: LiveServer):
     together = embed(server, input=TEXTS, cache_salt="together")
     assert np.shape(together) == (5, 32) and np.linalg.norm(together, axis=1) == pytest.approx(1)
@@ -92,6 +93,7 @@ def test_every_task_of_one_process(server: LiveServer):
     assert refused.status_code == 400 and "It does: generate (POST /v1/chat/completions)" in refused.text
 
 
+@pytest.mark.turns(2)
 def test_very_many_texts_in_one_request(server: LiveServer):
     texts = [[5 + i % 300, 6] for i in range(2000)]
     vectors = embed(server, input=texts)

@@ -30,6 +30,7 @@ def sleep_and_wake(server: LiveServer, query: str = "") -> None:
         )
 
 
+@pytest.mark.slow(3)
 def test_memory_goes_back_and_answers_stay_the_same() -> None:
     with serving("demo", *SLEEPS, "--dtype", "float32", "--kv-cache-memory-bytes", "512M") as server:
         sleep_and_wake(server)

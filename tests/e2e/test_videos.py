@@ -50,7 +50,7 @@ def asked(url: str) -> dict[str, Any]:
     return {**body, "ignore_eos": True, "return_token_ids": True}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     "architecture", ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"]
 )

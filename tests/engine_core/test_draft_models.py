@@ -84,7 +84,7 @@ def test_drawn_answers(drawn: bool, target: Path, same: Path) -> None:
     assert (sum(stats.guesses.held) == stats.guesses.guessed) == drawn
 
 
-@pytest.mark.turns
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("whole", [False, True], ids=["divided", "whole"])
 def test_two_ranks(whole: bool, target: Path, same: Path, ranks: Ranks) -> None:
     drafting = {"draft_tensor_parallel_size": 1} if whole else {}

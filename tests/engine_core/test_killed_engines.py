@@ -12,6 +12,8 @@ from engine_core.protocol import Failed
 from engine_core.reason_codes import QUARANTINED
 from worker.protocol import Sampling
 
+pytestmark = pytest.mark.slow(2)
+
 
 async def test_answers_go_on_where_a_killed_engine_stopped(keep: Keep) -> None:
     engines, client, ends = await keep(max_num_seqs=4)

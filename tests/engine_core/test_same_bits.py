@@ -47,7 +47,7 @@ def test_random_schedules(folder: Path, first: int, preempted: int) -> None:
     assert tally.held > 0
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize("subject", other_decoders(), ids=str)
 def test_other_decoders(folder: Path, subject: Subject) -> None:
     prover = Prover(folder, conversations=FEW)
@@ -94,7 +94,7 @@ def test_a_bit_that_is_wrong_is_found(folder: Path, monkeypatch: pytest.MonkeyPa
     assert prover.tally.differences[0].startswith("schedule ")
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_a_pooled_text_may_be_cut_anywhere(folder: Path, pooling_type: str, dtype: str) -> None:

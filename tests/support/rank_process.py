@@ -7,6 +7,7 @@ is left to prepare, `c` when the runner is closed, and `e` with an error.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from multiprocessing.connection import Connection
@@ -53,6 +54,7 @@ def main(pipe: Connection) -> None:
             else:
                 runner.close()
                 runner = None
+                gc.freeze()  # who closes the next one looks for garbage, and not in what was imported
                 pipe.send_bytes(b"c")
         except Exception as error:
             runner = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ _IN_NO_TABLE = ("Mistral4ForCausalLM",)
 """Causal language models that `AutoModelForCausalLM` does not know."""
 
 
-@cache
+@lru_cache(8)
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Hugging Face's model with its plainest attention, which knows soft-caps and windows.
 

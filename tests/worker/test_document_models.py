@@ -113,7 +113,7 @@ def as_in_transformers(name: str) -> str:
     return name
 
 
-@pytest.mark.turns
+@pytest.mark.slow(14)
 def test_version_2_gives_what_transformers_gives(tmp_path: Path) -> None:
     encoder = {
         "hidden_size": 32,
@@ -157,7 +157,6 @@ def test_version_2_gives_what_transformers_gives(tmp_path: Path) -> None:
     check_rows(tmp_path, prompts, torch.cat([*wanted]))
 
 
-@pytest.mark.turns
 def test_got_ocr2_gives_what_transformers_gives(tmp_path: Path) -> None:
     square = {"height": 256, "width": 256}
     reference = GotOcr2ImageProcessorPil(size=square)
@@ -218,7 +217,6 @@ def unlimited_inputs(prompts: Prompts, numbers: list[int]) -> Inputs:
     return {"pixel_values": torch.stack(pages), **local, "num_local_patches": counts, "patches_grid": grids}
 
 
-@pytest.mark.turns
 def test_version_1_gives_what_transformers_gives_for_unlimited_ocr(tmp_path: Path) -> None:
     """transformers lacks version 1. Unlimited-OCR has its tower and, where a window holds all, its text."""
     sam = {**SAM, "image_size": 128, "downsample_channels": [16, 32]}

@@ -53,7 +53,7 @@ def test_rows_that_deeper_layers_add_count_among_the_bytes_that_are_kept(
     assert sum(one.untyped_storage().nbytes() for one in rows) == each * sum(map(len, rows))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
 def test_ranks_answer_alike(pictured: Pictured, ranks: Ranks, layout: Layout) -> None:
     config = worker_config(folder=str(pictured.folder), model=read_config(pictured.folder), **SIZES)

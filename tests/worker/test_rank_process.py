@@ -131,6 +131,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_rank_process import Rank
+
+pytestmark = pytest.mark.slow(2)
 rank = Rank(Path(sys.argv[1]))
 rank.receive()
 print(rank.process.pid, flush=True)

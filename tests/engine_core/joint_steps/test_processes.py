@@ -55,6 +55,7 @@ def rounds(model: Path, generation: int) -> list[list[int]]:
     return shortest
 
 
+@pytest.mark.slow(2)
 async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model: Path) -> None:
     engines, client, ends = await kept()
     await soon(until(lambda: all_work(client)))

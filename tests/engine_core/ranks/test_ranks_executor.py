@@ -28,7 +28,7 @@ from worker.buffers import Buffer
 from worker.config import WorkerConfig
 from worker.protocol import Encode, NewSeq, Sampling, StepBounds, StepInput
 
-pytestmark = pytest.mark.usefixtures("support_path")
+pytestmark = [pytest.mark.usefixtures("support_path"), pytest.mark.slow(2)]
 
 Told = list[tuple[str, float, str]]
 Make = Callable[..., RanksExecutor]

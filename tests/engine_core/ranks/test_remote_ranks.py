@@ -32,6 +32,8 @@ from models.config import read_config
 from worker.buffers import Buffer
 from worker.protocol import Encode
 
+pytestmark = pytest.mark.slow(3)
+
 HOST = socket.gethostname()
 ENGINE, NODE = "127.0.0.2", "127.0.0.1"
 

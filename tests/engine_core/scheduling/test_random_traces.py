@@ -16,13 +16,13 @@ from worker.protocol import Pooling, Sampling
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("part", range(9))
+@pytest.mark.parametrize("part", range(18))
 def test_random_traces_equal_the_reference(part: int) -> None:
-    seen = Counter()
-    for seed in range(part * 250, (part + 1) * 250):
+    seen, kind = Counter(), part // 2
+    for seed in range(part * 125, (part + 1) * 125):
         rnd = random.Random(seed)
-        windows = WINDOWS[seed % len(WINDOWS)] if part in (5, 6) else (0,)
-        bench, requests = random_bench(rnd, windows, media=part > 6)
+        windows = WINDOWS[seed % len(WINDOWS)] if kind in (5, 6) else (0,)
+        bench, requests = random_bench(rnd, windows, media=kind > 6)
         todo, aborted = deque(requests), set()
         aborts, pauses = rnd.random() < 0.5, rnd.random() < 0.5
         paused = bench.scheduler.paused
@@ -58,12 +58,12 @@ def test_random_traces_equal_the_reference(part: int) -> None:
             seen["hits of hybrids"] += bench.scheduler.counters.prefix_hits
             check_states(bench)
         seen["aborted"] += len(aborted)
-        if part > 6:
+        if kind > 6:
             seen["encoded"] += bench.scheduler.media.encoded
             seen["reused"] += bench.scheduler.media.reused
     names = ("preemptions", "hits", "hits of hybrids", "aborted", "pooled", "pauses")
-    counts = [seen[each] for each in (*names, *(("encoded", "reused") if part > 6 else ()))]
-    assert min(counts) > 20, "the traces do not exercise enough"
+    counts = [seen[each] for each in (*names, *(("encoded", "reused") if kind > 6 else ()))]
+    assert min(counts) > 10, "the traces do not exercise enough"
 
 
 def check_text(bench: Bench, client: int, request: Add, params: Sampling, aborted: bool) -> None:

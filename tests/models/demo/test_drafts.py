@@ -114,7 +114,7 @@ def test_updates_have_singular_values_near_1() -> None:
     assert values.min() > 0.5 and values.max() < 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(28)
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_training_goes_on_from_step_to_step(method: str) -> None:
     torch.manual_seed(1)

@@ -33,7 +33,7 @@ OURS, OTHERS = pytest.mark.turns(7), pytest.mark.turns(5)
 composites, in test_composites.py."""
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize(
     "architecture",
     [pytest.param(name, marks=OURS if name in OWN else OTHERS) for name in names() if name not in COMPOSITES],

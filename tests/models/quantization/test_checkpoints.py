@@ -42,7 +42,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(10)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_logits_are_those_of_the_plain_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, recipe, attention_bias=True, vocab_size=304, **SHAPE)
@@ -75,7 +75,7 @@ def test_hybrids(arch: str, recipe: Recipe, tmp_path: Path) -> None:
     assert_logits(pair.packed, hf_logits(pair.plain, PROMPT), PROMPT, 1, 2)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(8)
 @pytest.mark.parametrize("method", ["gptq", "awq", "pack-quantized"])
 def test_gemma_4(method: str, tmp_path: Path) -> None:
     """Queries, keys and values are one matrix in some layers, and queries alone in others."""

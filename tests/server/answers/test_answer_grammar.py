@@ -95,7 +95,7 @@ def read_back(format: AnswerFormat, tools: list[ToolForm], text: str) -> Answer:
     return answer
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
 def test_what_the_grammar_allows_is_read_back(name: str, special: bool) -> None:
@@ -115,6 +115,7 @@ def test_what_the_grammar_allows_is_read_back(name: str, special: bool) -> None:
 OBJECT = AnswerGrammar("json", json.dumps({"type": "object", "properties": {"name": {"type": "string"}}}))
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS if each.opens[0] != "{"])
 def test_calls_or_an_answer_of_a_form(name: str, special: bool) -> None:

@@ -139,6 +139,7 @@ def test_a_name_that_no_tool_has_stays_text(name: str) -> None:
         assert answer.text == written
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", [each.name for each in DIALECTS])
 def test_what_breaks_off_stays_what_was_sent(name: str) -> None:
     whole = WRITTEN[name]

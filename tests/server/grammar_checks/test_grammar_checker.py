@@ -18,6 +18,8 @@ from server.errors import ApiError, Overloaded
 from server.grammar_checks.grammar_checker import CheckLimits, GrammarChecker
 from server.grammars.form_grammar import AnswerGrammar, AskedForm, StructuredOutputsParams
 
+pytestmark = pytest.mark.slow(3)
+
 
 def asked(*, strict: bool = False, **params: Any) -> AskedForm:
     return AskedForm(StructuredOutputsParams(**params), "response_format", strict)

@@ -101,6 +101,7 @@ def same_for_all(response: httpx.Response) -> tuple[int, dict[str, str], str]:
     return response.status_code, headers, text
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
 async def test_the_answer_is_the_one_of_fastapi(

@@ -24,6 +24,8 @@ from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
 from server.media.preparing import Preparer, PreparingLimits
 
+pytestmark = pytest.mark.slow(3)
+
 NOISE = noise(30, 20)
 PICTURE = MediaFile(saved(NOISE))
 

@@ -322,7 +322,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(9)
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1), ("is killed", -9)])
 async def test_the_engine_ends_with_the_program(end: str, code: int):
     """No call of shutdown is needed, and no warning comes."""

@@ -70,6 +70,7 @@ def test_every_form_of_a_prompt(llm: LLM):
     assert llm.generate([], GREEDY) == []
 
 
+@pytest.mark.slow(3)
 def test_prompts_to_answer_lose_their_beginning_if_asked(llm: LLM):
     """A text to pool loses its end instead."""
     ids = llm.tokenizer.encode(CAPITAL)
@@ -329,6 +330,7 @@ def test_what_is_not_enforced_is_logged(llm: LLM, caplog: pytest.LogCaptureFixtu
     assert "structured_outputs: not enforced: uniqueItems" in caplog.text
 
 
+@pytest.mark.slow(3)
 def test_it_sleeps_and_wakes():
     with LLM("demo", enable_sleep_mode=True, **OPTIONS) as llm:
         before = llm.generate(CAPITAL, GREEDY, use_tqdm=False)[0].outputs[0].token_ids

@@ -16,6 +16,8 @@ from facet import LLM, AsyncLLM, BadRequest, SamplingParams, StatLoggerBase
 from server.offline import stat_loggers
 from worker.calls.messages import CallFailed
 
+pytestmark = pytest.mark.slow(2)
+
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64m", "cpu_threads": "1"}
 CAPITAL = "The capital of France is"
 

@@ -3,6 +3,7 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> LLM:
+    """An engine that several tests ask, and that knows no prefix."""
+    shared.reset_prefix_cache()
+    return shared
 
 
 @pytest.fixture(scope="module")
@@ -67,48 +81,49 @@ def test_embeddings_of_tokens_are_answered_as_these(
         assert (again[0].prompt, again[0].prompt_token_ids) == (None, [])
 
 
-def test_embeddings_that_differ_share_no_prefix(folder: Path, table: torch.Tensor) -> None:
-    with LLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as llm:
-        one, other = table[IDS[1]], table[IDS[1]].flip(0)
-        for rows in (one, other, table[IDS[0]]):
-            [answer] = llm.generate({"prompt_embeds": rows}, GREEDY)
-            assert not answer.num_cached_tokens
-        right = answers(llm, [IDS[1][::-1]])
-        assert answers(llm, {"prompt_embeds": other}) == right
+def test_embeddings_that_differ_share_no_prefix(llm: LLM, table: torch.Tensor) -> None:
+    one, other = table[IDS[1]], table[IDS[1]].flip(0)
+    for rows in (one, other, table[IDS[0]]):
+        [answer] = llm.generate({"prompt_embeds": rows}, GREEDY)
+        assert not answer.num_cached_tokens
+    right = answers(llm, [IDS[1][::-1]])
+    assert answers(llm, {"prompt_embeds": other}) == right
 
 
-def test_penalties_see_no_tokens_of_a_prompt(folder: Path, table: torch.Tensor) -> None:
+def test_penalties_see_no_tokens_of_a_prompt(llm: LLM, table: torch.Tensor) -> None:
     strong = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, repetition_penalty=50.0)
-    with LLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as llm:
-        [plain] = answers(llm, {"prompt_embeds": table[IDS[2]]})
-        [penalised] = answers(llm, {"prompt_embeds": table[IDS[2]]}, strong)
-        assert penalised[0] == plain[0], "the first token has none before it"
-        first = SamplingParams(temperature=0, max_tokens=1, repetition_penalty=50.0)
-        for ids in ([plain[0]] * 3, [*IDS[2], plain[0]]):
-            [[token]] = answers(llm, {"prompt_embeds": table[ids]}, first)
-            assert [[token]] == answers(llm, [ids], SamplingParams(temperature=0, max_tokens=1))
-        assert len(set(penalised)) == 8
+    [plain] = answers(llm, {"prompt_embeds": table[IDS[2]]})
+    [penalised] = answers(llm, {"prompt_embeds": table[IDS[2]]}, strong)
+    assert penalised[0] == plain[0], "the first token has none before it"
+    first = SamplingParams(temperature=0, max_tokens=1, repetition_penalty=50.0)
+    for ids in ([plain[0]] * 3, [*IDS[2], plain[0]]):
+        [[token]] = answers(llm, {"prompt_embeds": table[ids]}, first)
+        assert [[token]] == answers(llm, [ids], SamplingParams(temperature=0, max_tokens=1))
+    assert len(set(penalised)) == 8
 
 
-def test_what_is_no_prompt_is_refused(folder: Path, table: torch.Tensor) -> None:
+def test_what_is_no_prompt_is_refused(llm: LLM, table: torch.Tensor) -> None:
     rows = table[IDS[2]]
     broken = rows.clone()
     broken[1, 3] = float("nan")
     wrong = (broken, rows[0], rows[:, :5], rows.long(), rows.to_sparse(), np.array([["a"]]), "rows")
-    with LLM(str(folder), num_gpu_blocks_override=200, **OPTIONS) as llm:
-        for each in wrong:
-            with pytest.raises(BadRequest, match="finite numbers in rows of"):
-                llm.generate({"prompt_embeds": each}, GREEDY)
-        with pytest.raises(BadRequest, match="cannot be empty"):
-            llm.generate({"prompt_embeds": rows[:0]}, GREEDY)
-        with pytest.raises(BadRequest, match="no tokens that could have logprobs"):
-            llm.generate({"prompt_embeds": rows}, SamplingParams(prompt_logprobs=1))
-        with pytest.raises(BadRequest, match="answered, not pooled"):
-            llm.embed({"prompt_embeds": rows})
-        with pytest.raises(TypeError, match="has no text, no token ids"):
-            llm.generate({"prompt_embeds": rows, "prompt": "a"}, GREEDY)  # pyright: ignore[reportArgumentType]
-        cut = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=3)
-        assert answers(llm, {"prompt_embeds": rows}, cut) == answers(llm, [IDS[2]], cut)
+    for each in wrong:
+        with pytest.raises(BadRequest, match="finite numbers in rows of"):
+            llm.generate({"prompt_embeds": each}, GREEDY)
+    with pytest.raises(BadRequest, match="cannot be empty"):
+        llm.generate({"prompt_embeds": rows[:0]}, GREEDY)
+    with pytest.raises(BadRequest, match="no tokens that could have logprobs"):
+        llm.generate({"prompt_embeds": rows}, SamplingParams(prompt_logprobs=1))
+    with pytest.raises(BadRequest, match="answered, not pooled"):
+        llm.embed({"prompt_embeds": rows})
+    with pytest.raises(TypeError, match="has no text, no token ids"):
+        llm.generate({"prompt_embeds": rows, "prompt": "a"}, GREEDY)  # pyright: ignore[reportArgumentType]
+    cut = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=3)
+    assert answers(llm, {"prompt_embeds": rows}, cut) == answers(llm, [IDS[2]], cut)
+
+
+def test_embeddings_are_read_only_if_the_engine_was_told_so(folder: Path, table: torch.Tensor) -> None:
+    rows = table[IDS[2]]
     with (
         LLM(str(folder), num_gpu_blocks_override=200, dtype="float32") as llm,
         pytest.raises(BadRequest, match="--enable-prompt-embeds"),

@@ -27,6 +27,8 @@ from server.reading.prompts import ReadingOptions
 from server.text.tokenizer_files import TokenizerFiles
 from worker import child
 
+pytestmark = pytest.mark.slow(3)
+
 FACTS = Facts(
     model_names=("m",),
     root="m",

@@ -14,6 +14,8 @@ from server.run import loop_watch
 from server.run.loop_watch import LoopWatch
 from worker.host.progress_page import WORKING, ProgressPage, ProgressWriter
 
+pytestmark = pytest.mark.slow(2)
+
 
 class Watched:
     """A watch over the running loop, and what it has measured."""

@@ -39,7 +39,7 @@ def test_bits_depend_on_no_other_replica(transport: Transport, ranks: Ranks, tmp
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_returns_apart_has_the_same_bits_wherever_experts_lie(
     family: str, ranks: Ranks, tmp_path: Path
@@ -67,7 +67,7 @@ def balancing(copies: int, use_async: bool) -> Balancing:
     return Balancing(num_redundant_experts=copies, window_size=4, step_interval=3, use_async=use_async)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_the_same_before_during_and_after_moves(
     family: str, ranks: Ranks, tmp_path: Path
@@ -86,7 +86,7 @@ def test_answers_are_the_same_before_during_and_after_moves(
         assert all(1 / layout.size / replicas <= each.least <= each.p90 <= each.p50 <= 1 for each in measured)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8-dynamic"])
 def test_packed_bytes_move_in_every_form(quantization: str | None, ranks: Ranks, tmp_path: Path) -> None:
     family = "Qwen2MoeForCausalLM"

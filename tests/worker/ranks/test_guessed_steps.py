@@ -49,7 +49,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"), **HYBRID)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=str)
 def test_layouts(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:

@@ -113,7 +113,7 @@ def assert_same(found: Sequence[Written], truth: Sequence[Written]) -> None:
         assert one.answer == other.answer
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses of all rows are right, partly right and wrong, in steps of several sequences."""
@@ -131,6 +131,7 @@ def test_every_option(subject: Subject, replayed: bool, monkeypatch: pytest.Monk
             )
 
 
+@pytest.mark.turns
 @settings(max_examples=25, deadline=None)
 @given(plan=PLANS, name=st.integers(0, 11), first=st.integers(0, 2), count=st.integers(1, 3))
 def test_any_guesses(
@@ -190,14 +191,14 @@ def compare(architecture: str, folder: Path, **options: Any) -> None:
     runner.close()
 
 
-@pytest.mark.turns(6)
+@pytest.mark.turns(12)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("architecture", DAILY + WITH_STATES)
 def test_kinds_of_models(architecture: str, dtype: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype=dtype)
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_all_other_models(architecture: str, tmp_path: Path) -> None:
     compare(architecture, tmp_path, dtype="bfloat16")
@@ -208,7 +209,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path_factory.mktemp("hybrid"))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "not replayed"])
 def test_every_option_of_a_hybrid(hybrid: Path, replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(hybrid, **SIZES, dtype="bfloat16", cpu_threads=2, guesses=True)

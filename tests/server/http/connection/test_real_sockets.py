@@ -25,6 +25,8 @@ from server.http.connection import limits, sockets
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 
+pytestmark = pytest.mark.slow(2)
+
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 LONG = 16 << 20
 """Bytes that no socket takes by itself."""

@@ -156,6 +156,7 @@ def test_a_draw_is_four_launches_however_many_rows_it_has(rows: int, bounded: bo
     ]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("spread", [0.0, 1e-4, 0.05, 1.0, 10.0, 40.0])
 def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
     """Where all logits are equal, more masses lie in the last window than have room in its list."""

@@ -187,6 +187,7 @@ NEEDLESS = {
 }
 
 
+@pytest.mark.slow
 def test_no_more_is_proved_than_a_model_calls(tmp_path: Path) -> None:
     folders = written({name: MODELS[name] for name in PROVED}, tmp_path)
     *lines, most = run_uninterpreted(PROOFS, *folders.values()).stdout.splitlines()

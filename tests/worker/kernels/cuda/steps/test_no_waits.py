@@ -190,7 +190,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("Qwen3ForCausalLM", tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(8)
 @pytest.mark.parametrize(("graphs", "draws"), [(False, True), (True, True), (False, False)])
 def test_sampling_waits_for_nothing(qwen: Path, graphs: bool, draws: bool) -> None:
     """Each option alone, and all of them in one step; where the kernel draws wrong, torch draws."""

@@ -117,6 +117,7 @@ def found(runner: Runner) -> list[Form]:
     return [form for form in known if form is not None]
 
 
+@pytest.mark.slow(3)
 def test_a_model_that_reads_lengths_on_the_host_runs_as_before(
     folder: Path, device: Interpreted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
