@@ -146,8 +146,7 @@ def test_decoders_write(architecture: str, open_engine: Open, tmp_path: Path) ->
         folder = make_internlm2(tiny_checkpoint("LlamaForCausalLM", tmp_path, **shape))
     else:
         folder = tiny_checkpoint(architecture, tmp_path)
-    given = {"tasks": ["generate"], "max_num_batched_tokens": 9, "max_num_seqs": 4}
-    compare(open_engine, folder, WRITES, [BOTH], **given)
+    compare(open_engine, folder, WRITES, [BOTH], tasks=["generate"], max_num_batched_tokens=9, max_num_seqs=4)
 
 
 @pytest.mark.turns
@@ -160,16 +159,13 @@ def test_every_stage_makes_vectors_of_tokens(
     shape = SHARED_CACHES if architecture == "Gemma4ForCausalLM" else {}
     folder = tiny_checkpoint(architecture, tmp_path, **shape)
     given = {"tasks": ["generate", "embed"], "enable_prefix_caching": False, "max_num_seqs": 4}
-    layouts = [Layout(1, 3), BOTH]
-    compare(open_engine, folder, WRITES + pools("embed", 10), layouts, dtype=dtype, **given)
+    compare(open_engine, folder, WRITES + pools("embed", 10), [Layout(1, 3), BOTH], dtype=dtype, **given)
 
 
-IN_LAYOUTS = ["LlamaForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3nForCausalLM"]
-QUANTIZATIONS = [None, "int8", "int4"]
 PAIRS = [
-    (architecture, quantization, ("float32", "bfloat16")[(row + column) % 2])
-    for row, architecture in enumerate(IN_LAYOUTS)
-    for column, quantization in enumerate(QUANTIZATIONS)
+    (f"{family}ForCausalLM", quantization, ("float32", "bfloat16")[(row + column) % 2])
+    for row, family in enumerate(("Llama", "Qwen3", "Olmo2", "Gemma3n"))
+    for column, quantization in enumerate((None, "int8", "int4"))
 ]
 """Each two of an architecture, a quantization and a number type are met together."""
 
@@ -194,15 +190,14 @@ def test_quantized_checkpoints(act_order: bool, open_engine: Open, tmp_path: Pat
     shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 384}
     recipe = Recipe(method="gptq", group=32, symmetric=False, act_order=act_order, head=True)
     folder = write_pair(tmp_path, recipe, **shape).packed
-    adds = WRITES
     given = {"tasks": ["generate"], "enable_prefix_caching": False, "max_num_seqs": 4}
     if not act_order:
         for dtype in ("float32", "bfloat16"):
-            compare(open_engine, folder, adds, dtype=dtype, **given)
+            compare(open_engine, folder, WRITES, dtype=dtype, **given)
         return
-    expected = run(open_engine(folder, **given)[0], adds)
+    expected = run(open_engine(folder, **given)[0], WRITES)
     for layout in LAYOUTS:
-        results = run(open_engine(folder, layout, **given)[0], adds)
+        results = run(open_engine(folder, layout, **given)[0], WRITES)
         assert results.tokens == expected.tokens
         for id, values in expected.logprobs.items():
             assert results.logprobs[id] == pytest.approx(values, abs=1e-3)
@@ -293,14 +288,11 @@ def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
     assert executor.most_in_flight == 3
 
 
-ENCODER_HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")
-
-
 @pytest.mark.turns(7)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
-    tasks = ("embed", "classify", "token_classify")
-    for head, task in zip(ENCODER_HEADS, tasks, strict=True):
+    heads = ("Model", "ForSequenceClassification", "ForTokenClassification")
+    for head, task in zip(heads, ("embed", "classify", "token_classify"), strict=True):
         labels = {} if head == "Model" else {"num_labels": 3}
         folder = tiny_checkpoint(f"{family}{head}", tmp_path / head, **labels)
         compare(open_engine, folder, pools(task), [Layout(4), BOTH] if head == "Model" else [BOTH])
