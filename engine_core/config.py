@@ -185,11 +185,6 @@ def check_kv_cache_dir(config: EngineConfig) -> None:
         raise ValueError(
             "--kv-cache-dir keeps what --no-enable-prefix-caching would never look for: leave out one of them"
         )
-    elif config.ranks > 1 or config.distributed_executor_backend in ("mp", "ray"):
-        raise ValueError(
-            "--kv-cache-dir is for one worker in the engine's process for now: leave it out, or leave out "
-            "-tp, -pp and --distributed-executor-backend"
-        )
 
 
 def cluster_key_needed(what: str) -> ValueError:

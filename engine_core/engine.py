@@ -280,6 +280,7 @@ class Engine:
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
             self._collect(self._scheduler.end_overdue(time.monotonic()))
         if (disk := self._scheduler.disk) is not None:
+            self._executor.check()  # ranks may have told something of theirs
             disk.land(time.monotonic())
         if self._scheduler.suspects.groups and not self._own_in_flight:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))

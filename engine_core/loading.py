@@ -12,7 +12,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor
 from engine_core.protocol import Progress, Ready
 from engine_core.ranks.layout import check_layout
-from engine_core.ranks.ranks_executor import make_executor
+from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
@@ -62,7 +62,7 @@ def make_loader(
         try:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
-            if isinstance(executor, InlineExecutor) and (store := executor.store) is not None:
+            if isinstance(executor, InlineExecutor | RanksExecutor) and (store := executor.store) is not None:
                 parts = scheduler.cache, scheduler.waiting, scheduler.pace.line
                 scheduler.disk = DiskPrefixes(store, *parts)
             _log.info(describe(facts))

@@ -30,6 +30,7 @@ from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
 from worker.protocol import StepBounds, StepInput
 from worker.ranks.channel import (
+    DiskOrder,
     Order,
     Prepare,
     RankEnd,
@@ -41,6 +42,7 @@ from worker.ranks.channel import (
     RankStart,
     StepFailed,
 )
+from worker.ranks.rank_disk import RankDisk
 from worker.start import start
 
 if TYPE_CHECKING:
@@ -70,8 +72,9 @@ def main(load: Load = start) -> int:
         return CANNOT_START
     gc.freeze()  # loaded objects live as long as the process: never look through them again
     gc.enable()
+    disk = None if worker.store is None else RankDisk(worker.store, rank.send)
     rank.send(RankReady(worker.facts))
-    rank.serve(worker)
+    rank.serve(worker, disk)
     worker.close()
     channel.close()
     return STOPPED
@@ -89,7 +92,7 @@ class Rank:
         self._alone = place.alone
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = Decoder[Order](Order)
-        self._steps: deque[StepInput | Prepare | WorkerCall] = deque()
+        self._steps: deque[StepInput | Prepare | DiskOrder | WorkerCall] = deque()
         self._bounds: deque[StepBounds] = deque()
         self._sending = threading.Lock()
         self._launched: SimpleQueue[tuple[int, StepOutcome] | None] = SimpleQueue()
@@ -99,8 +102,8 @@ class Rank:
         with self._sending:
             self._channel.write(self._encoder.encode(message))
 
-    def serve(self, worker: Runner) -> None:
-        """Run steps until the channel ends."""
+    def serve(self, worker: Runner, disk: RankDisk | None = None) -> None:
+        """Run steps until the channel ends. `disk`: what obeys orders for blocks there, if some are kept."""
         sender = threading.Thread(target=self._send_outputs, args=(worker,), name="outputs", daemon=True)
         sender.start()
         self._progress.rest()
@@ -112,6 +115,10 @@ class Rank:
                     continue
                 if isinstance(step, WorkerCall):
                     self.send(worker.call(step))
+                    continue
+                if isinstance(step, DiskOrder):
+                    if disk is not None:
+                        disk.obey(step)
                     continue
                 self._progress.begin(step.number, sum([row.tokens for row in step.seqs]))
                 try:
@@ -131,7 +138,7 @@ class Rank:
         if self._returns_outputs:
             self.send(RankPrepared(left))
 
-    def _next_step(self) -> StepInput | Prepare | WorkerCall:
+    def _next_step(self) -> StepInput | Prepare | DiskOrder | WorkerCall:
         while not self._steps:
             self._read()
         step = self._steps.popleft()

@@ -18,6 +18,7 @@ from engine_core.expert_options import check_halves
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.ranks.layout import backend_of, rank_places
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
+from engine_core.ranks.ranks_disk import RanksDisk
 from engine_core.ranks.ray_ranks import RayRanks
 from engine_core.reason_codes import PHASES
 from engine_core.wire.sockets import ClusterKeys
@@ -85,6 +86,7 @@ class RanksExecutor:
         self._landed: dict[int, StepOutput | channel.StepFailed] = {}
         self._returned: dict[int, dict[int, WorkerReturn]] = {}
         """What ranks have returned of each call that is under way."""
+        self._disk = RanksDisk(self._send, self._receive, len(places))
         self._dead: ExecutorDead | None = None
         self._idle_work = False
         self._preparing = False
@@ -100,6 +102,11 @@ class RanksExecutor:
         facts = self._facts()
         self._idle_work = facts.has_idle_work
         return facts
+
+    @property
+    def store(self) -> RanksDisk | None:
+        """The blocks of the cache that all ranks keep on disk, if they do."""
+        return self._disk.opened()
 
     def submit(self, step: StepInput) -> _StepFuture:
         self.check()
@@ -206,6 +213,8 @@ class RanksExecutor:
                         self._ranks[rank].facts = facts
                     case WorkerReturn():
                         self._returned.setdefault(message.number, {})[rank] = message
+                    case channel.DiskNews():
+                        self._disk.hear(rank, message)
                     case channel.RankPrepared(left):
                         self._preparing, self._idle_work = False, left
                     case channel.RankFailed():

@@ -177,7 +177,6 @@ def test_a_hybrid_that_is_stored_finds_its_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kv_cache_dir": "x", "tensor_parallel_size": 2}, "for one worker in the engine's process for now"),
         ({"kv_cache_dir": "x", "enable_prefix_caching": False}, "leave out one of them"),
         ({"kv_cache_disk_gib": 3}, "give that, too"),
     ],

@@ -37,6 +37,8 @@ class AcceleratorError(RuntimeError):
 class FakeRank(FakeWorker):
     """A worker that misbehaves at marked tokens; of several ranks the second does, and others then fail."""
 
+    store = None
+
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         super().__init__(facts(max_num_seqs=config.options.max_num_seqs or 8, has_idle_work=True))
         self._where = config.place

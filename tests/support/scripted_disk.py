@@ -13,7 +13,7 @@ from scheduler_bench import Bench
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
-from worker.disk.block_read import BlockRead
+from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
 Entries = list[int | None]
@@ -31,8 +31,7 @@ class ScriptedDisk:
         self.kept: dict[bytes, Entries] = {}
         self.damaged: set[bytes] = set()
         """Names of blocks that are lost when they are read."""
-        self.seconds = 0.0
-        """The time that reading a block is expected to take."""
+        self.pace = ReadPace()
         self.cache: FakeCache | FakeStates | None = None
         self.states: ScriptedDisk | None = None
         """The disk of states, if the engine has some."""
@@ -81,12 +80,6 @@ class ScriptedDisk:
         self.kept.clear()
         self._writing = {}
 
-    def expected(self, blocks: int) -> float:
-        return self.seconds * blocks
-
-    def doubt(self) -> None:
-        self.seconds *= 0.9
-
     def read(self, read: BlockRead) -> None:
         assert not any(None in self.kept[name] for name in read.names), "only full blocks are written"
         self._reads.append(read)
@@ -108,6 +101,8 @@ class ScriptedDisk:
     def end(self, read: BlockRead, now: float) -> None:
         read.give_up()
         self.read_blocks += sum(read.loaded)
+
+    def wait_for(self, read: BlockRead, seconds: float) -> None: ...
 
     def _bring(self, block: int, entries: Entries) -> None:
         assert self.cache is not None

@@ -1,4 +1,5 @@
-"""A read of some blocks from disk, which threads do block by block, and which can be given up at any time."""
+"""A read of some blocks from disk, which threads do block by block, and which can be given up at any time; and
+what reads have shown of how long others will take."""
 
 from __future__ import annotations
 
@@ -52,3 +53,33 @@ class BlockRead:
         """Have nothing more brought into its blocks."""
         with self._lock:
             self._stopped = True
+
+
+class ReadPace:
+    """The time that blocks take to come back, learned from reads: none, before there was one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Those of a block."""
+        self._queued = 0  # blocks of reads that are not done
+
+    def expected(self, blocks: int) -> float:
+        """The seconds in which so many blocks would be here, if all goes as it did lately."""
+        return self.seconds * (self._queued + blocks)
+
+    def doubt(self) -> None:
+        """Note that reading seemed too slow: after some times it is tried again."""
+        self.seconds *= 0.9
+
+    def begin(self, read: BlockRead) -> None:
+        """Count a read that others have to wait for."""
+        self._queued += len(read.names)
+
+    def end(self, read: BlockRead, now: float) -> int:
+        """Give a read up, if it is not done, and learn from it -> the blocks that have come."""
+        read.give_up()
+        self._queued -= len(read.names)
+        loaded = sum(read.loaded)
+        if read.began and (loaded or not read.done.is_set()):
+            self.seconds = (self.seconds + (now - read.began) / max(1, loaded)) / 2
+        return loaded

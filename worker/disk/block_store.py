@@ -21,7 +21,7 @@ import numpy as np
 
 from worker.disk.block_files import BlockFile, Bytes, Head, digest_of, padded, read_head, read_record
 from worker.disk.block_folder import BlockFolder
-from worker.disk.block_read import BlockRead
+from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
 _AT_ONCE = 16 << 20
@@ -31,8 +31,6 @@ _LOOK_AGAIN = 1.0
 """The seconds after which files of other engines are looked for again."""
 _PAUSE = 30.0
 """The seconds for which nothing is written after that has failed."""
-_FIRST_RATE = 1e-9
-"""The seconds of a byte that is read, before any was."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +45,9 @@ class BlockStore:
         """The seconds that the last write took."""
         self.states: BlockStore | None = None
         """The store of states, if layers of the model keep some behind blocks."""
+        self.pace = ReadPace()
+        self.version = 0
+        """This changes whenever other names are found."""
         self._folder = folder
         self._pieces = pieces
         self._record_bytes = padded(self.block_bytes)
@@ -58,11 +59,10 @@ class BlockStore:
         self._rests.set()
         self._next_write = self._last_look = 0.0
         self._last_warning = -_PAUSE
-        self._rate = _FIRST_RATE
-        self._queued = 0  # bytes of reads that are not done
         self._written = self._bytes_written = self._read = self._bytes_read = self._failures = 0
         self._after_steps: Callable[[Callable[[], None]], object] = lambda task: task()
         self._tell: Callable[[object], None] = lambda _: None
+        self._tells_blocks = False
         self._writes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reads: SimpleQueue[BlockRead | None] = SimpleQueue()
         self._look()
@@ -81,8 +81,13 @@ class BlockStore:
         if self.states is not None:
             self.states.begin(after_steps, tell)
 
+    def tell_blocks(self, tell: Callable[[object], None]) -> None:
+        """Take a function that is called when something is done, or one block has come back."""
+        self._tell, self._tells_blocks = tell, True
+
     def close(self) -> None:
         """End the threads; one that waits for a disk is left to itself."""
+        self._tell = lambda _: None
         if self.states is not None:
             self.states.close()
         self._writes.put(None)
@@ -97,6 +102,10 @@ class BlockStore:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def names(self) -> set[bytes]:
+        """The names of all blocks that can be found."""
+        return set(self._index)
 
     @property
     def totals(self) -> DiskTotals:
@@ -113,7 +122,12 @@ class BlockStore:
     @property
     def may_write(self) -> bool:
         """Whether no blocks are being written, and writing has not failed just now."""
-        return self._rests.is_set() and time.monotonic() >= self._next_write
+        return self._rests.is_set() and not self.pause
+
+    @property
+    def pause(self) -> float:
+        """The seconds for which nothing shall be written, because that has failed."""
+        return max(0.0, self._next_write - time.monotonic())
 
     def rest(self, seconds: float) -> bool:
         """Wait until no blocks are being written -> whether that is so."""
@@ -139,6 +153,7 @@ class BlockStore:
     def forget_all(self) -> None:
         """Find nothing any more, and remove all files of this identity."""
         self._index.clear()
+        self.version += 1
         if self._pieces:
             self._writes.put(self._remove_all)
         else:  # the threads have ended
@@ -176,6 +191,7 @@ class BlockStore:
     def _look(self) -> None:
         """Compare what is known of files with what there is."""
         found = self._folder.names()
+        self.version += found.keys() != self._files.keys()
         for name in self._files.keys() - found.keys():
             self._drop(self._files.pop(name))
         for name in sorted(found.keys() - self._files.keys()):
@@ -195,28 +211,20 @@ class BlockStore:
 
     # Reading.
 
-    def expected(self, blocks: int) -> float:
-        """The seconds in which so many blocks would be here, if all goes as it did lately."""
-        return self._rate * (self._queued + blocks * self.block_bytes)
-
-    def doubt(self) -> None:
-        """Note that reading seemed too slow: after some times it is tried again."""
-        self._rate *= 0.9
-
     def read(self, read: BlockRead) -> None:
         """Have blocks read, behind all steps that were submitted: those may write where they shall be."""
-        self._queued += len(read.names) * self.block_bytes
+        self.pace.begin(read)
         self._after_steps(lambda: self._begin(read))
 
     def end(self, read: BlockRead, now: float) -> None:
         """Give a read up, if it is not done, and learn from it. To be called once for each."""
-        read.give_up()
-        self._queued -= len(read.names) * self.block_bytes
-        loaded = sum(read.loaded)
+        loaded = self.pace.end(read, now)
         self._read += loaded
         self._bytes_read += loaded * self.block_bytes
-        if read.began and (loaded or not read.done.is_set()):
-            self._rate = (self._rate + (now - read.began) / (max(1, loaded) * self.block_bytes)) / 2
+
+    def wait_for(self, read: BlockRead, seconds: float) -> None:
+        """Wait until a read is done, but no longer than so many seconds."""
+        read.done.wait(max(0.0, seconds))
 
     def _begin(self, read: BlockRead) -> None:
         for _ in range(_READERS):
@@ -230,7 +238,7 @@ class BlockStore:
                 while (index := read.take()) is not None:
                     found = self._find(read.names[index], record, opened)
                     bring = partial(self._bring, record, read.blocks[index]) if found else None
-                    if read.land(index, bring):
+                    if read.land(index, bring) or self._tells_blocks:
                         self._tell(None)
             finally:
                 for found, file in reversed(opened.items()):  # of one prompt the beginning goes last
@@ -266,6 +274,7 @@ class BlockStore:
 
     def _drop(self, file: BlockFile | None) -> None:
         """Find the blocks of a file no more, but those that another file has, too."""
+        self.version += 1
         for name in file.head.names if file is not None else ():
             if self._index.get(name, (None,))[0] is file:
                 self._index.pop(name, None)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 import models
+from worker.config import Place, WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
-from worker.options import WorkerOptions
 from worker.protocol import WorkerFacts
 
 _FORMAT = 1
@@ -30,7 +30,7 @@ class RememberedStates(Protocol):
 
 
 def open_store(
-    options: WorkerOptions,
+    config: WorkerConfig,
     facts: WorkerFacts,
     memory: Callable[[], Sequence[Bytes]],
     states: RememberedStates | None,
@@ -40,6 +40,7 @@ def open_store(
     `memory`: for each part of the cache, the bytes of all blocks [blocks, bytes]. `states`: the
     memory of states, if layers have some.
     """
+    options, place = config.options, config.place
     if options.kv_cache_dir is None:
         return None
     pieces: Sequence[Bytes] = ()
@@ -53,7 +54,7 @@ def open_store(
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
 
     def open_one(kind: str, kept: Sequence[Bytes]) -> BlockStore:
-        return BlockStore(BlockFolder(folder, _identity(facts, kind, kept), int(gib * _GIB)), kept)
+        return BlockStore(BlockFolder(folder, _identity(facts, kind, kept, place), int(gib * _GIB)), kept)
 
     try:
         store = open_one("blocks", pieces)
@@ -62,10 +63,11 @@ def open_store(
     except OSError as error:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", folder, error)
         return None
-    _log.info(
-        "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",
-        *(folder, store.totals.held / _GIB, gib, len(store) // len(facts.windows) * facts.block_size),
-    )
+    if place.rank == 0:
+        _log.info(
+            "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",
+            *(folder, store.totals.held / _GIB, gib, len(store) // len(facts.windows) * facts.block_size),
+        )
     return store
 
 
@@ -82,14 +84,16 @@ def _nothing_to_keep(facts: WorkerFacts) -> str | None:
     return None
 
 
-def _identity(facts: WorkerFacts, kind: str, pieces: Sequence[Bytes]) -> str:
+def _identity(facts: WorkerFacts, kind: str, pieces: Sequence[Bytes], place: Place) -> str:
     """A name of all that decides the bytes of a block, or a state, beside its tokens: engines with one share
     files.
 
     The fingerprint covers weights, types, kernels and the order of sums; what is left is our own Python.
     """
     sizes = [piece.shape[1] for piece in pieces]
-    parts = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, sizes
+    parts: tuple[object, ...] = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, sizes
+    if place.size > 1:
+        parts += place.tensor_rank, place.tensor_size, place.stage, place.stages
     digest = hashlib.sha256(repr(parts).encode())
     root = Path(models.__file__ or "").parent
     for path in sorted(root.rglob("*.py")):

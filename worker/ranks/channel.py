@@ -1,8 +1,8 @@
 """The messages between an engine and a rank that has a process of its own, and the socket that carries them.
 
 The first message to a rank is a RankStart. From then on every message to it is an Order: a StepInput, in the
-order in which steps have to run, the StepBounds of one of them, Prepare or a WorkerCall, in the frames that
-`worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel ends the
+order in which steps have to run, the StepBounds of one of them, Prepare, a DiskOrder or a WorkerCall, in the
+frames that `worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel ends the
 rank. This module imports no torch.
 """
 
@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedReader
+from typing import Literal
 
 import msgspec
 
 from worker.buffers import Bytes
 from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
-from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import DiskTotals, StepBounds, StepInput, StepOutput, WorkerFacts
 
 _LENGTH_BYTES = 8
 _CHUNK = 1 << 18
@@ -79,10 +80,50 @@ class RankPrepared(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether there is more."""
 
 
-Order = StepInput | StepBounds | Prepare | WorkerCall
+DiskTask = Literal["write", "read", "end", "look", "forget"]
+
+
+class DiskOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """A task for the blocks that the rank keeps on disk, behind all steps that were sent before."""
+
+    task: DiskTask
+    of_states: bool = False
+    """Whether it is about states that are remembered, and not about blocks."""
+    number: int = 0
+    """The number of a read, which `end` gives up if it is not done."""
+    names: list[bytes] = []
+    blocks: list[int] = []
+
+
+class DiskNews(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """The state of the blocks that a rank keeps on disk, and what has changed since it was told last."""
+
+    block_bytes: int
+    most: int
+    """The most blocks that are written at once."""
+    totals: DiskTotals
+    written: int
+    """The number of orders to write that have been obeyed, whatever came of them."""
+    write_seconds: float
+    pause: float
+    """The seconds for which nothing shall be written."""
+    of_states: bool = False
+    found: list[bytes] = []
+    """The names of blocks that can be found now, and could not before."""
+    lost: list[bytes] = []
+    """The names of those that could be found before."""
+    loaded: dict[int, list[int]] = {}
+    """The number of each read -> the places in it of blocks that have come."""
+    done: list[int] = []
+    """The reads of which nothing more will come."""
+
+
+Order = StepInput | StepBounds | Prepare | DiskOrder | WorkerCall
 """What an engine sends to a rank that has started."""
 
-RankMessage = RankProgress | RankReady | RankPrepared | WorkerReturn | StepOutput | StepFailed | RankFailed
+RankMessage = (
+    RankProgress | RankReady | RankPrepared | DiskNews | WorkerReturn | StepOutput | StepFailed | RankFailed
+)
 
 
 def _lengths(data: bytes | bytearray) -> list[int]:

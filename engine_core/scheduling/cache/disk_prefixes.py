@@ -21,7 +21,7 @@ from engine_core.scheduling.cache.cache_manager import CacheManager, Find
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_cost import CostLine
-from worker.disk.block_read import BlockRead
+from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
 
 _PART_OF_TIME = 0.02
@@ -42,6 +42,8 @@ class Disk(Protocol):
     write_seconds: float
 
     @property
+    def pace(self) -> ReadPace: ...
+    @property
     def states(self) -> Disk | None: ...
     def __contains__(self, name: bytes) -> bool: ...
     @property
@@ -52,10 +54,9 @@ class Disk(Protocol):
     def write(self, names: list[bytes], blocks: list[int]) -> None: ...
     def look(self) -> None: ...
     def forget_all(self) -> None: ...
-    def expected(self, blocks: int) -> float: ...
-    def doubt(self) -> None: ...
     def read(self, read: BlockRead) -> None: ...
     def end(self, read: BlockRead, now: float) -> None: ...
+    def wait_for(self, read: BlockRead, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,9 +78,9 @@ class _Return:
     def is_done(self) -> bool:
         return self.read.done.is_set() and (self.state is None or self.state.done.is_set())
 
-    def wait(self, now: float) -> None:
+    def wait(self, disk: Disk, now: float) -> None:
         for read in (self.read, *([self.state] if self.state else ())):
-            read.done.wait(max(0.0, self.until - now))
+            disk.wait_for(read, self.until - now)
 
 
 @dataclass(slots=True)
@@ -148,11 +149,11 @@ class DiskPrefixes:
         if len(names) + sum(not pool.users(block) for block in held) > pool.free:
             return False
         start = self._cache.cached_tokens(seq)
-        computing, reading = self._computing(start, count), self._disk.expected(len(names))
+        computing, reading = self._computing(start, count), self._disk.pace.expected(len(names))
         if state is not None and self._disk.states is not None:
-            reading += self._disk.states.expected(1)
+            reading += self._disk.states.pace.expected(1)
         if reading > computing:
-            self._disk.doubt()
+            self._disk.pace.doubt()
             return False
         pool.share(held)
         taken = pool.take(len(names))
@@ -213,7 +214,7 @@ class DiskPrefixes:
         if steps:
             self.write(now, idle=False)
         elif wait and self._returns:
-            self._returns[0].wait(now)
+            self._returns[0].wait(self._disk, now)
         elif wait and self.storing:
             self.write(now, idle=True)
             self._rest(_PATIENCE)

@@ -135,7 +135,7 @@ def test_a_disk_that_seems_slow_is_tried_again_after_a_while() -> None:
     served.serve(add(1, TOKENS[:40]))
     served.settle()
     slow, tries = served.scripted, 0
-    slow.seconds = 0.001
+    slow.pace.seconds = 0.001
     while not slow.read_blocks:
         after = restarted(served)
         after.serve(add(1, TOKENS[:40]))

@@ -1,0 +1,182 @@
+"""Blocks on the disks of several ranks: they are back only where all ranks have their part, with the same bits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import pytest
+from bits_traffic import Result, answers
+from sizes import engine_config
+from tiny import VOCAB_SIZE, tiny_checkpoint
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add
+from engine_core.ranks.ranks_disk import RanksDisk
+from worker.disk.block_folder import BlockFolder
+from worker.disk.block_read import BlockRead
+from worker.disk.block_store import BlockStore
+from worker.protocol import Sampling
+from worker.ranks.channel import DiskNews, DiskOrder
+from worker.ranks.rank_disk import RankDisk
+
+BLOCKS, RANKS = 12, 2
+NAMES = [b"name of block %03d" % block for block in range(BLOCKS)]
+
+
+class Served:
+    """Ranks with stores of their own, one of which may have states, and the engine's view of them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        made = np.random.default_rng(seed)
+        self.memories = [made.integers(0, 256, (BLOCKS, 5000 + rank), np.uint8) for rank in range(RANKS)]
+        self.stores = [
+            BlockStore(BlockFolder(folder, f"rank{rank}", 1 << 30), [memory])
+            for rank, memory in enumerate(self.memories)
+        ]
+        self.told: SimpleQueue[tuple[int, DiskNews]] = SimpleQueue()
+        self.disk = RanksDisk(self._order, self.receive, RANKS)
+        self.ranks = [RankDisk(store, self._teller(rank)) for rank, store in enumerate(self.stores)]
+        self.receive(0)
+
+    def _teller(self, rank: int) -> Callable[[DiskNews], None]:
+        return lambda news: self.told.put((rank, news))
+
+    def _order(self, order: DiskOrder) -> None:
+        for rank in self.ranks:
+            rank.obey(order)
+
+    def receive(self, milliseconds: int) -> None:
+        try:
+            self.disk.hear(*self.told.get(timeout=max(1, milliseconds) / 1000))
+            while True:
+                self.disk.hear(*self.told.get_nowait())
+        except Empty:
+            pass
+
+    def write(self, blocks: list[int]) -> None:
+        assert self.disk.may_write
+        self.disk.write([NAMES[block] for block in blocks], blocks)
+        assert not self.disk.may_write
+        assert self.disk.rest(30)
+
+    def read(self, blocks: list[int]) -> list[bool]:
+        read = BlockRead([NAMES[block] for block in blocks], blocks)
+        self.disk.read(read)
+        self.disk.wait_for(read, 30)
+        assert read.done.is_set()
+        self.disk.end(read, time.monotonic())
+        self.receive(0)
+        return read.loaded
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+@pytest.fixture
+def open_ranks(tmp_path: Path) -> Iterator[Callable[[int], Served]]:
+    opened: list[Served] = []
+
+    def start(seed: int) -> Served:
+        opened.append(Served(tmp_path, seed))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_what_all_ranks_have_comes_back(open_ranks: Callable[[int], Served]) -> None:
+    first = open_ranks(0)
+    first.write([0, 1, 2, 3])
+    assert NAMES[3] in first.disk and NAMES[4] not in first.disk
+    second = open_ranks(1)
+    assert second.disk.opened() is second.disk and second.disk.states is None
+    assert second.read([0, 2, 3]) == [True] * 3
+    for one, other in zip(first.memories, second.memories, strict=True):
+        assert [np.array_equal(one[block], other[block]) for block in range(4)] == [True, False, True, True]
+    totals = second.disk.totals
+    assert (totals.written, totals.read, totals.bytes_read, totals.failures) == (0, 3, 3 * 10001, 0)
+
+
+def test_what_one_rank_has_lost_is_not_back(open_ranks: Callable[[int], Served], tmp_path: Path) -> None:
+    open_ranks(0).write([0, 1, 2, 3])
+    second = open_ranks(1)
+    [path] = tmp_path.glob("facet-*/rank1/*.blocks")
+    path.write_bytes(path.read_bytes()[:-8200])  # the last block, and a piece of the one before it
+    loaded = second.read([0, 1, 2, 3])
+    assert loaded[2:] == [False, False]
+    assert second.disk.totals.failures in (1, 2)  # two readers
+    assert not any(name in second.disk for name in NAMES), "one rank has them, and that is of no use"
+    third = open_ranks(2)
+    assert not any(name in third.disk for name in NAMES)
+
+
+def test_a_reset_is_for_all_ranks(open_ranks: Callable[[int], Served], tmp_path: Path) -> None:
+    first = open_ranks(0)
+    first.write([0, 1])
+    first.disk.forget_all()
+    assert first.read([0, 1]) == [False, False]
+    assert NAMES[0] not in first.disk
+    first.write([0])
+    assert NAMES[0] in first.disk and len(list(tmp_path.glob("facet-*/*/*.blocks"))) == RANKS
+
+
+def test_a_read_that_is_given_up_brings_nothing_more(open_ranks: Callable[[int], Served]) -> None:
+    first = open_ranks(0)
+    first.write(list(range(BLOCKS)))
+    second = open_ranks(1)
+    read = BlockRead(NAMES, range(BLOCKS))
+    second.disk.read(read)
+    second.disk.end(read, time.monotonic())
+    before = [memory.copy() for memory in second.memories]
+    time.sleep(0.05)
+    assert all(np.array_equal(*each) for each in zip(before, second.memories, strict=True))
+
+
+def test_ranks_that_differ_keep_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = RanksDisk(lambda _: None, lambda _: None, RANKS)
+    assert disk.opened() is None and not caplog.text, "nobody has asked for it"
+    store = BlockStore(BlockFolder(tmp_path, "one", 1 << 30), [np.zeros((BLOCKS, 64), np.uint8)])
+    RankDisk(store, lambda news: disk.hear(0, news))
+    assert disk.opened() is None and "some ranks have nothing to keep" in caplog.text
+    store.close()
+
+
+TEXT = [5 + number * number % (VOCAB_SIZE - 5) for number in range(400)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_real_ranks_find_their_prefixes_again(tmp_path: Path, cut: str) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "llama", max_position_embeddings=512)
+    sizes = {"device": "cpu", "cpu_threads": 1, "block_size": 16, "max_model_len": 512, cut: 2}
+    kept = {"kv_cache_dir": str(tmp_path), "num_gpu_blocks_override": 100}
+    config = engine_config(folder, **sizes, **kept, dtype="float32")
+    results: list[Result] = []
+    hits: list[int] = []
+
+    def ask(engine: Engine) -> None:
+        request = Add(len(results), TEXT, Sampling(max_tokens=8, temperature=0, logprobs=3))
+        results.extend(answers(engine, [request]).values())
+        hits.append(engine.stats().prefix_hits)
+
+    for _ in range(2):
+        engine = Engine.start(config, lambda _: None)
+        try:
+            ask(engine)
+            if hits[-1]:
+                [path, _] = sorted(tmp_path.glob("facet-*/*/*.blocks"))
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+                engine._scheduler.cache.reset_prefixes()  # pyright: ignore[reportPrivateUsage]
+                ask(engine)
+                totals = engine.stats().disk
+                assert totals is not None and totals.failures in (1, 2)
+        finally:
+            engine.stop()
+    assert results[1] == results[0] and results[2] == results[0]
+    assert hits[:2] == [0, 384] and 384 < hits[2] < 2 * 384

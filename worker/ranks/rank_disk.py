@@ -1,0 +1,78 @@
+"""The blocks on disk of a rank that has a process of its own: its engine orders what is done, and is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from worker.disk.block_read import BlockRead
+from worker.disk.block_store import BlockStore
+from worker.ranks.channel import DiskNews, DiskOrder
+
+
+class RankDisk:
+    """Obeys a rank's orders for blocks and, if its layers have some, for states."""
+
+    def __init__(
+        self, store: BlockStore, send: Callable[[DiskNews], None], *, of_states: bool = False
+    ) -> None:
+        """`send`: a function that tells the engine something, from any thread."""
+        self._store, self._send, self._of_states = store, send, of_states
+        self._states = None if store.states is None else RankDisk(store.states, send, of_states=True)
+        self._reads: dict[int, tuple[BlockRead, list[bool]]] = {}
+        """By their numbers the reads that are not done, and which of their blocks were told of."""
+        self._writes = 0
+        self._told: set[bytes] = set()
+        self._told_version = -1
+        self._telling = threading.Lock()
+        store.tell_blocks(self._tell)
+        self._tell()
+
+    def obey(self, order: DiskOrder) -> None:
+        """Do what is ordered, or have threads do it."""
+        if order.of_states != self._of_states:
+            if self._states is not None:
+                self._states.obey(order)
+            return
+        match order.task:
+            case "write":
+                self._writes += 1
+                self._store.write(order.names, order.blocks)
+            case "read":
+                read = BlockRead(order.names, order.blocks)
+                with self._telling:
+                    self._reads[order.number] = read, [False] * len(order.names)
+                self._store.read(read)
+            case "end":
+                with self._telling:
+                    read, _ = self._reads.pop(order.number)
+                self._store.end(read, time.monotonic())
+                self._tell()
+            case "look":
+                self._store.look()
+            case "forget":
+                self._store.forget_all()
+                self._tell()
+
+    def _tell(self, _: object = None) -> None:
+        with self._telling:
+            self._send(self._news())
+
+    def _news(self) -> DiskNews:
+        store, found, lost = self._store, list[bytes](), list[bytes]()
+        written = self._writes if store.rest(0.0) else self._writes - 1
+        if (version := store.version) != self._told_version:
+            names = store.names()
+            found, lost = list(names - self._told), list(self._told - names)
+            self._told, self._told_version = names, version
+        loaded: dict[int, list[int]] = {}
+        done = [number for number, (read, _) in self._reads.items() if read.done.is_set()]
+        for number, (read, told) in self._reads.items():
+            loaded[number] = [at for at, here in enumerate(read.loaded) if here and not told[at]]
+            for at in loaded[number]:
+                told[at] = True
+        return DiskNews(
+            *(store.block_bytes, store.most, store.totals, written, store.write_seconds, store.pause),
+            *(self._of_states, found, lost, loaded, done),
+        )
