@@ -57,6 +57,11 @@ class Cache:
     parts: Sequence[Tensor] = ()
     """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and hidden states."""
 
+    def make_pages(self, blocks: int) -> None:
+        """Return when the first `blocks` have pages, which some devices make when they are first written."""
+        if self.page_toucher is not None:
+            self.page_toucher.make(blocks)
+
     @property
     def pieces(self) -> list[Bytes]:
         """All that is kept of blocks, in the host's memory: for each part the bytes [blocks, bytes]."""

@@ -367,7 +367,7 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        self.store = open_store(self._config, self.facts, lambda: self._cache.pieces, self._states)
+        self.store = open_store(self._config, self.facts, self._cache, self._states)
         timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         return msgspec.structs.replace(

@@ -159,7 +159,11 @@ class RanksDisk:
         return all(news.written == self._writes for news in self._news.values())
 
     def _order(
-        self, task: DiskTask, number: int = 0, names: list[bytes] | None = None, blocks: list[int] | None = None
+        self,
+        task: DiskTask,
+        number: int = 0,
+        names: list[bytes] | None = None,
+        blocks: list[int] | None = None,
     ) -> None:
         self._send(DiskOrder(task, self._of_states, number, names or [], blocks or []))
 

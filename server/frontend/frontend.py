@@ -92,9 +92,8 @@ class Frontend:
         )
         self.idle = self.admissions.idle
         """Set while no request runs."""
-        self.orders = client.orders
+        self.orders, self.call_workers = client.orders, client.call_workers
         metrics.watch(lambda: client.replicas)
-        self.call_workers = client.call_workers
 
     async def start(self) -> None:
         """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""
@@ -105,6 +104,8 @@ class Frontend:
         else:
             self.folder = await asyncio.to_thread(find_folder, self.config)
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
+        if self.config.engine.worker.kv_cache_dir is not None:  # long prompts are what that is for
+            self.helper.start()
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()

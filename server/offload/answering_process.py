@@ -8,6 +8,7 @@ import logging
 import mmap
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from server.offload.messages import LENGTH_BYTES
 from worker import child
@@ -75,6 +76,11 @@ class AnsweringProcess:
                 code = await self._end(process, ENDING_SECONDS)
                 if code != child.STOPPED:  # with that it ended by itself, before this question
                     raise Ended(code) from None
+
+    async def start(self) -> None:
+        """Starts the process before the first question; if it cannot be, that is met again."""
+        with suppress(CannotStart):
+            await self._running()
 
     async def close(self) -> None:
         if self._process is not None:

@@ -60,6 +60,7 @@ class Helper:
             return msgspec.msgpack.encode(HelperSetup(descriptor, source(), options, limits, log_level))
 
         self._small, self._large = _Queue(setup, limits), _Queue(setup, limits)
+        self._early: asyncio.Task[None] | None = None
 
     async def read(
         self, reading: Reading[R], raw: bytes, facts: Facts, media: LaidMedia = NO_MEDIA
@@ -68,6 +69,10 @@ class Helper:
         queue = self._large if len(raw) > LARGE else self._small
         order = ReadingOrder(reading.name, facts, list(media.items()))
         return opened(reading, await queue.read(msgspec.msgpack.encode(order), raw))
+
+    def start(self) -> None:
+        """Starts the process for most long bodies, for which else the first of them waits."""
+        self._early = asyncio.create_task(self._small.start())
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -109,6 +114,10 @@ class _Queue:
         except asyncio.CancelledError:
             client_left.set()
             raise
+
+    async def start(self) -> None:
+        async with self._free:
+            await self._process.start()
 
     async def close(self) -> None:
         async with self._free:

@@ -1,5 +1,7 @@
-"""A read of some blocks from disk, which threads do block by block, and which can be given up at any time; and
-what reads have shown of how long others will take."""
+"""A read of some blocks from disk, which threads do block by block, and which can be given up at any time.
+
+Reads show how long others will take.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class ReadPace:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Those of a block."""
+        """The seconds that a block takes."""
         self._queued = 0  # blocks of reads that are not done
 
     def expected(self, blocks: int) -> float:

@@ -46,6 +46,8 @@ class BlockStore:
         self.states: BlockStore | None = None
         """The store of states, if layers of the model keep some behind blocks."""
         self.pace = ReadPace()
+        self.make_pages: Callable[[int], None] = lambda _: None
+        """A function that returns when the first so many blocks of the cache have pages of memory."""
         self.version = 0
         """This changes whenever other names are found."""
         self._folder = folder
@@ -165,14 +167,19 @@ class BlockStore:
             try:
                 task()
             except OSError as error:
-                self._fail("cannot be written", error)
-                self._next_write = time.monotonic() + _PAUSE
+                self._cannot_write(error)
             finally:
                 self._tell(None)
+
+    def _cannot_write(self, error: OSError) -> None:
+        self._fail("cannot be written", error)
+        self._next_write = time.monotonic() + _PAUSE
 
     def _write(self, names: list[bytes], began: float) -> None:
         try:
             self._write_file(names)
+        except OSError as error:
+            self._cannot_write(error)
         finally:
             self.write_seconds = time.monotonic() - began
             self._rests.set()
@@ -236,6 +243,7 @@ class BlockStore:
             opened: dict[BlockFile, int] = {}
             try:
                 while (index := read.take()) is not None:
+                    self.make_pages(read.blocks[index] + 1)
                     found = self._find(read.names[index], record, opened)
                     bring = partial(self._bring, record, read.blocks[index]) if found else None
                     if read.land(index, bring) or self._tells_blocks:

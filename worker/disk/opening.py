@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,14 @@ _DEFAULT_GIB = 10.0
 _log = logging.getLogger(__name__)
 
 
+class BlockMemory(Protocol):
+    """The memory of blocks."""
+
+    @property
+    def pieces(self) -> Sequence[Bytes]: ...
+    def make_pages(self, blocks: int) -> None: ...
+
+
 class RememberedStates(Protocol):
     """The memory of states."""
 
@@ -32,20 +40,19 @@ class RememberedStates(Protocol):
 def open_store(
     config: WorkerConfig,
     facts: WorkerFacts,
-    memory: Callable[[], Sequence[Bytes]],
+    memory: BlockMemory,
     states: RememberedStates | None,
 ) -> BlockStore | None:
     """Open the folder that the operator names; None if none is named, or if it cannot be used.
 
-    `memory`: for each part of the cache, the bytes of all blocks [blocks, bytes]. `states`: the
-    memory of states, if layers have some.
+    `states`: the memory of states, if layers have some.
     """
     options, place = config.options, config.place
     if options.kv_cache_dir is None:
         return None
     pieces: Sequence[Bytes] = ()
     reason = _nothing_to_keep(facts)
-    if reason is None and not (pieces := memory()):
+    if reason is None and not (pieces := memory.pieces):
         reason = "no layer of the model has keys and values"
     if reason is not None:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s", reason)
@@ -58,6 +65,7 @@ def open_store(
 
     try:
         store = open_one("blocks", pieces)
+        store.make_pages = memory.make_pages
         if states is not None:
             store.states = open_one("states", [states.remembered(facts.max_num_seqs + 1)])
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -77,7 +78,10 @@ class PageToucher:
         self._blocks = blocks
         self._lead = blocks // self._SHARE_AHEAD
         self._at_once = max(1, _HUGE * len(parts) // sum(part[0].nbytes for part in parts))
-        self._wanted = self._made = 0  # blocks, counted from the first
+        self._wanted = 0  # blocks, counted from the first
+        self._begun = 0  # pieces of so many blocks of a part, counted through all parts of the first blocks
+        self._under_way: set[int] = set()
+        self._changed = threading.Condition()
         self._closed = False
         self._system = ctypes.CDLL(None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="page-toucher")
@@ -93,21 +97,36 @@ class PageToucher:
                 if self._wanted <= min(block + self._lead, self._blocks - 1) and block < self._blocks:
                     self._want(block + self._lead + self._at_once)
 
+    def make(self, blocks: int) -> None:
+        """Return when the first `blocks` have pages. All threads that call this make them, each others: those
+        that write to the same page at the same time would all make it.
+        """
+        stop = -(-blocks // self._at_once) * len(self._parts)
+        while (piece := self._claim(stop)) is not None:
+            place, part = divmod(piece, len(self._parts))
+            self._touch(self._parts[part][place * self._at_once : (place + 1) * self._at_once])
+            with self._changed:
+                self._under_way.discard(piece)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.wait_for(lambda: min(self._under_way, default=stop) >= stop)
+
     def close(self) -> None:
         self._closed = True
         self._thread.shutdown()
 
     def _want(self, blocks: int) -> None:
         self._wanted = min(blocks, self._blocks)
-        self._thread.submit(self._make, self._wanted)
+        self._thread.submit(self.make, self._wanted)
 
-    def _make(self, wanted: int) -> None:
-        while self._made < wanted and not self._closed:
-            stop = min(self._made + self._at_once, wanted)
-            for part in self._parts:
-                if not self._closed:
-                    self._touch(part[self._made : stop])
-            self._made = stop
+    def _claim(self, stop: int) -> int | None:
+        """The next piece before this one, if nobody has begun it."""
+        with self._changed:
+            if self._begun >= stop or self._closed:
+                return None
+            self._under_way.add(self._begun)
+            self._begun += 1
+            return self._begun - 1
 
     def _touch(self, piece: Tensor) -> None:
         start = piece.data_ptr() // _PAGE * _PAGE

@@ -2,8 +2,8 @@
 
 The first message to a rank is a RankStart. From then on every message to it is an Order: a StepInput, in the
 order in which steps have to run, the StepBounds of one of them, Prepare, a DiskOrder or a WorkerCall, in the
-frames that `worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel ends the
-rank. This module imports no torch.
+frames that `worker.buffers.Encoder` makes of it. Every frame from it is a RankMessage. The end of the channel
+ends the rank. This module imports no torch.
 """
 
 from __future__ import annotations

@@ -37,10 +37,12 @@ _MOST_STORING = 60.0
 class Disk(Protocol):
     """Blocks that are found by name, and threads that write and read them."""
 
-    block_bytes: int
-    most: int
-    write_seconds: float
-
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def write_seconds(self) -> float: ...
     @property
     def pace(self) -> ReadPace: ...
     @property

@@ -1,4 +1,4 @@
-"""Blocks on the disks of several ranks: they are back only where all ranks have their part, with the same bits."""
+"""Blocks on the disks of several ranks: they are back where all ranks have their part, with the same bits."""
 
 from __future__ import annotations
 

@@ -96,6 +96,15 @@ async def test_one_process_reads_body_after_body(make: Callable[..., Any]) -> No
         assert pid_of(helper) == pid
 
 
+async def test_it_can_start_before_the_first_body(make: Callable[..., Any]) -> None:
+    async with make() as helper:
+        helper.start()
+        await helper._early
+        pid = pid_of(helper)
+        await tokenized(helper)
+        assert pid_of(helper) == pid
+
+
 async def test_what_comes_back_has_stand_ins_for_texts(make: Callable[..., Any]) -> None:
     async with make() as helper:
         raw = b'{"prompt": "the fox", "temperature": NaN, "request_id": "\\ud800", "user": "x"}'

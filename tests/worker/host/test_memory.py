@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,26 @@ def test_as_much_is_made_before_the_first_step() -> None:
     wait_for(part, range(BLOCKS // 8))
     assert made_blocks(part) == list(range(BLOCKS // 8))
     toucher.close()
+
+
+@on_linux
+def test_threads_make_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, touched = [untouched(), untouched()], list[int]()
+    toucher = PageToucher(parts, BLOCKS)
+    touch = toucher._touch
+
+    def count(piece: Tensor) -> None:
+        touched.append(piece.data_ptr())
+        touch(piece)
+
+    monkeypatch.setattr(toucher, "_touch", count)
+    with ThreadPoolExecutor(3) as threads:
+        done = [threads.submit(toucher.make, BLOCKS // 2) for _ in range(3)]
+        assert all(each.result() is None for each in done)
+    assert len(touched) == len(set(touched)), "each piece is made once"
+    assert all(set(range(BLOCKS // 2)) <= set(made_blocks(part)) for part in parts)
+    toucher.close()
+    toucher.make(BLOCKS)  # by a thread that has not heard of the end
 
 
 @on_linux
