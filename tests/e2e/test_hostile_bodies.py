@@ -12,7 +12,7 @@ import httpx
 import pytest
 from live import LiveServer, serving, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(28)
 
 MOST_SECONDS = 0.5
 """Seconds that the processes may compute which answer others. The bodies below took them 2 to 40 s."""

@@ -86,7 +86,7 @@ BEHIND = ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"]
 BESIDE = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(10)
 @pytest.mark.parametrize("architecture", [*BEHIND, *BESIDE])
 @pytest.mark.parametrize("ranks_count", [1, 2])
 def test_layers_for_mtp(architecture: str, ranks_count: int, tmp_path: Path, ranks: Ranks) -> None:

@@ -77,20 +77,20 @@ def test_a_search_alone(
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_random_traces_with_searches(part: int) -> None:
-    seen = Counter[str]()
-    for seed in range(part * 150, (part + 1) * 150):
+    seen, kind = Counter[str](), part // 2
+    for seed in range(part * 75, (part + 1) * 75):
         rnd = random.Random(seed)
-        windows = WINDOWS[seed % len(WINDOWS)] if part == 1 else (0,)
-        bench, requests = random_bench(rnd, windows, media=part == 2)
+        windows = WINDOWS[seed % len(WINDOWS)] if kind == 1 else (0,)
+        bench, requests = random_bench(rnd, windows, media=kind == 2)
         requests = [(client, with_search(rnd, request)) for client, request in requests]
         todo, aborted = deque(requests), set[tuple[int, int]]()
         while todo or bench.scheduler.live or bench.in_flight:
             if todo and rnd.random() < 0.7:
                 client, request = todo.popleft()
                 bench.add(request, client)
-            if part == 3 and bench.scheduler.live and rnd.random() < 0.1:
+            if kind == 3 and bench.scheduler.live and rnd.random() < 0.1:
                 key = rnd.choice(sorted(bench.scheduler.live))
                 aborted.add(key)
                 bench.abort(key)
@@ -113,7 +113,7 @@ def test_random_traces_with_searches(part: int) -> None:
                 stops, least = params.stop_token_ids, params.min_tokens
                 expected = reference(seen_tokens(request), params.max_tokens, stops, least)
                 assert bench.text(request.id, client) == expected
-    assert seen["searches"] > 100 and seen["preempted"] > 10
+    assert seen["searches"] > 50 and seen["preempted"] > 5
 
 
 def with_search(rnd: random.Random, request: Add) -> Add:

@@ -141,10 +141,10 @@ def random_matcher(rnd: random.Random) -> tuple[Language | None, Thinking | None
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_random_answers_are_those_without_guesses(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Counter[str]()
-    for seed in range(part * 150, (part + 1) * 150):
+    for seed in range(part * 75, (part + 1) * 75):
         rnd = random.Random(seed)
         guesser = ScriptedGuesser(rnd, rnd.choice([1, 3, 8]), rnd.choice([0.3, 0.8, 0.9, 1.0]))
         use(monkeypatch, guesser)
@@ -165,4 +165,4 @@ def test_random_answers_are_those_without_guesses(part: int, monkeypatch: pytest
         seen["failed"] += guesser.guessed - sum(guesser.held)
         seen["preemptions"] += bench.scheduler.counters.preemptions
         seen["stops"] += sum(bench.last(id).finish == "stop" for id in right)
-    assert min(seen[each] for each in ("held", "failed", "preemptions", "stops")) > 20
+    assert min(seen[each] for each in ("held", "failed", "preemptions", "stops")) > 10

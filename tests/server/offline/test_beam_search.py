@@ -26,6 +26,7 @@ async def search_in_a_server(expected: list[list[BeamSearchSequence]]) -> None:
                 assert answer.finish_reason == sequence.finish_reason
 
 
+@pytest.mark.slow(3)
 def test_a_search_finds_what_a_loop_of_requests_finds() -> None:
     with LLM("demo", dtype="float32", kv_cache_memory_bytes="64m", cpu_threads="1") as llm:
         stops = llm.facts.eos_token_ids

@@ -288,7 +288,7 @@ def test_stages_work_at_the_same_time(llama: Path, open_engine: Open) -> None:
     assert executor.most_in_flight == 3
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(14)
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders(family: str, open_engine: Open, tmp_path: Path) -> None:
     heads = ("Model", "ForSequenceClassification", "ForTokenClassification")

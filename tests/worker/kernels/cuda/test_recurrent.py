@@ -192,6 +192,7 @@ def test_a_prompt_longer_than_a_tile_is_convolved() -> None:
     assert_near(states[[3, 5]], exact[[3, 5]])
 
 
+@pytest.mark.slow(3)
 def test_rows_of_any_length_are_convolved_together() -> None:
     """Rows begin anywhere in a tile, and states are written where they were read."""
     new = [1 + 7 * row % 5 for row in range(70)] + [40, 1]

@@ -117,7 +117,7 @@ def written(models: dict[str, Callable[[Path], Path]], folder: Path) -> dict[str
     return {name: write(folder / str(number)) for number, (name, write) in enumerate(models.items())}
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize(
     ("capability", "cache"), [(90, "bfloat16"), (89, "float8_e4m3fn"), (80, "float8_e5m2"), (100, "bfloat16")]
