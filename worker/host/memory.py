@@ -154,18 +154,18 @@ class ReadPages:
 
     _PARTS = 64
 
-    def __init__(self, folder: Path, least: int = 16 << 20) -> None:
+    def __init__(self, folder: Path, least: int = 64 << 20) -> None:
         """`least`: the fewest bytes that are given back at once, which takes a millisecond."""
         size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
         self._parts = min(self._PARTS, size // least)
-        self._folder = folder
+        self._names = _mapped_names(folder)
         self._given_back = 0
 
     def follow(self, fraction: float) -> None:
         """Give pages back whenever another part of the files has been read; `fraction` of them is done."""
         if int(fraction * self._parts) > self._given_back:
             self._given_back = int(fraction * self._parts)
-            _give_back(self._folder)
+            _give_back(self._names)
 
 
 def release_after_loading(folder: Path) -> None:
@@ -178,18 +178,21 @@ def release_after_loading(folder: Path) -> None:
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # only glibc has it
         system.malloc_trim(0)
-    _give_back(folder)
+    _give_back(_mapped_names(folder))
 
 
-def _give_back(folder: Path) -> None:
-    """Give back all pages of a folder's files; one that is read again comes from the file."""
+def _mapped_names(folder: Path) -> tuple[str, ...]:
+    """The ends of lines that tell where a folder's files are mapped; in a hub's cache they are links."""
+    return tuple(f" {path.resolve()}" for path in folder.iterdir())
+
+
+def _give_back(names: tuple[str, ...]) -> None:
+    """Give back all pages of mapped files; one that is read again comes from the file."""
     if not _MAPS.exists():
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    files = {str(path.resolve()) for path in folder.iterdir()}  # in a hub's cache they are links
     for line in _MAPS.read_text().splitlines():  # one for each piece of this process's memory
-        *_, path = line.split(maxsplit=5)
-        if path in files:
+        if line.endswith(names):
             start, stop = (int(address, 16) for address in line.split(maxsplit=1)[0].split("-"))
             madvise(start, stop - start, _MADV_DONTNEED)

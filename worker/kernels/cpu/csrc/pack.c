@@ -1,4 +1,5 @@
 // Packs a matrix into panels, when it is loaded.
+#include "pairs.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -7,9 +8,22 @@ typedef struct {
     const part *from;
 } packing;
 
+// Moves dwords of rows, as many of each as a vector has, to where each row is a column. A row that is NULL is zeros.
+INLINE void pack_square(uint32_t *to, const char *const *rows, long offset) {
+    vec square[LANES];
+    for (long row = 0; row < LANES; row++)
+        square[row] = rows[row] == NULL ? vec_zero() : vec_load(rows[row] + offset, FLOAT32);
+    vec_transpose(square);
+    for (long i = 0; i < LANES; i++) vec_store(to + i * PANEL, square[i], FLOAT32);
+}
+
 INLINE void pack_section(uint32_t *to, const char *const *rows, long section, const weights *w) {
     long dwords = section_dwords(w), bytes = section_inputs(w) * width_of(w->kind), whole = bytes / 4;
-    for (long start = 0; start < dwords; start += 16) {  // one cache line of each row at a time
+    long start = 0;
+    for (; start + LANES <= whole; start += LANES)
+        for (long column = 0; column < PANEL; column += LANES)
+            pack_square(to + start * PANEL + column, rows + column, section * bytes + start * 4);
+    for (; start < dwords; start += 16) {
         long stop = least(start + 16, dwords), stop_whole = least(stop, whole);
         for (long column = 0; column < PANEL; column++) {
             for (long i = start; i < stop; i++) to[i * PANEL + column] = 0;
