@@ -56,7 +56,7 @@ def assert_told_to_go_elsewhere(*connections: http.client.HTTPConnection) -> Non
         assert json.loads(answer.read())["error"]["type"] == "draining"
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_streams_finish_and_nobody_is_refused_a_connection(number: int) -> None:
     with (

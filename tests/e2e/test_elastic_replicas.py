@@ -75,7 +75,6 @@ def test_no_request_is_lost_while_replicas_come_and_go(elastic: LiveServer) -> N
     assert sum(each.done for each in load) > 30
 
 
-@pytest.mark.slow
 def test_an_added_replica_is_kept_running(elastic: LiveServer) -> None:
     assert scale(elastic, 2).status_code == 200
     _, pid = elastic.engine_pids()

@@ -27,7 +27,7 @@ def settle(server: LiveServer, least: int) -> None:
     wait_until(lambda: server.numbers(name).get("0", 0) >= least, 5, server.output)
 
 
-@pytest.mark.slow(6)
+@pytest.mark.slow(4)
 def test_a_killed_server_finds_its_prefixes_again(tmp_path: Path) -> None:
     options = (*OPTIONS, "--kv-cache-dir", str(tmp_path), "--kv-cache-disk-gib", "0.5")
     with serving("demo", *options) as server:
@@ -54,7 +54,7 @@ def test_a_killed_server_finds_its_prefixes_again(tmp_path: Path) -> None:
         assert again == first and last >= cached
 
 
-@pytest.mark.slow(6)
+@pytest.mark.slow(4)
 def test_what_was_prewarmed_outlives_a_kill_at_once(tmp_path: Path) -> None:
     options = (*OPTIONS, "--kv-cache-dir", str(tmp_path))
     found: list[tuple[int, int, int]] = []
