@@ -4,7 +4,7 @@ A row's masses are exp((logit - largest) / temperature). First all of them are s
 each piece of each row, so that one row occupies many multiprocessors (`draw_survey.py`). Then one program for
 each row finds the token. For a top_k, what groups are known for tells which of them can hold the floor, and
 only these are read again, by a search over the bits of float32. For a top_p alone, the floor is searched in
-the lists of the last window. The token is where the running sum of what is above the floor passes the row's
+the list of a window. The token is where the running sum of what is above the floor passes the row's
 point. Sums are float32 within a group and float64 over groups, so a token may differ from the CPU's only
 where rounding decides.
 """
@@ -24,8 +24,8 @@ from worker.sampling.top_k_top_p import Draws, draw_fully
 
 _PIECE = 64
 """The groups that a program of the survey reads."""
-_BINS, _SLOTS = 64, 256
-"""The parts in which masses of a window are counted, and the masses that a piece may have in the last one."""
+_BINS, _ROOM = 64, 8192
+"""The parts in which masses of a window are counted, and the masses of a row that may be listed."""
 _TILE = 64
 """The groups that a search reads at a time."""
 PROVED = (4, 1000)
@@ -63,36 +63,41 @@ def _list(listed, largest, floor, GROUPS: constexpr):
 
 
 @triton.jit
+def _over(mass, floor, COUNTS: constexpr):
+    """How many of masses [TILE, GROUP] a floor leaves in each group, or their sums."""
+    if COUNTS:
+        return tl.sum((mass >= floor).to(tl.int32), 1)
+    else:
+        return tl.sum(tl.where(mass >= floor, mass, 0.0), 1).to(tl.float64)
+
+
+@triton.jit
 def _search(
     logits, listed, count, peak, temperature, low, goal, COUNTS: constexpr, TILE: constexpr,
     GROUP: constexpr,
 ):  # fmt: skip
     """The largest floor, at least `low`, that leaves the goal: positive floats are ordered as their bits.
 
-    Two bits are found at a time, by what the listed groups hold above three floors. The largest mass is 1,
-    whose bits are fewer than 30. The goal is a number of masses, or a sum.
+    Two bits are found at a time, by what the listed groups hold above three floors; the first groups stay in
+    registers. The largest mass is 1, whose bits are fewer than 30. The goal is a number of masses, or a sum.
     """
     tile = tl.arange(0, TILE)
+    groups = tl.load(listed + tile, mask=tile < count, other=0)
+    held = masses_of(logits, groups, tile < count, peak, temperature, GROUP)
     bits = tl.zeros([], tl.int32)
     for digit in range(15):
         step = tl.full([], 1 << 28, tl.int32) >> (2 * digit)
         first = tl.maximum(low, (bits + step).to(tl.float32, bitcast=True))
         second = tl.maximum(low, (bits + 2 * step).to(tl.float32, bitcast=True))
         third = tl.maximum(low, (bits + 3 * step).to(tl.float32, bitcast=True))
-        one = tl.zeros([TILE], tl.int32 if COUNTS else tl.float64)
-        two, three = one, one
-        for start in range(0, count, TILE):
+        one, two, three = _over(held, first, COUNTS), _over(held, second, COUNTS), _over(held, third, COUNTS)
+        for start in range(TILE, count, TILE):
             there = start + tile < count
             groups = tl.load(listed + start + tile, mask=there, other=0)
             mass = masses_of(logits, groups, there, peak, temperature, GROUP)
-            if COUNTS:
-                one += tl.sum((mass >= first).to(tl.int32), 1)
-                two += tl.sum((mass >= second).to(tl.int32), 1)
-                three += tl.sum((mass >= third).to(tl.int32), 1)
-            else:
-                one += tl.sum(tl.where(mass >= first, mass, 0.0), 1).to(tl.float64)
-                two += tl.sum(tl.where(mass >= second, mass, 0.0), 1).to(tl.float64)
-                three += tl.sum(tl.where(mass >= third, mass, 0.0), 1).to(tl.float64)
+            one += _over(mass, first, COUNTS)
+            two += _over(mass, second, COUNTS)
+            three += _over(mass, third, COUNTS)
         enough = (tl.sum(one, 0) >= goal).to(tl.int32) + (tl.sum(two, 0) >= goal).to(tl.int32)
         bits += step * (enough + (tl.sum(three, 0) >= goal).to(tl.int32))
     return tl.maximum(low, bits.to(tl.float32, bitcast=True))
@@ -114,28 +119,46 @@ def _add_up(
 
 
 @triton.jit
-def _search_window(
-    window, listed, held, above, goal, PIECES: constexpr, SLOTS: constexpr, SLICE: constexpr
-):  # fmt: skip
-    """The largest floor in a window that leaves the goal, and what each piece [PIECES] has above it.
+def _halve(listed, window, held, goal, SIZE: constexpr):
+    """The largest floor in a window that leaves the goal of the masses that are listed.
 
-    Masses of the last window have one exponent, so their sums in float64 are exact, in whatever order.
+    Masses of a window are alike, so their sums in float64 are exact, in whatever order. If what lies between
+    the ends is less than twice the lower one it is a single mass, which is the floor.
     """
-    low, high, most = tl.load(window), tl.load(window + 1), tl.max(held, 0)
-    at = listed + tl.arange(0, PIECES)[:, None] * SLOTS
-    kept = above
-    while high - low > 1:
+    at, low, high = tl.arange(0, SIZE), tl.load(window), tl.load(window + 1)
+    mass = tl.load(listed + at, mask=at < held, other=0.0).to(tl.float64)
+    most = tl.sum(mass, 0)
+    least = most * 0.0
+    while (high - low > 1) & (most - least >= 2 * low.to(tl.float32, bitcast=True).to(tl.float64)):
         middle = low + (high - low) // 2
-        more = above
-        for start in range(0, most, SLICE):
-            slot = start + tl.arange(0, SLICE)[None, :]
-            mass = tl.load(at + slot, mask=slot < held[:, None], other=0.0)
-            mass = tl.where(mass.to(tl.int32, bitcast=True) >= middle, mass, 0.0)
-            more += tl.sum(mass.to(tl.float64), 1)
-        enough = tl.sum(more, 0) >= goal
+        floor = middle.to(tl.float32, bitcast=True).to(tl.float64)
+        left = tl.sum(tl.where(mass >= floor, mass, 0.0), 0)
+        enough = left >= goal
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        kept = tl.where(enough, more, kept)
-    return low.to(tl.float32, bitcast=True), kept
+        most, least = tl.where(enough, left, most), tl.where(enough, least, left)
+    single, low_floor = (most - least).to(tl.float32), low.to(tl.float32, bitcast=True)
+    return tl.where((high - low > 1) & (most > least), single, low_floor)
+
+
+@triton.jit
+def _search_list(listed, window, held, goal, ROOM: constexpr):
+    """The same, with as many registers as the list needs."""
+    if held <= ROOM // 4:
+        floor = _halve(listed, window, held, goal, ROOM // 4)
+    else:
+        floor = _halve(listed, window, held, goal, ROOM)
+    return floor
+
+
+@triton.jit
+def _add_list(listed, places, there, floor, sums, SLICE: constexpr):
+    """The sums of pieces [PIECES], and what each has above the floor in the list besides."""
+    begin, held = tl.load(places, mask=there, other=0), tl.load(places + 1, mask=there, other=0)
+    for start in range(0, tl.max(held, 0), SLICE):
+        slot = start + tl.arange(0, SLICE)[None, :]
+        mass = tl.load(listed + begin[:, None] + slot, mask=slot < held[:, None], other=0.0)
+        sums += tl.sum(tl.where(mass >= floor, mass, 0.0).to(tl.float64), 1)
+    return sums
 
 
 @triton.jit
@@ -196,9 +219,9 @@ def _sums_above(
 @triton.jit(do_not_specialize=["groups"])
 def draw_row(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, points_ptr, peaks_ptr,
-    largest_ptr, sums_ptr, totals_ptr, window_ptr, above_ptr, within_ptr, held_ptr, listed_ptr, out_ptr,
-    stride, groups, GROUPS: constexpr, TILE: constexpr, PIECE: constexpr, SLOTS: constexpr,
-    SLICE: constexpr, GROUP: constexpr,
+    largest_ptr, sums_ptr, totals_ptr, lines_ptr, places_ptr, within_ptr, listed_ptr, out_ptr, stride,
+    groups, GROUPS: constexpr, TILE: constexpr, PIECE: constexpr, BINS: constexpr, ROOM: constexpr,
+    GROUP: constexpr,
 ):  # fmt: skip
     """Draw one token, if the row has a temperature. Logits that are not finite give the first token.
 
@@ -216,32 +239,32 @@ def draw_row(
         return
     top_k, top_p, floor = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
     count: constexpr = (GROUPS + PIECE - 1) // PIECE
-    pieces = (groups + PIECE - 1) // PIECE
-    piece, begin = tl.arange(0, count), row * pieces
-    there = piece < tl.where((top_k == 0) & (top_p < 1.0), pieces, 0)  # those of a row with a window
-    held = tl.load(held_ptr + begin + piece, mask=there, other=0)
-    if (top_k > 0) | (tl.max(held, 0) > SLOTS):
-        floor, sums = _sums_above(
+    pieces, piece = (groups + PIECE - 1) // PIECE, tl.arange(0, count)
+    totals, there, step = totals_ptr + row * pieces, piece < pieces, tl.num_programs(0)
+    windowed, window = (top_k == 0) & (top_p < 1.0), lines_ptr + row * (BINS + 4) + BINS
+    again = (tl.load(window + 2, mask=windowed, other=0) > ROOM).to(tl.int32)  # the first is not listed
+    window += again * step * (BINS + 4)
+    held = tl.load(window + 2, mask=windowed, other=0)
+    if (top_k > 0) | (held > ROOM):
+        floor, sums = _sums_above(  # pyright: ignore
             logits, largest_ptr + row * groups, sums_ptr + row * groups, listed_ptr + row * groups, peak,
             temperature, floor, top_k, top_p, groups, GROUPS, TILE, GROUP,
         )  # fmt: skip
         target = _target(sums, point)
         group, before = _find(sums, 0.0, target)
     else:
-        kept = tl.load(totals_ptr + begin + piece, mask=piece < pieces, other=0.0)
+        kept = tl.load(totals + piece, mask=there, other=0.0)
         if top_p < 1.0:
             goal = top_p.to(tl.float64) * tl.sum(kept, 0)
-            above = tl.load(above_ptr + begin + piece, mask=there, other=0.0)
-            found, kept = _search_window(
-                window_ptr + 2 * row, within_ptr + begin * SLOTS, held, above, goal, count, SLOTS, SLICE
-            )
-            floor = tl.maximum(floor, found)
+            kept = tl.load(totals + (1 + again) * step * pieces + piece, mask=there, other=0.0)
+            within = within_ptr + row * ROOM
+            floor = tl.maximum(floor, _search_list(within, window, held, goal - tl.sum(kept, 0), ROOM))
+            kept = _add_list(within, places_ptr + 2 * (row * pieces + piece), there, floor, kept, TILE)
         target = _target(kept, point)
         number, before = _find(kept, 0.0, target)
         each = number * PIECE + tl.arange(0, PIECE)
         mass = masses_of(logits, each, each < groups, peak, temperature, GROUP)
-        mass = tl.where(mass >= floor, mass, 0.0)
-        group, before = _find(tl.sum(mass, 1).to(tl.float64), before, target)
+        group, before = _find(_over(mass, floor, False), before, target)
         group += number * PIECE
     tl.store(out_ptr + row, _pick(logits, group, before, target, peak, temperature, floor, GROUP))
 
@@ -295,37 +318,34 @@ def draw_into(logits: GroupedLogits, draws: Draws, out: Tensor) -> None:
         return torch.empty(count, *shape, dtype=dtype, device=target)
 
     # Each has memory of its own: kernels are compiled for pointers that 16 divides.
-    peaks, largest, sums, totals = empty(), empty(groups), empty(groups), empty(pieces, dtype=torch.float64)
-    counts = [empty(pieces, _BINS, dtype=torch.int32) for _ in range(2)]
-    windows = [empty(2, dtype=torch.int32) for _ in range(2)]
-    above = [empty(pieces, dtype=torch.float64) for _ in range(2)]
-    within, held = empty(pieces, _SLOTS), empty(pieces, dtype=torch.int32)
-    listed = empty(groups, dtype=torch.int32)
+    windowed = draws.has_top_p and not draws.bounded
+    peaks, largest, sums, listed = empty(), empty(groups), empty(groups), empty(groups, dtype=torch.int32)
+    totals = torch.empty(4, count, pieces, dtype=torch.float64, device=target)
+    lines = (torch.zeros if windowed else torch.empty)(2, count, _BINS + 4, dtype=torch.int32, device=target)
+    within, places = empty(_ROOM), empty(pieces, 2, dtype=torch.int32)
     stride = logits.logits.stride(0)
     filters = draws.temperature, draws.top_k, draws.top_p, draws.min_p
     launch(
         survey_groups,
         (count, pieces),
-        *(logits.logits, logits.best, draws.rows, *filters, peaks, largest, sums, totals, counts[0]),
+        *(logits.logits, logits.best, draws.rows, *filters, peaks, largest, sums, totals, lines),
         *(stride, groups, _PIECE, _BINS, GROUP),
         num_warps=8,
     )
-    for last in (False, True) if draws.has_top_p and not draws.bounded else ():
+    for last in (False, True) if windowed else ():
         launch(
             narrow,
             (count, pieces),
-            *(logits.logits, draws.rows, *filters, peaks, largest, totals),
-            *(counts[last], windows[0], above[0], counts[1], windows[last], above[last], within, held),
-            *(stride, groups, last, _SLOTS, most_pieces, _PIECE, _BINS, GROUP),
+            *(logits.logits, draws.rows, *filters, peaks, largest, totals, lines, places, within),
+            *(stride, groups, last, _ROOM, most_pieces, _PIECE, _BINS, GROUP),
             num_warps=8,
         )
     launch(
         draw_row,
         (count,),
         *(logits.logits, draws.rows, *filters, draws.points, peaks, largest, sums),
-        *(totals, windows[1], above[1], within, held, listed, out),
-        *(stride, groups, powers, _TILE, _PIECE, _SLOTS),
-        *(min(_SLOTS, max(1, _TILE * GROUP // most_pieces)), GROUP),
+        *(totals, lines, places, within, listed, out),
+        *(stride, groups, powers, _TILE, _PIECE, _BINS, _ROOM, GROUP),
         num_warps=16,
         **({"maxnreg": 128} if powers <= 1024 else {}),  # or it spills registers to hold more programs
     )

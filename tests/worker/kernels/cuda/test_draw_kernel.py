@@ -12,7 +12,7 @@ from interpreted import DEVICE
 from torch import Tensor
 
 from worker.kernels.cuda import draw_kernel as by_triton
-from worker.kernels.cuda.launch import collecting
+from worker.kernels.cuda.launch import Call, collecting, taking
 from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
 from worker.sampling.top_k_top_p import Draw, Draws, draw_fully
 from worker.tables.random_bits import uniform
@@ -163,6 +163,33 @@ def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
     grouped = GroupedLogits(some_logits(4, 5000, spread), BY_TORCH)
     wanted = draws([0] * 4, [0.9, 0.5, 0.999, 1e-6], [0.0, 0.0, 0.0, 0.01], [1.0, 0.7, 1.3, 1.0])
     assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
+
+
+@pytest.mark.turns
+def test_floors_of_top_p_are_found_among_few_masses_of_a_large_vocabulary() -> None:
+    """No row is searched whole. The first window tells enough, but for a row whose masses are all alike."""
+    spread = torch.tensor([[9.0], [3.0], [0.1]])  # the last row of logits is drawn first
+    logits = spread * torch.randn(3, 151_936, generator=torch.Generator().manual_seed(5))
+    grouped = GroupedLogits(logits.to(DEVICE), BY_TORCH)
+    wanted = draws([0] * 3, [0.9, 0.9, 0.97], [0.0] * 3, [1.0, 0.9, 1.1])
+    numbers: list[Tensor] = []
+
+    def start(call: Call) -> None:
+        call.start()
+        if call.kernel.fn.__name__ == "draw_row":
+            (lines,) = (
+                each
+                for each in call.arguments
+                if isinstance(each, Tensor) and each.ndim == 3 and each.shape[2] == by_triton._BINS + 4
+            )
+            numbers.append(lines[:, :, by_triton._BINS + 2])
+
+    with taking(start):
+        drawn = by_triton.draw(grouped, wanted)
+    assert drawn.tolist() == draw_fully(grouped, wanted).tolist()
+    once, twice = (numbers[0] <= by_triton._ROOM).tolist()
+    assert once == [False, True, True]
+    assert twice[0]
 
 
 def test_a_draw_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
