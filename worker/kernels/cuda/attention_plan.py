@@ -1,14 +1,16 @@
 """The plan of a step's attention: which program computes which tokens of which row.
 
 A step of decoding rows and prompts makes two launches: blocks of few rows whose keys are split over programs,
-and large ones. One size for both would waste most of either. Blocks are planned on the host, in numpy, once
+and large ones. One size for both would waste most of either. Latent attention has a third, for prompts that
+follow nothing. Blocks are planned on the host, in numpy, once
 for a step, and kept in its context, where all layers find them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
@@ -17,14 +19,24 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.kernels.cuda.capabilities import (
     LEAST_KEYS,
+    LEAST_MADE,
     SHORT_ROWS,
     Card,
     Tiles,
     attention_tiles,
     latent_tiles,
+    made_tiles,
 )
 
 MOST_SPLITS = 32
+
+
+class Kind(Enum):
+    """The kinds of launches."""
+
+    SHORT = "decoding tokens, or a few more"
+    LONG = "tokens of prompts and texts"
+    MADE = "tokens of prompts that follow nothing, whose keys and values are made of latents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +46,11 @@ class Heads:
     queries: int
     keys: int
     dim: int
-    latent: bool = False
-    """Whether these are parts of the heads of latent attention, whose cached rows are `dim` wide."""
+    made: int = 0
+    """The numbers of keys or values, whichever have more, that are made of the latents of prompts.
+
+    Then these are parts of the heads of latent attention, whose cached rows are `dim` wide. 0: others.
+    """
 
     @property
     def group(self) -> int:
@@ -54,7 +69,7 @@ class Blocks:
     rows: np.ndarray  # [N] int32: the row of the step that each block belongs to
     tokens: np.ndarray  # [N] int32: the first of its tokens, counted from those of the row
     splits: int
-    short: bool
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +80,13 @@ class Launch:
     tokens: Tensor  # [N] int32
     splits: int
     tiles: Tiles
+    kind: Kind
     padded: bool = False
     """Whether the step has tokens that are in no block, because they were filled up. Their results are 0."""
 
     @classmethod
     def of(cls, blocks: Blocks, tiles: Tiles, send: Callable[[np.ndarray], Tensor]) -> Launch:
-        return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles)
+        return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles, blocks.kind)
 
 
 Plan = dict[PlanKey, list[Launch]]
@@ -107,44 +123,47 @@ def plan_step(
 ) -> list[tuple[Blocks, Tiles]]:
     """The blocks of a step for one kind of heads: rows have `new` tokens at the end of `total`."""
     heads, _, paged = key
-    short, long = _tiles(card, key)
-    if not paged:
-        return [(blocks, long) for blocks in plan_texts(new, heads, long)]
-    planned = plan_prompts_and_decodes(new, total, heads, short, long, card.processors)
-    return [(blocks, short if blocks.short else long) for blocks in planned]
+    tiles = _tiles(card, key)
+    if paged:
+        planned = plan_prompts_and_decodes(new, total, heads, tiles, card.processors)
+    else:
+        planned = plan_texts(new, heads, tiles[Kind.LONG])
+    return [(blocks, tiles[blocks.kind]) for blocks in planned]
 
 
-def _tiles(card: Card, key: PlanKey) -> tuple[Tiles, Tiles]:
-    """The tiles of blocks of few rows, and of large ones."""
+def _tiles(card: Card, key: PlanKey) -> dict[Kind, Tiles]:
+    """The tiles of each kind of blocks."""
     heads, dtype, _ = key
-    if heads.latent:
-        return latent_tiles(dtype, short=True), latent_tiles(dtype, short=False)
     capability, dim, group = card.capability, heads.dim, heads.group
-    short = attention_tiles(capability, dtype, dim, group, short=True)
-    return short, attention_tiles(capability, dtype, dim, group, short=False)
+    if heads.made:
+        short, long = (latent_tiles(capability, dtype, group, short=short) for short in (True, False))
+        made = made_tiles(capability, dtype, heads.made)
+        return {Kind.SHORT: short, Kind.LONG: long, Kind.MADE: made}
+    short, long = (attention_tiles(capability, dtype, dim, group, short=short) for short in (True, False))
+    return {Kind.SHORT: short, Kind.LONG: long}
 
 
 def plan_prompts_and_decodes(
     new: Sequence[int],
     total: Sequence[int],
     heads: Heads,
-    short: Tiles,
-    long: Tiles,
+    tiles: Mapping[Kind, Tiles],
     processors: int,
 ) -> list[Blocks]:
     """Launches for rows with `new` tokens at the end of `total`, on a card with so many multiprocessors."""
     counts, lengths = np.asarray(new), np.asarray(total)
     few = (counts * heads.group <= SHORT_ROWS) | (counts == 1)
-    many = ~few
+    made = ~few & (counts == lengths) & (counts >= LEAST_MADE) & (heads.made > 0)
     launches: list[Blocks] = []
     if few.any():
-        rows, tokens = cut(np.flatnonzero(few), counts, short.queries // heads.group)
+        rows, tokens = cut(np.flatnonzero(few), counts, tiles[Kind.SHORT].queries // heads.group)
         splits = _splits(len(rows) * heads.keys, int(lengths[few].max()), processors)
-        launches.append(Blocks(rows, tokens, splits, short=True))
-    if many.any():
-        rows, tokens = cut(np.flatnonzero(many), counts, long.queries // heads.group)
-        ends = (lengths - counts)[rows] + tokens
-        launches.append(_longest_first(rows, tokens, ends))
+        launches.append(Blocks(rows, tokens, splits, Kind.SHORT))
+    for kind, chosen, group in ((Kind.LONG, ~few & ~made, heads.group), (Kind.MADE, made, 1)):
+        if chosen.any():
+            rows, tokens = cut(np.flatnonzero(chosen), counts, tiles[kind].queries // group)
+            ends = (lengths - counts)[rows] + tokens
+            launches.append(_longest_first(rows, tokens, ends, kind))
     return launches
 
 
@@ -152,7 +171,7 @@ def plan_texts(lengths: Sequence[int], heads: Heads, tiles: Tiles) -> list[Block
     """The launch for whole texts, each of which sees all of itself."""
     counts = np.asarray(lengths)
     rows, tokens = cut(np.arange(len(counts)), counts, tiles.queries // heads.group)
-    return [_longest_first(rows, tokens, counts[rows])]
+    return [_longest_first(rows, tokens, counts[rows], Kind.LONG)]
 
 
 def cut(rows: np.ndarray, counts: np.ndarray, each: int) -> tuple[np.ndarray, np.ndarray]:
@@ -162,10 +181,10 @@ def cut(rows: np.ndarray, counts: np.ndarray, each: int) -> tuple[np.ndarray, np
     return np.repeat(rows, blocks).astype(np.int32), (firsts * each).astype(np.int32)
 
 
-def _longest_first(rows: np.ndarray, tokens: np.ndarray, work: np.ndarray) -> Blocks:
+def _longest_first(rows: np.ndarray, tokens: np.ndarray, work: np.ndarray, kind: Kind) -> Blocks:
     """Begin with the blocks that read most keys: a long one that starts last would be waited for."""
     order = np.argsort(-work, kind="stable")
-    return Blocks(rows[order], tokens[order], splits=1, short=False)
+    return Blocks(rows[order], tokens[order], 1, kind)
 
 
 def _splits(programs: int, longest: int, processors: int) -> int:
@@ -185,21 +204,22 @@ class Room:
 
     size: int
     splits: int
-    short: bool
+    kind: Kind
 
 
 def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) -> list[tuple[Room, Tiles]]:
     """The launches that take the blocks of any step of up to so many tokens of so many rows."""
     heads, _, paged = key
-    short, long = _tiles(card, key)
-    if not paged:
-        return [(room_for_large_blocks(tokens, min(rows, tokens), long.queries // heads.group), long)]
-    rooms = room_for_prompts_and_decodes(tokens, rows, longest, heads, long, card.processors)
-    return [(room, short if room.short else long) for room in rooms]
+    tiles = _tiles(card, key)
+    if paged:
+        rooms = room_for_prompts_and_decodes(tokens, rows, longest, heads, tiles, card.processors)
+    else:
+        rooms = [room_for_large_blocks(tokens, min(rows, tokens), tiles[Kind.LONG].queries // heads.group)]
+    return [(room, tiles[room.kind]) for room in rooms]
 
 
 def room_for_prompts_and_decodes(
-    tokens: int, rows: int, longest: int, heads: Heads, long: Tiles, processors: int
+    tokens: int, rows: int, longest: int, heads: Heads, tiles: Mapping[Kind, Tiles], processors: int
 ) -> list[Room]:
     """The room that steps of up to so many tokens of so many rows need; no sequence is longer than `longest`.
 
@@ -208,9 +228,16 @@ def room_for_prompts_and_decodes(
     few = min(tokens, rows)
     splits = _splits(few * heads.keys, longest, processors)
     least = max(1, SHORT_ROWS // heads.group) + 1
-    large = room_for_large_blocks(tokens, min(rows, tokens // least), long.queries // heads.group)
-    return [Room(few, splits, short=True), *([large] if large.size else [])]
+    each = tiles[Kind.LONG].queries // heads.group
+    rooms = [
+        Room(few, splits, Kind.SHORT),
+        room_for_large_blocks(tokens, min(rows, tokens // least), each),
+    ]
+    if heads.made and tokens >= LEAST_MADE:
+        each, most = tiles[Kind.MADE].queries, min(rows, tokens // LEAST_MADE)
+        rooms.append(room_for_large_blocks(tokens, most, each, Kind.MADE))
+    return [room for room in rooms if room.size]
 
 
-def room_for_large_blocks(tokens: int, rows: int, each: int) -> Room:
-    return Room((tokens + rows * (each - 1)) // each, splits=1, short=False)
+def room_for_large_blocks(tokens: int, rows: int, each: int, kind: Kind = Kind.LONG) -> Room:
+    return Room((tokens + rows * (each - 1)) // each, 1, kind)

@@ -50,6 +50,10 @@ SHORT_ROWS = 16
 LEAST_KEYS = 256
 """The keys of a split, at least: fewer are read sooner than results are joined."""
 
+LEAST_MADE = 128
+"""The tokens of a prompt from which on keys and values are made of its latents: fewer do not pay for that
+beside rows that read latents themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -111,11 +115,29 @@ def _wide(dtype: torch.dtype, *, short: bool) -> Tiles:
     return Tiles(SHORT_ROWS, 16, 4, 2) if short else Tiles(2 * SHORT_ROWS, 16, 8, 2)
 
 
-def latent_tiles(dtype: torch.dtype, *, short: bool) -> Tiles:
-    """The tiles for latent attention on every card: whole latents of queries fill the registers."""
+def latent_heads(capability: int, dtype: torch.dtype) -> int:
+    """The most heads that read a latent together, as many as a tile has rows; a power of two."""
+    if dtype == torch.float32:
+        return SHORT_ROWS
+    return 4 * SHORT_ROWS if _has_large(capability) else 2 * SHORT_ROWS
+
+
+def latent_tiles(capability: int, dtype: torch.dtype, group: int, *, short: bool) -> Tiles:
+    """The tiles for latent attention, `group` heads of which read together: latents fill the registers."""
     if dtype == torch.float32:
         return Tiles(SHORT_ROWS, 16, 8, 1)
-    return Tiles(SHORT_ROWS, 32, 4, 2) if short else Tiles(2 * SHORT_ROWS, 32, 8, 2)
+    if group <= SHORT_ROWS and short:
+        return Tiles(SHORT_ROWS, 32, 4, 2)
+    if _has_large(capability) and (group > 2 * SHORT_ROWS or not short):
+        return Tiles(4 * SHORT_ROWS, 32, 8, 3 if capability == HOPPER else 2)
+    return Tiles(2 * SHORT_ROWS, 32, 8, 2)
+
+
+def made_tiles(capability: int, dtype: torch.dtype, dim: int) -> Tiles:
+    """The tiles for prompts whose keys and values are made of latents, of up to `dim` numbers."""
+    if capability == HOPPER and 64 < dim <= 128 and dtype != torch.float32:
+        return Tiles(128, 64, 8, 3)  # what is rotated leaves no registers for 128 keys
+    return attention_tiles(capability, dtype, dim, 1, short=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Latent attention by Triton: the operation `latent_attention`, as products with latents themselves.
 
 cuBLAS brings queries to the width of a latent before the kernel, and what it adds up to the width of values
-after it: nothing is made for each cached token. The reference computes what the kernels cannot: latents of
+after it: nothing is made for each cached token. For prompts that begin in a step it makes keys and values of
+all heads instead, for the step's tokens. The reference computes what the kernels cannot: latents of
 more than 512 numbers, and tensors that lie otherwise in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from models.layers.attention import CachedAttention
 from models.layers.latent_attention import LatentAttention
 from models.ops import latent_ops
 from worker.kernels.cuda.attention import DTYPES, LOG2E, SplitResults, padded
-from worker.kernels.cuda.attention_plan import Heads, empty_results, launches_of
-from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
+from worker.kernels.cuda.attention_plan import Heads, Kind, Launch, empty_results, launches_of
+from worker.kernels.cuda.capabilities import Card, latent_heads
 from worker.kernels.cuda.latent_kernel import LatentForm, attend_latent, prepare_latent
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.rotary import heads_at_once
@@ -46,26 +47,7 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
             return latent_ops.latent_attention(
                 q, latent, up, cache, context, cos_sin, scale=scale, chosen=chosen
             )
-        (tokens, heads, width), (_, each, rank) = q.shape, up.shape
-        rope = latent.shape[1] - rank
-        nope = width - rope
-        parts = _in_parts(heads, rank + rope)
-        form = LatentForm(heads, parts.group, rank, padded(rank), rope, padded(rope), context.block_size)
-        q_rope = torch.empty(tokens, heads, rope, dtype=q.dtype, device=q.device)
-        block, warps = heads_at_once(heads, form.rope_wide)
-        launch(
-            prepare_latent,
-            (tokens, -(-heads // block) + 1),
-            *(q, latent, q_rope, cache, context.slot_mapping, cos_sin, q.stride(0), latent.stride(0)),
-            *(form, nope, block, 0 if cos_sin is None else cos_sin.shape[1]),
-            num_warps=warps,
-        )
-        wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
-        torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
-        sums = _attend(card, parts, form, wide, q_rope, cache, context, scale)
-        out = torch.empty(tokens, heads, each - nope, dtype=q.dtype, device=q.device)
-        torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
-        return out
+        return _compute(card, q, latent, up, cache, context, cos_sin, scale)
 
     return {"latent_attention": latent_attention}
 
@@ -76,16 +58,15 @@ def knows(layer: CachedAttention) -> bool:
 
 
 def prepared_bytes(layer: CachedAttention, tokens: int, itemsize: int) -> int:
-    """The bytes of queries and sums of a step that are as wide as latents; 0 for other layers."""
+    """The bytes of queries and sums of a step that are as wide as latents, or keys and values that are made.
+
+    0 for other layers.
+    """
     if not isinstance(layer, LatentAttention):
         return 0
-    return tokens * layer.heads.length * (2 * layer.spec.rank + layer.spec.rope) * itemsize
-
-
-def _in_parts(heads: int, width: int) -> Heads:
-    """The heads, in equal parts that fit the least tile, as if each part had a key head of its own."""
-    parts = -(-heads // SHORT_ROWS)
-    return Heads(parts * -(-heads // parts), parts, width, latent=True)
+    spec = layer.spec
+    widest = max(2 * spec.rank, spec.nope + spec.value)
+    return tokens * (layer.heads.length + 1) * (widest + spec.rope) * itemsize
 
 
 def _known(rank: int, rope: int) -> bool:
@@ -106,30 +87,76 @@ def _fits(q: Tensor, latent: Tensor, up: Tensor, cache: Tensor, cos_sin: Tensor 
     )
 
 
-def _attend(
+def _compute(
     card: Card,
-    parts: Heads,
+    q: Tensor,
+    latent: Tensor,
+    up: Tensor,
+    cache: Tensor,
+    context: ForwardContext,
+    cos_sin: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """The operation for what the kernels know."""
+    (tokens, heads, width), (_, each, rank) = q.shape, up.shape
+    rope = latent.shape[1] - rank
+    nope, value = width - rope, each - width + rope
+    group = min(latent_heads(card.capability, q.dtype), 1 << (heads - 1).bit_length())
+    parts = -(-heads // group)
+    form = _form(heads, group, rank, rank, rope, context.block_size)
+    q_rope = torch.empty(tokens, heads + 1, rope, dtype=q.dtype, device=q.device)
+    block, warps = heads_at_once(heads, form.rope_wide)
+    launch(
+        prepare_latent,
+        (tokens, -(-heads // block) + 1),
+        *(q, latent, q_rope, cache, context.slot_mapping, cos_sin, q.stride(0), latent.stride(0)),
+        *(form, nope, block, 0 if cos_sin is None else cos_sin.shape[1]),
+        num_warps=warps,
+    )
+    kind = Heads(parts * group, parts, rank + rope, made=max(nope, value))
+    planned = launches_of(card, context, (kind, q.dtype, True))
+    made = [blocks for blocks in planned if blocks.kind is Kind.MADE]
+    others = [blocks for blocks in planned if blocks.kind is not Kind.MADE]
+    out = torch.empty(tokens, heads, value, dtype=q.dtype, device=q.device)
+    if others:
+        wide = torch.empty(tokens, heads, rank, dtype=q.dtype, device=q.device)
+        torch.bmm(q[:, :, :nope].transpose(0, 1), up[:, :nope], out=wide.transpose(0, 1))
+        sums = empty_results(planned, wide)
+        _attend(others, form, wide, q_rope, cache, sums, context, scale)
+        torch.bmm(sums.transpose(0, 1), up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+        del wide, sums
+    if made:
+        keys = latent[:, :rank] @ up.flatten(0, 1).t()
+        _attend(made, _form(heads, 1, nope, value, rope, 0), q, q_rope, keys, out, context, scale)
+    return out
+
+
+def _form(heads: int, group: int, key: int, value: int, rope: int, page: int) -> LatentForm:
+    return LatentForm(heads, group, key, padded(key), value, padded(value), rope, padded(rope), page)
+
+
+def _attend(
+    planned: Sequence[Launch],
     form: LatentForm,
     q: Tensor,
     q_rope: Tensor,
-    cache: Tensor,
+    keys: Tensor,
+    out: Tensor,
     context: ForwardContext,
     scale: float,
-) -> Tensor:
-    """Compute all blocks: q [T, heads, rank] and q_rope [T, heads, rope] -> [T, heads, rank]."""
-    planned, table = launches_of(card, context, (parts, q.dtype, True)), context.block_table
-    out = empty_results(planned, q)
+) -> None:
+    """Compute blocks over the cache, or over keys and values that were made, into out [T, heads, value]."""
+    table = context.block_table
     for blocks in planned:
         tiles, splits = blocks.tiles, blocks.splits
-        results = SplitResults.of(blocks, parts.group, q)
+        results = SplitResults.of(blocks, form.group, out)
         launch(
             attend_latent,
-            (len(blocks.rows), parts.keys, splits),
-            *(q, q_rope, cache, out, *results.tensors, table, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, scale * LOG2E, table.stride(0), splits),
+            (len(blocks.rows), -(-form.heads // form.group), splits),
+            *(q, q_rope, keys, out, *results.tensors, table, context.kv_lens, context.query_starts),
+            *(blocks.rows, blocks.tokens, scale * LOG2E, q.stride(0), table.stride(0), splits),
             *(form, tiles.queries, tiles.keys, splits > 1),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
         results.join_into(out, context, window=-1)
-    return out

@@ -82,7 +82,10 @@ class Layer:
         ([1, 7, 21, 1], [33, 7, 40, 70], ODD, 12),  # prompts beside decoding rows
         ([1, 2], [600, 20], SPLIT, 64),
         ([30], [50], SPLIT, 64),  # a tile of rows lies in one block
-        ([1, 3], [9, 20], Sizes(37, 16, 2, 8, 8), 5),  # heads in parts, the last of which has fewer
+        ([1, 3], [9, 20], Sizes(37, 16, 2, 8, 8), 5),  # more heads than 16
+        ([1, 3], [9, 20], Sizes(67, 16, 2, 8, 8), 5),  # heads in parts, the last of which has fewer
+        ([150, 1, 131, 20], [150, 33, 200, 20], ODD, 16),  # keys and values are made for the first prompt
+        ([130, 135], [130, 135], Sizes(2, 32, 8, 16, 80), 64),  # and here for both
         ([2], [40], Sizes(1, 512, 64, 16, 24), 32),
     ],
 )

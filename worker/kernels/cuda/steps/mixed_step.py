@@ -126,7 +126,8 @@ class MixedStep:
         places = iter(self._blocks)
         plan: Plan = {
             key: [
-                Launch(next(places), next(places), room.splits, tiles, padded=True) for room, tiles in rooms
+                Launch(next(places), next(places), room.splits, tiles, room.kind, padded=True)
+                for room, tiles in rooms
             ]
             for key, rooms in self._rooms.items()
         }
@@ -141,7 +142,7 @@ class MixedStep:
             step = plan_step(self._card, key, columns.counts, columns.ends)
             own = [blocks for blocks, _ in step]
             for room, _ in rooms:
-                blocks = next((each for each in own if each.short == room.short), None)
+                blocks = next((each for each in own if each.kind is room.kind), None)
                 if blocks is None:
                     planned += [none, none]
                     continue
