@@ -46,8 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def nearest_mark(item: pytest.Item) -> Mark | None:
-    """The mark that says on which days a test runs; that of a test comes before that of its file."""
-    return next(((mark.name, mark.args) for mark in item.iter_markers() if mark.name in NAMES), None)
+    """The mark that says on which days a test runs: of its case, or else of the test, or else of its file."""
+    own = item.callspec.marks if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
+    marks = [*own, *item.iter_markers()]
+    return next(((mark.name, mark.args) for mark in marks if mark.name in NAMES), None)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from server.bench.serve_options import parse
 from server.bench.startup_benchmark import Start
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 async def test_a_generating_server_gives_all_that_was_asked_for(demo: LiveServer, endpoint: str) -> None:
     flags = ["--base-url", demo.url, "--endpoint", endpoint, "--concurrency", "1,4", "--num-prompts", "6"]

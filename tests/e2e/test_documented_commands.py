@@ -54,6 +54,7 @@ def test_a_documented_command_is_answered(demo: LiveServer, page: str, command: 
     assert done.stdout and '"error":{' not in done.stdout
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["getting-started.md", "howto-rag.md"])
 def test_the_programs_of_a_page_say_what_the_demo_model_knows(demo: LiveServer, name: str) -> None:
     programs = PROGRAM.findall((ROOT / "docs" / name).read_text())

@@ -49,6 +49,7 @@ def check(name: str, arguments: str) -> None:
     jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_required_calls_are_right(client: openai.OpenAI, seed: int) -> None:
     drawn = {"seed": seed, "n": 2, "temperature": 1.5, "parallel_tool_calls": bool(seed % 2)}
@@ -106,6 +107,7 @@ line: ("+" | "-" | "\\"") /[a-z\\\\]{0,4}/ LF
 """
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "patch"}}])
 def test_the_input_of_a_custom_tool_follows_its_grammar(client: openai.OpenAI, choice: Any) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": LINES}}

@@ -150,6 +150,7 @@ def test_heads_of_medusa_that_do_not_fit_are_refused(
             pass
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
 def test_other_number_types(options: dict[str, Any], target: Path, heads: dict[str, Path]) -> None:
     asked = requests(Random(3), temperature=1.1, seed=4)

@@ -32,6 +32,8 @@ from worker.ranks.channel import (
     StepFailed,
 )
 
+pytestmark = pytest.mark.slow(2)
+
 SUPPORT = Path(__file__).parents[1] / "support"
 
 decoder = msgspec.msgpack.Decoder(RankMessage)
@@ -131,8 +133,6 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_rank_process import Rank
-
-pytestmark = pytest.mark.slow(2)
 rank = Rank(Path(sys.argv[1]))
 rank.receive()
 print(rank.process.pid, flush=True)

@@ -24,6 +24,8 @@ from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.protocol import StepBounds
 from worker.ranks.unix_sockets import connect_all
 
+pytestmark = pytest.mark.slow(2)
+
 Make = Callable[..., list[JointExecutor]]
 
 

@@ -13,6 +13,8 @@ from scripted_clock import STEP, TEXT, TOKEN, Clock, stream, texts
 from engine_core.protocol import Add, Admitted, Failed, Pooled, Tokens
 from engine_core.scheduling.queue.work_classes import WorkClass
 
+pytestmark = pytest.mark.slow(2)
+
 
 def test_no_step_takes_longer_than_the_gap_while_a_stream_is_read() -> None:
     clock = Clock()

@@ -34,6 +34,8 @@ from models.vision.blocks import segments
 from models.vision.tower import TowerInput
 from models.weight_pieces import WeightsError
 
+pytestmark = pytest.mark.slow(2)
+
 ARCHITECTURES = ["CLIPModel", "SiglipModel", "Siglip2Model"]
 Prompt = Sequence[int] | TowerInput
 

@@ -20,6 +20,8 @@ from models.loader import LoadOptions, load_model
 from models.model import CausalLM
 from models.weight_pieces import WeightsError
 
+pytestmark = pytest.mark.slow(2)
+
 ARCHITECTURES = ["GPTNeoXForCausalLM", "CohereForCausalLM", "Starcoder2ForCausalLM"]
 """Untied and parallel sublayers; tied with scaled logits and norms of q and k; windows and biases."""
 

@@ -31,6 +31,8 @@ from models.quantization.methods.gguf import Gguf, GgufFields
 from models.weight_coding import SavedQuantization
 from models.weight_pieces import Cut, WeightsError
 
+pytestmark = pytest.mark.slow(2)
+
 SHAPE = {"hidden_size": 64, "intermediate_size": 128}
 PUBLISHED = Recipe("Q8_0", {"exps": "MXFP4"})
 """The codings of gpt-oss as it is published: experts in mxfp4, and else 8 bits."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from server.app import openapi_schema
+
+pytestmark = pytest.mark.slow(2)
 
 
 def test_errors_are_documented_as_they_are() -> None:

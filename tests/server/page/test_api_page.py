@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from fake_api import make_app, make_client
 from fake_frontend import FakeFrontend
 
@@ -12,6 +13,7 @@ from server.app import openapi_schema
 from server.page.api_page import api_page
 
 
+@pytest.mark.slow(2)
 async def test_the_page_needs_no_script_and_no_other_host() -> None:
     async with make_client(make_app(FakeFrontend())) as client:
         page = await client.get("/docs")
@@ -24,6 +26,7 @@ async def test_the_page_needs_no_script_and_no_other_host() -> None:
         assert (await client.get("/redoc")).status_code == 404
 
 
+@pytest.mark.slow(2)
 def test_every_route_is_linked_and_every_field_is_there() -> None:
     schema = openapi_schema()
     page = api_page(schema)

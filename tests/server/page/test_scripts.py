@@ -12,7 +12,7 @@ import pytest
 from server.page.routes import FOLDER
 
 NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="no node here")
+pytestmark = [pytest.mark.skipif(NODE is None, reason="no node here"), pytest.mark.slow(2)]
 
 
 def evaluate(module: str, names: str, expression: str) -> Any:

@@ -22,7 +22,7 @@ SEEN = [PAD + 1, *[PAD] * 4, PAD + 2]
 """The tokens of a picture in a conversation."""
 
 
-pytestmark = pytest.mark.usefixtures("embedder")
+pytestmark = [pytest.mark.usefixtures("embedder"), pytest.mark.slow(2)]
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from server.terminal.chat import Chat, Speed, typed_messages
 from server.terminal.console import ProgressBar, Screen, safe_text
 from server.terminal.server_client import ServerClient, ServerError
 
+pytestmark = pytest.mark.slow(2)
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

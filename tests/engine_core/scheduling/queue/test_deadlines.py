@@ -11,6 +11,8 @@ from scripted_clock import STEP, TOKEN, Clock
 from engine_core.protocol import Add, Failed, Tokens
 from engine_core.reason_codes import DEADLINE
 
+pytestmark = pytest.mark.slow(2)
+
 SINGLE = STEP + TOKEN
 
 

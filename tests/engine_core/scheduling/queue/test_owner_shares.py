@@ -15,6 +15,8 @@ from engine_core.protocol import Add, Tokens
 from engine_core.scheduling.queue.owner_shares import Owners
 from engine_core.scheduling.queue.work_classes import WorkClass
 
+pytestmark = pytest.mark.slow(2)
+
 FIRST = WorkClass.FIRST_TOKEN
 
 

@@ -15,6 +15,8 @@ from pooled import Params, load_pooled, pool
 from tiny import ENCODERS, tiny_checkpoint
 from torch import Tensor
 
+pytestmark = pytest.mark.slow(2)
+
 
 @dataclass(frozen=True)
 class Case:

@@ -31,7 +31,7 @@ SHAPES = [
 """Query heads for each key head, key heads, dimensions."""
 
 
-pytestmark = pytest.mark.usefixtures("threads")
+pytestmark = [pytest.mark.usefixtures("threads"), pytest.mark.slow(2)]
 
 
 def queries(step: ForwardContext, heads: int, dim: int, dtype: torch.dtype) -> Tensor:

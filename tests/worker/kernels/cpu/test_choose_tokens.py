@@ -15,6 +15,8 @@ from models.context import ForwardContext
 from models.ops import latent_ops
 from worker.kernels.cpu.operations import Table
 
+pytestmark = pytest.mark.slow(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = ((64, 128, 64), (32, 128, 64), (5, 36, 10), (3, 16, 16), (1, 130, 64))
 """Heads, the width of each, and how much of it is rotated."""

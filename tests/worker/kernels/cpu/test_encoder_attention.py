@@ -9,6 +9,8 @@ from paged import assert_near, fused, make_step
 from models.ops import encoder_ops
 from worker.kernels.cpu.operations import Table
 
+pytestmark = pytest.mark.slow(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 LENGTHS = [7, 1, 300, 64, 20]
 REACH = 5

@@ -24,6 +24,8 @@ from worker.kernels.cpu.quantization import (
     quantize,
 )
 
+pytestmark = pytest.mark.slow(2)
+
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (31, 5), (32, 32), (33, 65), (70, 127), (100, 600)]
 """(outputs, inputs): less than a panel and a group, whole ones and a rest, odd and even inputs."""

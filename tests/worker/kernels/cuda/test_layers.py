@@ -18,6 +18,8 @@ from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 
+pytestmark = pytest.mark.slow(2)
+
 OPERATIONS = cuda_operations(Card(90, 132))
 DTYPES = [torch.float32, torch.bfloat16]
 

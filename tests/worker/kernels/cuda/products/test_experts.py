@@ -18,6 +18,8 @@ from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.products import experts as experts_module
 
+pytestmark = pytest.mark.slow(2)
+
 OPERATIONS = cuda_operations(Card(90, 4))
 EXPERTS, SIZE, INNER = 5, 96, 44
 BF16, FP32 = torch.bfloat16, torch.float32
