@@ -53,6 +53,20 @@ INLINE vec vec_sum_lanewise(vec v[LANES]) {
     return v[0];
 }
 
+// Puts a vector of lanes and one of those that follow each into order.
+INLINE void vec_interleave(vec v[2]) {
+#if LANES == 16
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    vec low = _mm512_permutex2var_ps(v[0], first, v[1]);
+    v[1] = _mm512_permutex2var_ps(v[0], _mm512_add_epi32(first, _mm512_set1_epi32(8)), v[1]);
+    v[0] = low;
+#else
+    vec low = _mm256_unpacklo_ps(v[0], v[1]), high = _mm256_unpackhi_ps(v[0], v[1]);
+    v[0] = _mm256_permute2f128_ps(low, high, 0x20);
+    v[1] = _mm256_permute2f128_ps(low, high, 0x31);
+#endif
+}
+
 // Transposes a square: rows become columns.
 #if defined(__AVX512F__)
 INLINE void vec_transpose(vec r[16]) {
