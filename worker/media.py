@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +27,7 @@ from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
 from models.model import ServedModel
 from models.vision.model import find_tower
-from models.vision.tower import Tower, TowerInput
+from models.vision.tower import InLayers, Tower, TowerInput, advance, finish
 from worker.buffers import Buffer
 from worker.config import WorkerConfig
 from worker.protocol import Encode, StepInput
@@ -79,6 +79,14 @@ class MediaRead:
         return show
 
 
+@dataclass(slots=True)
+class _Begun:
+    """The encoding of an item, of whose layers some are left."""
+
+    computation: InLayers[list[Tensor]]
+    left: int
+
+
 class StepMedia:
     """Encodes the items that steps bring, and reads them for the steps that need them."""
 
@@ -99,8 +107,9 @@ class StepMedia:
         self._most, self._encodes = most, encodes
         self._rows: dict[int, Tensor] = {}
         """What the tower made of each item [embeddings, (1 + levels) * H], by its number."""
-        self._held = 0
-        """The embeddings of all these."""
+        self._sizes: dict[int, int] = {}
+        """The embeddings of each of these, and of those of whose tower some layers are computed:"""
+        self._begun: dict[int, _Begun] = {}
         self._sees_media = sees_media(tower)
         self.sees_prompts = sees_prompts(tower)
 
@@ -109,28 +118,51 @@ class StepMedia:
         if not self._encodes:
             return
         if step.fresh:
-            self._rows.clear()
-            self._held = 0
+            for held in (self._rows, self._sizes, self._begun):
+                held.clear()
         brought, forgotten = {item.number for item in step.encode}, set(step.forget)
-        unknown = {number for number in forgotten if number not in self._rows}
-        twice = {number for number in brought - forgotten if number in self._rows}
+        unknown = {number for number in forgotten if number not in self._sizes}
+        twice = {number for number in brought - forgotten if number in self._sizes}
         if unknown or twice:
             raise ValueError(f"step {step.number} forgets items {[*unknown]} and brings {[*twice]} again")
-        self._held -= sum(len(self._rows.pop(number)) for number in forgotten)
-        held = self._held + sum(item.embeddings for item in step.encode)
-        if held > self._most:
+        for number in forgotten:
+            del self._sizes[number]
+            self._rows.pop(number, None)
+            self._begun.pop(number, None)
+        self._sizes |= {item.number: item.embeddings for item in step.encode}
+        if (held := sum(self._sizes.values())) > self._most:
             raise ValueError(f"step {step.number}: {held} embeddings of media, and {self._most} have room")
-        self._held = held
+        self._encode(step)
+
+    def _encode(self, step: StepInput) -> None:
         for item in step.encode:
             if item.kind in CLIENT_MADE:
                 rows = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.embeddings, -1)
                 self._rows[item.number] = rows.to(self._target, self._dtype, copy=True)
-        for items in _groups([item for item in step.encode if item.kind not in CLIENT_MADE]):
-            if self._tower is None:
-                raise ValueError(f"step {step.number} brings pictures, and the model has no tower")
-            made = self._tower.encode([self._on_device(item) for item in items])
+        pictures = [item for item in step.encode if item.kind not in CLIENT_MADE]
+        for items in _groups([item for item in pictures if item.number not in step.partly]):
+            made = finish(self._computation(items))
             for item, rows in zip(items, made, strict=True):
                 self._rows[item.number] = rows.clone() if len(items) > 1 else rows  # each is freed alone
+        for item in pictures:
+            if item.number in step.partly:
+                self._begun[item.number] = _Begun(self._computation([item]), count_layers(self._tower))
+        for number, layers in step.partly.items():
+            self._go_on(number, layers)
+
+    def _computation(self, items: Sequence[Encode]) -> InLayers[list[Tensor]]:
+        if self._tower is None:
+            raise ValueError("a step brings pictures, and the model has no tower")
+        return self._tower.encode([self._on_device(item) for item in items])
+
+    def _go_on(self, number: int, layers: int) -> None:
+        """Compute so many layers more of an item; with the last one also what comes behind the layers."""
+        begun = self._begun[number]
+        begun.left -= layers
+        if (made := advance(begun.computation, layers if begun.left > 0 else inf)) is not None:
+            [self._rows[number]] = made
+        if begun.left <= 0:
+            del self._begun[number]
 
     @torch.inference_mode()
     def warm_up(self, folder: Path) -> None:
@@ -141,7 +173,7 @@ class StepMedia:
         picture = import_module("PIL.Image").new("RGB", (1, 1))  # imported only where kernels are compiled
         item = make_processor(files).prepare(picture)
         encode = Encode(0, item.kind, item.shape, item.grid, item.embeddings, Buffer(item.pixels))
-        self._tower.encode([self._on_device(encode)])
+        finish(self._computation([encode]))
 
     def read(self, columns: Columns) -> MediaRead | None:
         """What a step reads of the media of its sequences; None if that is nothing."""
@@ -241,6 +273,12 @@ def media_bytes(tower: Tower, model: ModelConfig, most: int, dtype: torch.dtype)
 def row_bytes(tower: Tower, model: ModelConfig, dtype: torch.dtype) -> int:
     """The bytes of an embedding, with those of the rows that are added behind deeper layers."""
     return (1 + tower.levels) * model.hidden_size * dtype.itemsize
+
+
+def count_layers(tower: Tower | None) -> int:
+    """The layers through which a tower takes an item, at most."""
+    modules = () if tower is None else cast("nn.Module", tower).modules()
+    return getattr(tower, "passes", 1) * sum(getattr(module, "pauses", False) for module in modules)
 
 
 def sees_media(tower: Tower | None) -> bool:

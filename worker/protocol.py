@@ -196,6 +196,9 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     """The tokens of each replica's first half, if all compute it in halves. A row may be cut there."""
     encode: list[Encode] = []
     """The media items that are encoded before the rows are computed. Later stages do not get them."""
+    partly: dict[int, int] = {}
+    """number -> of an item of which only some layers of the tower are computed in this step, how many: it is
+    one of `encode`, or was that of an earlier step. Its embeddings are there when all layers are computed."""
     forget: list[int] = []
     """The items whose embeddings are dropped before that."""
     beams: list[BeamToken] = []
@@ -349,6 +352,9 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """The numbers in each embedding of a prompt that has these in place of tokens; 0: none may have."""
     media_width: int = 0
     """The numbers in each embedding of a picture, with those for deeper layers; 0: there is no tower."""
+    tower_layers: int = 0
+    """The layers of the tower, behind each of which the encoding of an item may be continued in a later
+    step."""
     kept_embeddings: int = 0
     """The embeddings of media that the worker has room for beside so many."""
     whole_media: bool = False

@@ -40,7 +40,7 @@ from worker.host.memory import release_after_loading
 from worker.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
 from worker.loading import find_mixtures, load_drafter, load_options, load_weights
-from worker.media import media_bytes, open_media, row_bytes, sees_media, sees_prompts
+from worker.media import count_layers, media_bytes, open_media, row_bytes, sees_media, sees_prompts
 from worker.pooling import (
     HiddenStore,
     PooledVectors,
@@ -139,7 +139,7 @@ class Runner:
         self._failed = True  # until it has come to its end
         if self._balancer:
             self._balancer.before_step()
-        if self._media is not None and (step.encode or step.forget or step.fresh):
+        if self._media is not None and (step.encode or step.partly or step.forget or step.fresh):
             self._media.update(step)
         if not step.seqs:
             return self._take_part(step)
@@ -333,9 +333,8 @@ class Runner:
         return Cache(size, hidden, page_toucher, [*parts, *([hidden.blocks] if hidden else ())])
 
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
-        model, size = self._model, self._cache.size
-        tower, takes_rows = find_tower(model), self._config.options.enable_prompt_embeds
-        guesses = "generate" in tasks and self._slots.processors is None
+        model, size, tower = self._model, self._cache.size, find_tower(self._model)
+        takes_rows, processors = self._config.options.enable_prompt_embeds, self._slots.processors
         return WorkerFacts(
             device=self._device.name,
             dtype=dtype_name(self._dtype),
@@ -356,12 +355,13 @@ class Runner:
             most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
             row_width=self._config.model.hidden_size if takes_rows else 0,
             media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,
+            tower_layers=count_layers(tower),
             kept_embeddings=limits.kept_embeddings,
-            most_rows=self._slots.most_guesses if guesses else 0,
+            most_rows=self._slots.most_guesses if "generate" in tasks and processors is None else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),
-            processes_logits=self._slots.processors is not None,
+            processes_logits=processors is not None,
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
 

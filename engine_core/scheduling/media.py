@@ -52,13 +52,18 @@ class MediaItems:
         self.encoded = self.reused = 0
         """How many items were encoded, and how often a sequence found one that was, in total."""
         self.encode: list[Encode] = []
+        self.partly: dict[int, int] = {}
         self.forget: list[int] = []
-        """What the step that is being planned encodes and forgets."""
+        """What the step that is being planned encodes, whole or partly, and forgets."""
         self._most_bytes = max(_LEAST_BYTES, int(config.mm_processor_cache_gb * (1 << 30)))
         self._most = facts.held_embeddings
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
         self._splits = config.enable_chunked_prefill and facts.cuts_prompts
         self._whole_prompts = facts.whole_prompts
+        self._layers = facts.tower_layers if self._splits else 0
+        self._begun: bytes | None = None
+        """The item, counted among those that are held, of whose layers the steps so far have computed:"""
+        self._done = 0
         self._items: dict[bytes, Item] = {}
         self._held: OrderedDict[bytes, Item] = OrderedDict()
         """The items whose embeddings the worker holds when the steps planned so far are done. Those that were
@@ -131,7 +136,7 @@ class MediaItems:
     # A step is planned.
 
     def begin_step(self) -> None:
-        self.encode, self.forget = [], []
+        self.encode, self.partly, self.forget = [], {}, []
         self._read.clear()
         self._left, self._room = self._per_step, self._most
 
@@ -145,39 +150,79 @@ class MediaItems:
     def reach(self, seq: Sequence, start: int, count: int, fitting: float = inf) -> int:
         """As many of the next `count` positions as can be computed in this step; changes nothing. The items
         there must be encoded, or fit into the step: within its budget, within the room, and within the
-        embeddings that are `fitting` into its time. The first one that a step encodes needs room only."""
-        left = most = min(self._left, fitting)
-        room = self._room
+        embeddings that are `fitting` into its time. The first one that a step encodes need not fit into the
+        budget; nor into the time, where the layers of one cannot be divided among steps."""
+        left, room = self._left, self._room
         new: set[Item] = set()
         stop = start + count
         for media in overlapping(seq.request.media, start, stop):
             item = self._items[media.hash]
-            if item in self._read or item in new:
+            work = self._work(media.hash)
+            if item in new or (item in self._read and not work):
                 continue
-            held = media.hash in self._held
-            first = not self.encode and (left == most or not self._splits)
-            if item.embeddings > room or not (held or first or item.work <= left):
+            first = not (self.encode or self.partly) and (left == self._left or not self._splits)
+            fits = (first or work <= left) and (work <= fitting or (first and not self._layers))
+            waits = self._begun not in (None, media.hash) and fitting < inf
+            if item.embeddings > room or (work and (waits or not fits or item.number in self.partly)):
                 stop = media.at
                 break
             new.add(item)
             room -= item.embeddings
-            left -= 0 if held else item.work
+            left -= work
+            fitting -= work
         if self.whole:
             for media in overlapping(seq.request.media, stop - 1, stop):
                 stop = media.at if media.end > stop else stop
         return max(0, stop - start)
 
-    def read(self, seq: Sequence, start: int, count: int) -> int:
+    def encode_partly(self, seq: Sequence, start: int, fitting: float) -> float:
+        """Have layers of the tower computed for the item at a position that `reach` does not reach, as many
+        as fit, or for the one that is begun, for which others wait. Returns the embeddings that they are
+        worth. The step must have rows, or it might not be run."""
+        media = overlapping(seq.request.media, start, start + 1)
+        if not self._layers or self.partly or not media or not self._work(media[0].hash):
+            return 0.0
+        if self._begun is not None and not self._items[self._begun].users:
+            self._drop(self._begun)
+        item = self._items[self._begun or media[0].hash]
+        least, layers = int(not self.encode), int(fitting * self._layers / item.work)
+        layers = min(max(least, layers), self._layers - (self._done if self._begun else 0))
+        if not layers or item.embeddings > self._room:
+            return 0.0
+        if self._begun is None:
+            self._bring(media[0])
+            self._begun, self._done = media[0].hash, 0
+        self._pin(self._begun)
+        self._advance(item, layers)
+        return item.work * layers / self._layers
+
+    def _advance(self, item: Item, layers: int) -> None:
+        self.partly[item.number] = layers
+        self._done += layers
+        if self._done == self._layers:
+            self._begun = None
+
+    def _work(self, hash: bytes) -> float:
+        """The embeddings of an item that are still to be computed."""
+        work = self._items[hash].work
+        if hash == self._begun:
+            return work * (self._layers - self._done) / self._layers
+        return 0 if hash in self._held else work
+
+    def read(self, seq: Sequence, start: int, count: int) -> float:
         """Note that a row reads these positions, as `reach` allows; returns the embeddings it has encoded."""
         before = self._left
         media = overlapping(seq.request.media, start, start + count)
         for each in media:
             if each.hash in self._held:
                 self._pin(each.hash)
-                self.reused += each.at >= start
+                self.reused += each.at >= start and each.hash != self._begun
         for each in media:
-            if each.hash not in self._held:
-                self._encode(each)
+            self._left -= self._work(each.hash)
+            if each.hash == self._begun:
+                self._advance(self._items[each.hash], self._layers - self._done)
+            elif each.hash not in self._held:
+                self._bring(each)
                 self._pin(each.hash)
         return before - self._left
 
@@ -189,20 +234,20 @@ class MediaItems:
             self._read.add(item)
             self._room -= item.embeddings
 
-    def _encode(self, media: Media) -> None:
-        """Have an item encoded in this step, after others are forgotten for which there is no room."""
+    def _bring(self, media: Media) -> None:
+        """Have an item encoded from this step on, after others are forgotten for which there is no room."""
         item = self._items[media.hash]
         while self.embeddings + item.embeddings > self._most:
             self._drop(next(iter(self._held)))
         self._held[media.hash] = item
         self.embeddings += item.embeddings
-        self._left -= item.work
         self.encoded += item.work > 0
         shape, grid, pixels = media.shape, media.grid, media.pixels
         self.encode.append(Encode(item.number, media.kind, shape, grid, item.embeddings, pixels))
 
     def _drop(self, hash: bytes) -> None:
         item = self._held.pop(hash)
+        self._begun = None if hash == self._begun else self._begun
         self.forget.append(item.number)
         self._let_go(hash, item)
 
@@ -216,6 +261,7 @@ class MediaItems:
         for hash, item in self._held.items():
             self._let_go(hash, item)
         self._held.clear()
+        self._begun = None
 
 
 def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:

@@ -61,7 +61,7 @@ class PlannedStep:
     @property
     def is_decoding(self) -> bool:
         """Whether each row computes a single token of an answer, with guesses behind it or without."""
-        others = self.step.new or self.prompts or self.texts
+        others = self.step.new or self.prompts or self.texts or self.work[ENCODED]
         return not others and _sampled(self.work) == self.tokens == len(self.seqs) + self.guessed
 
 
@@ -113,10 +113,15 @@ class StepBuilder:
         if self._longest and not alone and self.may_split:
             gap = min(gap, max(self._longest, least))
         gap = min(gap, self.budget)
-        fitting = inf
         if self.left < inf:
-            gap, fitting = self._in_time(gap, start, least), self._line.encoded(max(self.left, 0.0))
-        return gap if start >= seq.media_end else self._media.reach(seq, start, gap, fitting)
+            gap = self._in_time(gap, start, least)
+        if start >= seq.media_end:
+            return gap
+        fitting = self._line.encoded(max(self.left, 0.0)) if self._rows else inf
+        count = self._media.reach(seq, start, gap, fitting)
+        if not count and fitting < inf:
+            self._encode(self._media.encode_partly(seq, start, fitting))
+        return count
 
     def _in_time(self, gap: int, start: int, least: int) -> int:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
@@ -225,7 +230,13 @@ class StepBuilder:
             return None
         media = self._media
         encode, forget = media.encode, media.forget
-        step = StepInput(number, self.new, self._rows, encode=encode, forget=forget, beams=self._beams)
+        step = StepInput(
+            *(number, self.new, self._rows),
+            encode=encode,
+            partly=media.partly,
+            forget=forget,
+            beams=self._beams,
+        )
         bounded = self.left < inf
         return PlannedStep(
             *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),
@@ -255,6 +266,13 @@ class StepBuilder:
         self.cost += cost
         self.left -= cost
         return cost
+
+    def _encode(self, embeddings: float) -> None:
+        """Add layers of a tower that no row of the step reads yet, which are worth so many embeddings."""
+        cost = self._line.end(ENCODED, embeddings)
+        self._work[ENCODED] += embeddings
+        self.cost += cost
+        self.left -= cost
 
     def _pooled_rows(self, seq: Sequence) -> int:
         """The number of hidden states that are read when this sequence is pooled."""

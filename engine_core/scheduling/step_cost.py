@@ -76,7 +76,7 @@ class CostLine:
         """The seconds of so many new tokens, which attend to so many positions in all."""
         return self._seconds[TOKEN] * count + self._seconds[READ] * reads
 
-    def end(self, term: int, count: int) -> float:
+    def end(self, term: int, count: float) -> float:
         """The seconds of sampling or pooling `count` rows, or encoding embeddings, under this term."""
         return self._seconds[term] * count
 

@@ -30,7 +30,7 @@ from models.model import ModelSetup
 from models.plain_files import read_object
 from models.pooling.sentence_files import Mode
 from models.vision.blocks import WHOLE, Learned, segments
-from models.vision.tower import TowerInput
+from models.vision.tower import InLayers, TowerInput, finish
 from models.vision.vit import LayerFields, ShapedTransformer, VisionTransformer, VitFields, read_vit
 
 
@@ -64,9 +64,9 @@ class TextTransformer(nn.Module):
     def forward(self, texts: Sequence[Tensor], answering: Tensor) -> Tensor:
         """`answering` [B]: for each text the position of the token whose state is returned."""
         ids = torch.cat(list(texts))
-        with use_context(step := segments([len(text) for text in texts], ids.device)):
-            stream = ops.add(self.tokens(ids), ops.embed(step.positions, self.positions.weight))
-            delta, stream = self.layers(stream)
+        step = segments([len(text) for text in texts], ids.device)
+        stream = ops.add(self.tokens(ids), ops.embed(step.positions, self.positions.weight))
+        delta, stream = finish(self.layers(step, stream))
         places = step.query_starts[:-1] + answering
         return enter(self.norm, None if delta is None else delta[places], stream[places])[0]
 
@@ -175,9 +175,9 @@ class CLIPModel(nn.Module):
             vectors |= zip(texts, self.text_head(rows).split(1), strict=True)
         return torch.cat([vectors[start].expand(len(part), -1) for start, part in parts.items()])
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         """The vectors [1, stream_size] of pictures."""
-        return list(self.picture_vectors(items).split(1))
+        return list((yield from self.picture_vectors(items)).split(1))
 
     def attention_layers(self) -> list[Attention]:
         """Return no layers, since none reads the cache."""
@@ -198,9 +198,9 @@ class CLIPModel(nn.Module):
         last = torch.tensor([len(text) - 1 for text in texts], device=ends[0].device)
         return self.text(texts, torch.stack(ends).minimum(last))
 
-    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
+    def picture_vectors(self, items: Sequence[TowerInput]) -> InLayers[Tensor]:
         """The vectors [N, stream_size] of pictures."""
-        delta, stream = self.vision(items)
+        delta, stream = yield from self.vision(items)
         first = slice(None, None, self.vision.rows)
         rows, _ = enter(self.norm, None if delta is None else delta[first], stream[first])
         return self.vision_head(rows)
@@ -226,8 +226,8 @@ class SiglipModel(CLIPModel):
         last = torch.full([len(texts)], length - 1, device=texts[0].device)
         return self.text(padded, last)
 
-    def picture_vectors(self, items: Sequence[TowerInput]) -> Tensor:
-        rows, _ = enter(self.norm, *self.vision(items))
+    def picture_vectors(self, items: Sequence[TowerInput]) -> InLayers[Tensor]:
+        rows, _ = enter(self.norm, *(yield from self.vision(items)))
         return self.vision_head(rows, [prod(item.grid) for item in items])
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.context import ForwardContext
+from models.context import ForwardContext, use_context
 from models.layers.attention import EncoderAttention
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import activation_kind
@@ -23,7 +23,7 @@ from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
-from models.vision.tower import TowerInput
+from models.vision.tower import InLayers, TowerInput
 
 WHOLE = Parallel(most_ranks=1)
 """The position of a rank in a tower, which every rank has whole."""
@@ -142,6 +142,8 @@ class TowerNames:
 class TowerLayer(nn.Module):
     """Attention and an MLP, each behind a norm, whose results are added to the stream."""
 
+    pauses: ClassVar[bool] = True
+
     def __init__(
         self,
         size: int,
@@ -214,11 +216,16 @@ class TowerLayers(nn.ModuleList):
             load(layer, weights / str(number))
         weights.ignore(*(str(len(self) + number) for number in range(self.others)))
 
-    def forward(self, stream: Tensor, cos_sin: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """The stream [T, size] behind the last layer, and what is still to be added to it, ahead of it."""
+    def forward(
+        self, step: ForwardContext, stream: Tensor, cos_sin: Tensor | None = None
+    ) -> InLayers[tuple[Tensor | None, Tensor]]:
+        """The stream [T, size] behind the last layer, and what is still to be added to it, ahead of it.
+        `step`: the context of the items of which it is the rows."""
         delta = None
         for layer in self:
-            delta, stream = layer(delta, stream, cos_sin)
+            with use_context(step):
+                delta, stream = layer(delta, stream, cos_sin)
+            yield
         return delta, stream
 
 

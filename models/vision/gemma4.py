@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from models.layers.mlp import activation_kind
 from models.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import Learned, PixelPatches, segments
-from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 
 _OTHERS = ("model.audio_tower", "model.embed_audio")
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -123,6 +123,8 @@ class _MLP(nn.Module):
 
 
 class _Layer(nn.Module):
+    pauses: ClassVar[bool] = True
+
     def __init__(self, fields: _Fields) -> None:
         super().__init__()
         size, eps = fields.hidden_size, fields.rms_norm_eps
@@ -168,15 +170,17 @@ class Gemma4Tower(nn.Module):
         load(self.norm, projector)
         load(self.projection, projector / "embedding_projection")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         x = self.patches(items)
         places = torch.cat([places_in(*item.grid[1:]) for item in items], dim=1).to(x.device)  # [2, T]
         x = x + self.places.weight[0][places[0]] + self.places.weight[1][places[1]]
         cos_sin = ops.angles(places, self.frequencies.to(x.device), 1.0, self.axes.to(x.device))
         counts = [prod(item.grid) for item in items]
-        with use_context(segments(counts, x.device)):
-            for layer in self.layers:
+        step = segments(counts, x.device)
+        for layer in self.layers:
+            with use_context(step):
                 x = layer(x, cos_sin)
+            yield
         means = [self._mean(rows, item) for rows, item in zip(x.split(counts), items, strict=True)]
         wide = torch.cat(means).float() * self.fields.hidden_size**0.5
         if self.standard:
@@ -247,7 +251,8 @@ class Gemma4UnifiedTower(nn.Module):
         load(self.norm, projector)
         load(self.projection, projector / "embedding_projection")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        yield  # there are no layers
         pixels = self.pixel_norm(self.patches.cut(items))
         rows = self.patch_norm(ops.linear(pixels, self.patches.weight, self.patches.bias))
         squares = [places_in(item.grid[1] // self.merge, item.grid[2] // self.merge) for item in items]

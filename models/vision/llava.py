@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
 from models.config import Eps, Size
-from models.context import use_context
 from models.layers.linear import Linear
 from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.norm import RMSNorm, enter
@@ -31,7 +30,7 @@ from models.vision.blocks import (
     merge_squares,
     segments,
 )
-from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
+from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
 from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
 _PIXTRAL_EPS = 1e-5
@@ -85,12 +84,12 @@ class PixtralVision(nn.Module):
         load(self.first_norm, weights / "ln_pre")
         load(self.layers, weights / "transformer.layers")
 
-    def forward(self, items: Sequence[TowerInput]) -> tuple[Tensor | None, Tensor]:
+    def forward(self, items: Sequence[TowerInput]) -> InLayers[tuple[Tensor | None, Tensor]]:
         """The stream, and what is still to be added to it, ahead of it, as `enter` takes them."""
         stream = self.first_norm(self.patches(items))
         cos_sin = torch.cat([self._angles(*item.grid, stream.device) for item in items])
-        with use_context(segments([prod(item.grid) for item in items], stream.device)):
-            return self.layers(stream, cos_sin)
+        step = segments([prod(item.grid) for item in items], stream.device)
+        return (yield from self.layers(step, stream, cos_sin))
 
     def _angles(self, frames: int, rows: int, columns: int, device: torch.device) -> Tensor:
         """The rotations of a picture's patches: even pairs turn by the row, odd ones by the column."""
@@ -150,8 +149,8 @@ class LlavaTower(nn.Module):
         load(self.vision, tower)
         load(self.projector, weights.first(*PROJECTORS))
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        delta, stream = self.vision(items)
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        delta, stream = yield from self.vision(items)
         rows = self.projector(stream if delta is None else stream + delta)
         pieces = rows.split([prod(item.grid) + self.others for item in items])
         return [piece[self.first_row :] for piece in pieces]
@@ -183,8 +182,8 @@ class Mistral3Tower(LlavaTower):
         load(self.norm, projector / "norm")
         load(self.merging, projector / "patch_merger.merging_layer")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        normed, _ = enter(self.norm, *self.vision(items))
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        normed, _ = enter(self.norm, *(yield from self.vision(items)))
         pieces = zip(normed.split([prod(item.grid) for item in items]), items, strict=True)
         squares = torch.cat([merge_squares(piece, *item.grid[1:], self.merge) for piece, item in pieces])
         by_channel = squares.unflatten(1, (self.merge**2, -1)).transpose(1, 2).flatten(1)
@@ -209,9 +208,9 @@ class LlavaNextTower(LlavaTower):
         name = "image_newline"
         load(self.newline, weights / (name if name in weights else f"model.{name}"))
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         tiles = cut_tiles(items, self.side, self.patch)
-        rows = torch.stack(super().encode(tiles))  # [tiles, patches, H]
+        rows = torch.stack((yield from super().encode(tiles)))  # [tiles, patches, H]
         counts = [len(item.pixels) // self.side for item in items]
         return [self._packed(*each) for each in zip(rows.split(counts), items, strict=True)]
 

@@ -18,7 +18,7 @@ from models.media.files import has_files, read_files
 from models.media.registry import make_processor
 from models.model import ModelSetup
 from models.parallel.rank_shares import layers_of
-from models.vision.tower import Tower, TowerInput, TowerSetup
+from models.vision.tower import Tower, TowerInput, TowerSetup, finish
 
 logger = logging.getLogger(__name__)
 
@@ -85,4 +85,4 @@ class _WithTower(nn.Module):
             load(self.tower, weights)
 
     def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        return self.tower.encode(items)
+        return finish(self.tower.encode(items))

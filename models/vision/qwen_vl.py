@@ -22,7 +22,7 @@ from models.layers.norm import LayerNorm, Norm, RMSNorm, enter
 from models.layers.rotary import Rope, Rotary, plain_rope
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import between_cells, square_by_square, window_by_window
-from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 
 _NAMES = TowerNames(qkv=("attn.qkv",), out="attn.proj", norms=("norm1", "norm2"))
 _MakeNorm = Callable[[int], Norm]
@@ -130,23 +130,25 @@ class QwenTower(nn.Module):
         load(self.blocks, visual / "blocks")
         load(self.merger, visual / "merger")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        rows = self.rows(items, self.patch_embed(items), self.places(items))
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        rows = yield from self.rows(items, self.patch_embed(items), self.places(items))
         return list(rows.split([item.embeddings for item in items]))
 
     def places(self, items: Sequence[TowerInput]) -> Tensor:
         """The row and the column of each patch [2, P]."""
         return torch.cat([square_by_square(item.grid, self.merge) for item in items], dim=1)
 
-    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
+    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> InLayers[Tensor]:
         """The embedded patches [P, size] at `places` -> the rows of all squares."""
         cos_sin, delta = self.rotary(places.to(hidden.device)), None
         deeper: list[Tensor] = []
-        with use_context(frames_of(items, hidden.device)):
-            for number, layer in enumerate(self.blocks):
+        step = frames_of(items, hidden.device)
+        for number, layer in enumerate(self.blocks):
+            with use_context(step):
                 delta, hidden = layer(delta, hidden, cos_sin)
-                if number in self.taken_behind:
-                    deeper.append(self.deeper[self.taken_behind.index(number)](delta, hidden))
+            if number in self.taken_behind:
+                deeper.append(self.deeper[self.taken_behind.index(number)](delta, hidden))
+            yield
         rows = self.merger(delta, hidden)
         return torch.cat([rows, *deeper], dim=1) if deeper else rows
 
@@ -190,7 +192,7 @@ class Qwen25Tower(QwenTower):
         if not self.window:
             raise ConfigError("vision_config in config.json: 'window_size' is less than a square of patches")
 
-    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
+    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> InLayers[Tensor]:
         order, lengths = self.windows(items)
         turning = self.by_window(places.t(), order).t().contiguous()
         order = order.to(hidden.device)
@@ -200,6 +202,7 @@ class Qwen25Tower(QwenTower):
         for number, layer in enumerate(self.blocks):
             with use_context(frames if number in self.without_window else windows):
                 delta, hidden = layer(delta, hidden, cos_sin)
+            yield
         return self.merger(delta, hidden)[order.argsort()]
 
     def windows(self, items: Sequence[TowerInput]) -> tuple[Tensor, list[int]]:
@@ -263,7 +266,7 @@ class Qwen3Tower(QwenTower):
         load(self.pos_embed, visual / "pos_embed")
         load(self.deeper, visual / "deepstack_merger_list")
 
-    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> Tensor:
+    def rows(self, items: Sequence[TowerInput], hidden: Tensor, places: Tensor) -> InLayers[Tensor]:
         return super().rows(items, ops.add(hidden, self.learned(items, places)), places)
 
     def learned(self, items: Sequence[TowerInput], places: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from models.config import ConfigError
 from models.layers.linear import Linear, frozen
 from models.layers.norm import RMSNorm, enter
 from models.vision.blocks import merge_squares
-from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
 from models.vision.vit import PROJECTORS, TOWERS, VisionTransformer, read_vit
 
 
@@ -37,9 +37,9 @@ class _SiglipTower(nn.Module):
         load(self.vision, tower)
         load(self.last_norm, tower / "post_layernorm")
 
-    def rows(self, items: Sequence[TowerInput]) -> Tensor:
+    def rows(self, items: Sequence[TowerInput]) -> InLayers[Tensor]:
         """The normalised rows of all patches [N * patches, size]."""
-        return enter(self.last_norm, *self.vision(items))[0]
+        return enter(self.last_norm, *(yield from self.vision(items)))[0]
 
 
 class PaliGemmaTower(_SiglipTower):
@@ -54,8 +54,8 @@ class PaliGemmaTower(_SiglipTower):
         super().pull(weights)
         load(self.projection, weights.first(*PROJECTORS) / "linear")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        return list(self.projection(self.rows(items)).chunk(len(items)))
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        return list(self.projection((yield from self.rows(items))).chunk(len(items)))
 
 
 class Gemma3Tower(_SiglipTower):
@@ -76,9 +76,10 @@ class Gemma3Tower(_SiglipTower):
         matrix = projector.take("mm_input_projection_weight", self.widths)  # [inputs, outputs]
         self.projection = frozen(ops.pack(matrix.t(), plain=True))
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         count, side = isqrt(items[0].embeddings), items[0].grid[1]
-        squares = self.rows(items).view(len(items), count, side // count, count, side // count, -1)
+        rows = yield from self.rows(items)
+        squares = rows.view(len(items), count, side // count, count, side // count, -1)
         means = squares.mean((2, 4)).flatten(0, 2)
         return list(ops.linear(self.norm(means), self.projection).chunk(len(items)))
 
@@ -111,8 +112,8 @@ class Idefics3Tower(_SiglipTower):
         table = self.vision.positions.weight
         self.vision.positions.weight = frozen(table[_buckets(self.across).to(table.device)])
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
-        rows = self.rows(cut_tiles(items, self.side, self.patch))
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
+        rows = yield from self.rows(cut_tiles(items, self.side, self.patch))
         squares = merge_squares(rows, self.across, self.across, self.merge)
         return list(self.projection(squares).split([item.embeddings for item in items]))
 

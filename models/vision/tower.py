@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,30 @@ from torch import Tensor
 from models.config import ConfigError
 from models.media.files import PictureSettings
 from models.media.item import Kind
+
+Made = TypeVar("Made")
+InLayers = Generator[None, None, Made]
+"""A computation that pauses behind each layer of a tower, and returns what it has made in the end."""
+
+
+def advance(computation: InLayers[Made], layers: float) -> Made | None:
+    """Compute so many layers more. Returns what is made in the end; None, if it has not come to that."""
+    try:
+        while layers > 0:
+            next(computation)
+            layers -= 1
+    except StopIteration as end:
+        return end.value
+    return None
+
+
+def finish(computation: InLayers[Made]) -> Made:
+    """Compute all that is left, and return what is made."""
+    while True:
+        try:
+            next(computation)
+        except StopIteration as end:
+            return end.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +66,14 @@ class Tower(Protocol):
 
     Where tokens have positions on three axes (`models.media.positions`), its class has `three_axes = True`;
     where those of an item see each other, `sees_media = True`, and where those of a whole prompt do, with or
-    without pictures, `sees_prompt = True`, too.
+    without pictures, `sees_prompt = True`, too. Its layers have `pauses = True`; where an item goes through
+    them twice, it has `passes = 2`.
     """
 
     levels: int
     """The number of layers of the text behind which further rows are added; 0 for most towers."""
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         """For each item its rows [embeddings, (1 + levels) * hidden_size], of the tower's type of numbers.
         The items are computed together, and each gives the same bits alone and beside any others."""
         ...

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size
-from models.context import use_context
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, Norm
 from models.media.files import PictureSettings
@@ -31,7 +30,7 @@ from models.vision.blocks import (
     segments,
 )
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, read_tower_fields
 
 TOWERS = (
     "model.vision_tower.vision_model",
@@ -164,7 +163,7 @@ class VisionTransformer(nn.Module):
         load(self.positions, embeddings / "position_embedding")
         load(self.layers, weights / "encoder.layers")
 
-    def forward(self, items: Sequence[TowerInput]) -> tuple[Tensor | None, Tensor]:
+    def forward(self, items: Sequence[TowerInput]) -> InLayers[tuple[Tensor | None, Tensor]]:
         """The stream, and what is still to be added to it, ahead of it, as `enter` takes them."""
         hidden = self.patches(items).unflatten(0, (len(items), -1))  # [N, patches, size]
         if self.class_token is not None:
@@ -173,8 +172,7 @@ class VisionTransformer(nn.Module):
         stream = (hidden + self.positions.weight).flatten(0, 1)
         if self.first_norm is not None:
             stream = self.first_norm(stream)
-        with use_context(segments([self.rows] * len(items), stream.device)):
-            return self.layers(stream)
+        return (yield from self.layers(segments([self.rows] * len(items), stream.device), stream))
 
 
 class ShapedTransformer(VisionTransformer):
@@ -184,9 +182,9 @@ class ShapedTransformer(VisionTransformer):
         super().__init__(fields, pictures)
         self.patches = PixelPatches(fields.hidden_size, fields.patch_size, pictures, bias=True)
 
-    def forward(self, items: Sequence[TowerInput]) -> tuple[Tensor | None, Tensor]:
+    def forward(self, items: Sequence[TowerInput]) -> InLayers[tuple[Tensor | None, Tensor]]:
         table = self.positions.weight
         positions = torch.cat([resized_table(table, item.grid[1:], "bilinear") for item in items])
         stream = self.patches(items) + positions
-        with use_context(segments([prod(item.grid) for item in items], stream.device)):
-            return self.layers(stream)
+        step = segments([prod(item.grid) for item in items], stream.device)
+        return (yield from self.layers(step, stream))

@@ -51,6 +51,8 @@ class FakeMedia:
         self._facts = facts
         self.whole = facts.whole_media
         self._rows: dict[int, list[int]] = {}
+        self._left: dict[int, int] = {}
+        """The layers that are still to be computed of some of these."""
         self._places: dict[int, tuple[MediaPlace, ...]] = {}
 
     def fork(self, beams: Iterable[BeamToken]) -> None:
@@ -70,12 +72,24 @@ class FakeMedia:
         """Forget and encode what a step says, and put what its rows read among their tokens."""
         if step.fresh:
             self._rows.clear()
+            self._left.clear()
         for number in step.forget:
             del self._rows[number]
+            self._left.pop(number, None)
         for each in step.encode:
             if each.number in self._rows:
                 raise ValueError("an item is encoded that is there")
             self._rows[each.number] = embeddings_of(each.pixels, each.embeddings)
+            if each.number in step.partly:
+                self._left[each.number] = self._facts.tower_layers
+        for number, layers in step.partly.items():
+            if not 0 < layers <= self._left[number]:
+                raise ValueError(f"{layers} of {self._left[number]} layers are to be computed")
+            self._left[number] -= layers
+            if not self._left[number]:
+                del self._left[number]
+        if len(self._left) > 1:
+            raise ValueError("several items are encoded partly")
         if sum(map(len, self._rows.values())) > self._facts.held_embeddings:
             raise ValueError("there are too many embeddings")
         for seq in step.seqs:
@@ -88,6 +102,8 @@ class FakeMedia:
             return
         if self.whole and stop < end:
             raise ValueError("an item is cut")
+        if place.number in self._left:
+            raise ValueError("an item is read of which layers are to be computed")
         rows = self._rows[place.number]  # or it was never encoded, or is forgotten
         for position, row in _positions(place):
             if start <= position < stop:

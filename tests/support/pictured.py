@@ -25,8 +25,9 @@ from torch import nn
 
 from models.media.item import Prepared, Processor
 from models.media.registry import find_media, make_processor
-from models.vision.tower import TowerInput
+from models.vision.tower import Tower, TowerInput, advance
 from worker.buffers import Buffer
+from worker.media import count_layers
 from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput, WorkerFacts
 
 TEXT: dict[str, object] = {
@@ -119,6 +120,16 @@ def tower_input(item: Prepared) -> TowerInput:
     """A prepared item as a tower takes it."""
     pixels = torch.from_numpy(np.array(item.pixels)).view(item.shape)
     return TowerInput(item.kind, pixels, item.grid, item.embeddings)
+
+
+def encoded_by_layers(tower: Tower, items: Sequence[TowerInput]) -> list[torch.Tensor]:
+    """What a tower makes, computed layer by layer, in as many parts as it says that it has layers."""
+    computation = tower.encode(items)
+    for _ in range(count_layers(tower)):
+        assert advance(computation, 1) is None
+    made = advance(computation, 1)
+    assert made is not None
+    return made
 
 
 @dataclass

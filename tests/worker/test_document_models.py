@@ -27,6 +27,7 @@ from models.media.item import Picture, Prepared
 from models.media.registry import make_processor
 from models.plain_files import ConfigError
 from models.vision.model import find_tower
+from models.vision.tower import finish
 
 OUTPUT = 3
 TOWER: dict[str, object] = {"vision_config": {}}
@@ -57,12 +58,12 @@ def check_rows(folder: Path, prompts: Prompts, wanted: Tensor) -> None:
     """The tower gives these rows for the items of prompts, together and one by one."""
     tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
     items = [tower_input(prompts.items[number]) for number in sorted(prompts.items)]
-    together = tower.encode(items)
+    together = finish(tower.encode(items))
     assert [len(rows) for rows in together] == [item.embeddings for item in items]
     ours = torch.cat(together)
     assert (ours - wanted).abs().max() <= 1e-4 * max(1.0, float(wanted.abs().max()))
     for item, rows in zip(items, together, strict=True):
-        assert torch.equal(tower.encode([item])[0], rows)
+        assert torch.equal(finish(tower.encode([item]))[0], rows)
 
 
 def check_answers(

@@ -204,6 +204,36 @@ def test_what_contradicts_the_items_that_are_held_is_refused(llava: Llava) -> No
         launch(encode=[replace(item, number=2, embeddings=1 << 30)])
 
 
+def test_layers_of_an_item_may_be_computed_in_several_steps(llava: Llava) -> None:
+    runner, prompt, beside = open_runner(llava.folder, **SIZES), llava.asked[0], llava.asked[1]
+    assert runner.facts.tower_layers == 2, "the last one's result is not used"
+    sampling = Sampling(max_tokens=1, temperature=0)
+    blocks = list(range(-(-len(prompt.tokens) // 4)))
+    pictured = NewSeq(0, prompt.tokens, len(prompt.tokens), sampling, prompt.media)
+    row = SeqStep(0, 0, len(prompt.tokens), blocks, samples=True)
+    text = NewSeq(1, beside.tokens, len(beside.tokens), sampling)
+    other = SeqStep(1, 0, len(beside.tokens), [10, 11], samples=True)
+    item = llava.prompts.encode(prompt.media[0].number)
+
+    def launch(**given: Any) -> list[int]:
+        step = StepInput(1, **{"new": [text], "seqs": [other], **given})
+        return runner.launch(step).result().tokens
+
+    right = launch(new=[pictured], seqs=[row], encode=[item], fresh=True)
+    alone = launch()
+    for parts in ((1, 1), (2,), (1, 5)):
+        first, *others = [{item.number: count} for count in parts]
+        assert launch(forget=[item.number], encode=[item], partly=first) == alone
+        for partly in others:
+            assert launch(partly=partly) == alone
+        assert launch(new=[pictured], seqs=[row]) == right
+    launch(forget=[item.number], encode=[item], partly={item.number: 1})
+    with pytest.raises(ValueError, match="of which there are 0"):
+        launch(new=[pictured], seqs=[row])
+    launch(fresh=True, encode=[item], partly={item.number: 1})
+    assert launch(forget=[item.number]) == alone
+
+
 def test_memory_is_known_from_shapes(llava: Llava, runner: Runner) -> None:
     model = runner._model  # pyright: ignore[reportPrivateUsage]
     tower, config = find_tower(model), read_config(llava.folder)
@@ -236,6 +266,7 @@ def test_the_smallest_picture_is_encoded_at_warm_up(llava: Llava, runner: Runner
     media = runner._media  # pyright: ignore[reportPrivateUsage]
     assert media is not None
     with mock.patch.object(find_tower(runner._model), "encode") as encode:  # pyright: ignore[reportPrivateUsage]
+        encode.return_value = iter(())
         media.warm_up(llava.folder)
     ((items,), _) = encode.call_args
     assert [(item.pixels.shape, item.grid, item.embeddings) for item in items] == [

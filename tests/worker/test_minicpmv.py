@@ -15,6 +15,7 @@ from pictured import Engine, Prompts, tower_input
 from models.config import read_config
 from models.loader import LoadOptions, load_model
 from models.vision.model import find_tower
+from models.vision.tower import finish
 
 OUTPUT = 4
 
@@ -40,7 +41,7 @@ def test_pictures_and_texts_give_what_is_composed(version: str, tmp_path: Path) 
     written = Written(version, tmp_path)
     tower: Any = find_tower(load_model(LoadOptions(read_config(tmp_path), tmp_path, dtype=torch.float32)))
     items = [tower_input(written.prompts.processor.prepare(picture)) for picture in written.pictures]
-    ours = tower.encode(items)
+    ours = finish(tower.encode(items))
     for rows, item, picture in zip(ours, items, written.pictures, strict=True):
         theirs = written.model.rows(picture)
         assert len(rows) == len(theirs) == item.embeddings

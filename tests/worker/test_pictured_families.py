@@ -12,7 +12,7 @@ import pytest
 import torch
 from media_files import noise
 from opened import open_runner
-from pictured import TEXT, VISION, Engine, Prompts, expected, write_pictured
+from pictured import TEXT, VISION, Engine, Prompts, encoded_by_layers, expected, write_pictured
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -208,7 +208,7 @@ class Written:
         """The tower of the checkpoint gives the rows of transformers, together and one by one."""
         tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
         items = [as_input(self.prompts.encode(number)) for number in range(3)]
-        ours = tower.encode(items)
+        ours = encoded_by_layers(tower, items)
         assert [len(rows) for rows in ours] == [item.embeddings for item in items]
         worst = (torch.cat(ours) - self.rows).abs().max()
         assert worst <= 1e-4 * max(1.0, float(self.rows.abs().max()))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size
-from models.context import context, use_context
+from models.context import context
 from models.layers.linear import Linear
 from models.layers.mlp import GATE_AND_UP, GatedMLP
 from models.layers.norm import RMSNorm, enter
@@ -26,7 +26,7 @@ from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames, segments
 from models.vision.documents.sam import Halving, SamFields, SamVision, as_published
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 from models.vision.vit import NAMES, VitFields
 
 _PUBLISHED = {
@@ -45,6 +45,7 @@ class _DocumentTower(nn.Module, ABC):
     """What both versions share."""
 
     levels = 0
+    passes = 2  # with the tiles, and with the whole page
     encoder_name: ClassVar[str]
     """The published name of the second tower."""
 
@@ -73,13 +74,14 @@ class _DocumentTower(nn.Module, ABC):
         for name, part in self.beside.items():
             load(part, weights / name)
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         views = [self._views(item) for item in items]
         flat = [view for each in views for view in each]
         made: dict[int, Tensor] = {}
         for side in {view.grid[1] for view in flat}:
             same = [number for number, view in enumerate(flat) if view.grid[1] == side]
-            features = self.features(self.halving(self.sam([flat[number] for number in same])))
+            fed = self.halving((yield from self.sam([flat[number] for number in same])))
+            features = yield from self.features(fed)
             rows = self.projector(features.flatten(0, 1)).view(*features.shape[:2], -1)
             made |= zip(same, rows, strict=True)
         rows = iter(made[number] for number in range(len(flat)))
@@ -100,7 +102,7 @@ class _DocumentTower(nn.Module, ABC):
         ]
 
     @abstractmethod
-    def features(self, fed: Tensor) -> Tensor:
+    def features(self, fed: Tensor) -> InLayers[Tensor]:
         """What SAM gives of views of one size [N, cells, F] -> what is projected [N, cells, width]."""
 
     @abstractmethod
@@ -144,15 +146,14 @@ class FedTransformer(nn.Module):
         load(self.first_norm, weights / "pre_layrnorm")
         load(self.layers, weights / "transformer.layers")
 
-    def forward(self, fed: Tensor) -> Tensor:
+    def forward(self, fed: Tensor) -> InLayers[Tensor]:
         count, cells, _ = fed.shape
         table, side = self.positions.weight, isqrt(cells)
         positions = torch.cat([table[:1], resized_table(table[1:], (side, side), "bicubic")])
         first = self.class_token.weight.expand(count, 1, -1)
         stream = self.first_norm((torch.cat([first, fed], dim=1) + positions).flatten(0, 1))
-        with use_context(segments([cells + 1] * count, stream.device)):
-            delta, stream = self.layers(stream)
-        return enter(None, delta, stream)[1].unflatten(0, (count, -1))[:, 1:]
+        made = yield from self.layers(segments([cells + 1] * count, stream.device), stream)
+        return enter(None, *made)[1].unflatten(0, (count, -1))[:, 1:]
 
 
 class DeepseekOcrTower(_DocumentTower):
@@ -176,8 +177,8 @@ class DeepseekOcrTower(_DocumentTower):
         self.newline = Learned(setup.hidden_size)
         self.beside = {"model.image_newline": self.newline}
 
-    def features(self, fed: Tensor) -> Tensor:
-        return torch.cat([self.encoder(fed), fed], dim=-1)
+    def features(self, fed: Tensor) -> InLayers[Tensor]:
+        return torch.cat([(yield from self.encoder(fed)), fed], dim=-1)
 
     def joined(self, views: Sequence[Tensor], item: TowerInput) -> Tensor:
         *tiles, page = views
@@ -255,11 +256,11 @@ class QueryEncoder(nn.Module):
         self.norm = RMSNorm(size, fields.rms_norm_eps)
         self.size = size
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> InLayers[Tensor]:
         count, length, _ = rows.shape
-        with use_context(step := segments([length] * count, rows.device)):
-            delta, stream = self.layers(rows.flatten(0, 1), self.rotary(step.positions))
-        normed, _ = enter(self.norm, delta, stream)
+        step = segments([length] * count, rows.device)
+        made = yield from self.layers(step, rows.flatten(0, 1), self.rotary(step.positions))
+        normed, _ = enter(self.norm, *made)
         return normed.unflatten(0, (count, -1))[:, length // 2 :]
 
 
@@ -279,7 +280,7 @@ class DeepseekOcr2Tower(_DocumentTower):
         }
         self.queries = nn.ModuleList(self.beside.values())
 
-    def features(self, fed: Tensor) -> Tensor:
+    def features(self, fed: Tensor) -> InLayers[Tensor]:
         (queries,) = (each.weight for each in self.beside.values() if len(each.weight) == fed.shape[1])
         return self.encoder(torch.cat([fed, queries.expand(len(fed), -1, -1)], dim=1))
 

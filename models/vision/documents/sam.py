@@ -22,7 +22,7 @@ from models.media.files import PictureSettings
 from models.ops.attention_inputs import HeadPrep
 from models.vision.blocks import WHOLE, Learned, PatchEmbedding, TowerLayer, TowerNames, segments
 from models.vision.grids import resized_table
-from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields
 
 _NAMES = TowerNames(
     qkv=("attn.qkv",), attention="attn", out="attn.proj", norms=("layer_norm1", "layer_norm2")
@@ -196,14 +196,16 @@ class SamVision(nn.Module):
         load(self.mix, weights / "neck.conv2")
         load(self.last_norm, weights / "neck.layer_norm2")
 
-    def forward(self, items: Sequence[TowerInput]) -> Tensor:
+    def forward(self, items: Sequence[TowerInput]) -> InLayers[Tensor]:
         _, rows, columns = items[0].grid
         table = self.positions.weight.flatten(0, 2)
         positions = resized_table(table, (rows, columns), "bicubic").repeat(len(items), 1)
         delta, stream = None, ops.add(self.patches(items), positions)
-        with use_context(segments([rows * columns] * len(items), stream.device)):
-            for layer in self.layers:
+        step = segments([rows * columns] * len(items), stream.device)
+        for layer in self.layers:
+            with use_context(step):
                 delta, stream = layer(delta, stream)
+            yield
         _, stream = enter(None, delta, stream)
         narrow = self.first_norm(self.narrow(stream.view(len(items), rows, columns, -1)).flatten(0, 2))
         mixed = self.mix(narrow.view(len(items), rows, columns, -1))
@@ -245,7 +247,7 @@ class GotOcr2Tower(nn.Module):
         load(self.halving, projector)
         load(self.projector, projector / "multimodal_projector")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         tiles = cut_tiles(items, self.fields.image_size, self.fields.patch_size)
-        rows = self.projector(self.halving(self.sam(tiles)).flatten(0, 1))
+        rows = self.projector(self.halving((yield from self.sam(tiles))).flatten(0, 1))
         return list(rows.split([item.embeddings for item in items]))

@@ -15,7 +15,7 @@ from models.layers.norm import LayerNorm, Norm, RMSNorm
 from models.media.files import PictureSettings
 from models.media.tiling.internvl import square
 from models.vision.blocks import Learned, PatchEmbedding, Projector, TowerNames, merge_squares
-from models.vision.tower import TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
+from models.vision.tower import InLayers, TowerInput, TowerSetup, cut_tiles, read_tower_fields, unused_layers
 from models.vision.vit import VisionTransformer, VitFields
 
 _PUBLISHED = {
@@ -122,9 +122,9 @@ class InternVLTower(nn.Module):
         load(self.norm, projector / "layer_norm")
         load(self.projector, projector)
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         across, tower = self.across, self.tower
-        delta, stream = self.vision(cut_tiles(items, tower.image_size, tower.patch_size))
+        delta, stream = yield from self.vision(cut_tiles(items, tower.image_size, tower.patch_size))
         rows = stream if delta is None else stream + delta
         patches = rows.unflatten(0, (-1, across**2 + 1))[:, 1:].flatten(0, 1)
         squares = merge_squares(patches, across, across, self.merge)

@@ -14,11 +14,10 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.composites import minicpmv_version
 from models.config import ConfigError, Size
-from models.context import use_context
 from models.layers.linear import Linear, frozen
 from models.layers.norm import LayerNorm, enter
 from models.vision.blocks import segments
-from models.vision.tower import TowerInput, TowerSetup, read_tower_fields
+from models.vision.tower import InLayers, TowerInput, TowerSetup, read_tower_fields
 from models.vision.vit import VisionTransformer, read_vit
 
 _USUAL = {
@@ -56,7 +55,7 @@ class MiniCPMVTower(nn.Module):
         load(self.last_norm, tower / "post_layernorm")
         load(self.resampler, weights / "resampler")
 
-    def encode(self, items: Sequence[TowerInput]) -> list[Tensor]:
+    def encode(self, items: Sequence[TowerInput]) -> InLayers[list[Tensor]]:
         shapes = [self._slices(item) for item in items]
         slices = [shape for each in shapes for shape in each]
         counts = [item.pixels[..., 0].numel() // self.patch**2 for item in items]
@@ -64,9 +63,8 @@ class MiniCPMVTower(nn.Module):
         used = [part[: sum(map(prod, each))] for part, each in zip(cells, shapes, strict=True)]
         places = torch.cat([self._places(*shape) for shape in slices])
         stream = torch.cat(used) + self.vision.positions.weight[places.to(used[0].device)]
-        with use_context(segments([prod(shape) for shape in slices], stream.device)):
-            delta, stream = self.vision.layers(stream)
-        rows, _ = enter(self.last_norm, delta, stream)
+        step = segments([prod(shape) for shape in slices], stream.device)
+        rows, _ = enter(self.last_norm, *(yield from self.vision.layers(step, stream)))
         return list(self.resampler(rows, slices).split([item.embeddings for item in items]))
 
     def _slices(self, item: TowerInput) -> list[tuple[int, int]]:

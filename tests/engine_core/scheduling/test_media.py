@@ -34,10 +34,17 @@ def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: obj
 
 
 def bench(
-    most: int = 64, *, kept: int = 0, whole: bool = False, depth: int = 0, size: int = 64, **options: object
+    most: int = 64,
+    *,
+    kept: int = 0,
+    whole: bool = False,
+    depth: int = 0,
+    size: int = 64,
+    layers: int = 0,
+    **options: object,
 ) -> Bench:
     limits = facts(most_embeddings=most, kept_embeddings=kept, whole_media=whole, max_num_batched_tokens=size)
-    limits = replace(limits, media_width=1)
+    limits = replace(limits, media_width=1, tower_layers=layers)
     return Bench(config(**options), limits, depth=depth)
 
 
@@ -162,6 +169,36 @@ def test_while_somebody_reads_a_stream_one_item_is_encoded_in_a_step() -> None:
     made.steps(3)
     made.add(asks(2, CAT, DOG, OWL, length=9))
     assert max(len(step.encode) for step in steps(made)) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_while_somebody_reads_a_stream_layers_of_a_tower_are_divided_among_steps(whole: bool) -> None:
+    made = bench(max_token_gap_ms=1.0, layers=5, whole=whole)
+    made.add(add(1, [1], 60, streams=True))
+    made.steps(3)
+    requests = [asks(2, CAT, DOG, length=9), asks(3, OWL, length=9), asks(4, CAT, length=9)]
+    made.add_all(requests)
+    seen = steps(made)
+    layers = Counter[int]()
+    for step in seen:
+        layers.update(step.partly)
+        assert len(step.encode) <= 1 and len(step.partly) <= 1
+        assert step.seqs, "the stream goes on"
+    assert max(layers.values()) == 5 and len(seen) > 12
+    assert max(layers for step in seen for layers in step.partly.values()) < 5
+    assert made.scheduler.media.encoded == 3 and right(made, *requests)
+
+
+def test_an_item_that_nobody_waits_for_any_more_gives_way() -> None:
+    made = bench(max_token_gap_ms=1.0, layers=50, most=9)
+    made.add(add(1, [1], 100, streams=True))
+    made.steps(3)
+    made.add(asks(2, CAT, length=9))
+    made.steps(4)
+    made.abort((0, 2))
+    made.add(other := asks(3, DOG, length=9))
+    assert [1] in [step.forget for step in steps(made)[:2]]
+    assert right(made, other) and made.scheduler.media.encoded == 2
 
 
 def test_embeddings_that_clients_bring_take_no_time_of_a_tower() -> None:
@@ -340,10 +377,15 @@ def test_after_failed_steps_items_are_encoded_again() -> None:
             max_num_batched_tokens=rnd.choice([8, 64]),
             num_blocks=20,
         )
-        made = FaultyBench(config(steps_ahead=rnd.choice([0, 1, 2])), limits)
+        limits = replace(limits, tower_layers=rnd.choice([0, 1, 3, 9]))
+        gap = rnd.choice([None, 0.5])
+        made = FaultyBench(config(steps_ahead=rnd.choice([0, 1, 2]), max_token_gap_ms=gap), limits)
         made.worker = FaultyWorker(limits)
         made.worker.chance = rnd
-        todo = deque(asks(id, *rnd.choices((CAT, DOG, OWL), k=rnd.randint(0, 3))) for id in range(10))
+        reads = rnd.random() < 0.5
+        todo = deque(
+            asks(id, *rnd.choices((CAT, DOG, OWL), k=rnd.randint(0, 3)), streams=reads) for id in range(10)
+        )
         requests = list(todo)
         while todo or made.scheduler.live or made.in_flight:
             if todo and rnd.random() < 0.5:

@@ -19,6 +19,7 @@ from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError
 from models.layers.norm import enter
 from models.vision.blocks import PatchEmbedding, segments
+from models.vision.tower import finish
 from models.vision.vit import VisionTransformer, read_vit
 
 KINDS = ["clip", "siglip"]
@@ -47,7 +48,7 @@ def built(
 
 def rows(tower: VisionTransformer, *items: Any) -> list[Tensor]:
     with torch.inference_mode():
-        _, stream = enter(None, *tower(items))
+        _, stream = enter(None, *finish(tower(items)))
     return list(stream.split(tower.rows))
 
 

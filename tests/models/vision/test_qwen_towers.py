@@ -24,7 +24,7 @@ from models.config import ConfigError
 from models.media.files import PictureSettings
 from models.vision.grids import between_cells, square_by_square, window_by_window
 from models.vision.qwen_vl import Qwen2Tower, Qwen3Tower, Qwen25Tower, QwenTower
-from models.vision.tower import TowerInput, TowerSetup
+from models.vision.tower import TowerInput, TowerSetup, finish
 
 pytestmark = pytest.mark.slow(2)
 
@@ -97,7 +97,7 @@ class Pair:
 
     def encode(self, *items: TowerInput) -> list[Tensor]:
         with torch.inference_mode():
-            return self.tower.encode(items)
+            return finish(self.tower.encode(items))
 
 
 @pytest.fixture(params=VISION)
