@@ -21,6 +21,13 @@ from worker.protocol import REFUSED_ARGUMENTS, NewSeq, Sampling
 
 _log = logging.getLogger(__name__)
 
+OWN = {
+    "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor": (
+        "worker.sampling.repeated_ngrams:RepeatedNgrams"
+    )
+}
+"""Classes of ours that do what those of vLLM with these names do, which start scripts name."""
+
 
 class MoveDirectionality(Enum):
     """What a move within a batch does to the place that a request comes to."""
@@ -81,7 +88,8 @@ class LogitsProcessors:
     def __init__(self, config: WorkerConfig, device: torch.device, nobody: int) -> None:
         """`nobody`: the slot of no request. Raises ValueError if a class cannot be used."""
         flag = "--logits-processors"
-        self._classes = {name: load_plugin(flag, name) for name in config.options.logits_processors}
+        named = config.options.logits_processors
+        self._classes = {name: load_plugin(flag, OWN.get(name, name)) for name in named}
         self._config, self._device, self._nobody = config, device, nobody
         self._requests: dict[int, _Request] = {}
         """The requests that generate, by slot."""
