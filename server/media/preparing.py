@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -59,9 +58,9 @@ class PreparingSetup(msgspec.Struct, frozen=True):
 class PreparingOrder(msgspec.Struct, frozen=True):
     """An order to prepare the item whose bytes follow in a frame of their own."""
 
-    is_base64: bool
-    kind: Kind
-    low_detail: bool
+    is_base64: bool = False
+    kind: Kind = "image"
+    low_detail: bool = False
     settings: dict[str, Any] = {}
     """Settings of the request to put over those of the checkpoint."""
     background: Color = WHITE
@@ -69,6 +68,7 @@ class PreparingOrder(msgspec.Struct, frozen=True):
     """The grid of a picture that is embeddings, as `MediaPart` has it; None for other items."""
 
 
+_USUAL = PreparingOrder()
 Answer = Prepared | SentError
 
 
@@ -93,19 +93,9 @@ class Preparer:
         self._under_way: dict[bytes, asyncio.Task[Answer]] = {}
         self._bytes = 0
 
-    async def prepare(
-        self,
-        content: MediaFile,
-        *,
-        kind: Kind = "image",
-        low_detail: bool = False,
-        settings: Mapping[str, Any] | None = None,
-        background: Color = WHITE,
-        grid: str | None = None,
-    ) -> Item:
-        """The item that a file becomes. Raises the error with which its request ends. `settings` of the
-        request are put over those of the checkpoint, and pictures on `background`."""
-        asked = PreparingOrder(content.is_base64, kind, low_detail, dict(settings or {}), background, grid)
+    async def prepare(self, content: MediaFile, asked: PreparingOrder = _USUAL) -> Item:
+        """The item that a file becomes. Raises the error with which its request ends."""
+        asked = msgspec.structs.replace(asked, is_base64=content.is_base64)
         order = msgspec.msgpack.encode(asked, order="sorted")
         digest = await asyncio.to_thread(self._digest, order, content)
         if (kept := self._kept.get(digest)) is not None:
@@ -118,7 +108,9 @@ class Preparer:
                     "The server is preparing as many media as it can. Try again later.", retry_after=1
                 )
             self._bytes += size
-            task = self._under_way[digest] = asyncio.create_task(self._make(order, content, NAMES[kind]))
+            task = self._under_way[digest] = asyncio.create_task(
+                self._make(order, content, NAMES[asked.kind])
+            )
             task.add_done_callback(partial(self._forget, digest, size))
         answer = await asyncio.shield(task)  # others may wait for the same, though this client leaves
         if isinstance(answer, SentError):

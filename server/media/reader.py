@@ -16,7 +16,7 @@ from server.media.fetch import Fetcher
 from server.media.inline import InlineFiles
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile, MediaPart
-from server.media.preparing import Preparer, PreparingLimits
+from server.media.preparing import Preparer, PreparingLimits, PreparingOrder
 from server.media.prompt import Laid, MediaNeeded
 from server.media.sources import Sources
 from server.metrics.media_metrics import MediaMetrics
@@ -169,14 +169,9 @@ class MediaReader:
         if part.kind == "video":
             settings = {**io.video_settings, **settings}
         with self.metrics.timed("prepare"):
-            return await self._preparer.prepare(
-                content,
-                kind=part.kind,
-                low_detail=part.low_detail,
-                settings=settings,
-                background=io.image.rgba_background_color,
-                grid=part.grid,
-            )
+            background, own = io.image.rgba_background_color, dict(settings)
+            asked = PreparingOrder(False, part.kind, part.low_detail, own, background, part.grid)
+            return await self._preparer.prepare(content, asked)
 
     async def close(self) -> None:
         """Ends the processes that prepare."""

@@ -22,7 +22,7 @@ from models.media.registry import make_processor
 from server.errors import ApiError
 from server.media.kept_items import Item, KeptItems
 from server.media.parts import MediaFile
-from server.media.preparing import Preparer, PreparingLimits
+from server.media.preparing import Preparer, PreparingLimits, PreparingOrder
 
 pytestmark = pytest.mark.slow(3)
 
@@ -66,7 +66,7 @@ async def test_low_detail_fits_a_picture_into_a_square() -> None:
     content = MediaFile(saved(Image.new("RGB", (2048, 1024))))
     async with preparing() as preparer:
         high = await preparer.prepare(content)
-        low = await preparer.prepare(content, low_detail=True)
+        low = await preparer.prepare(content, PreparingOrder(low_detail=True))
     assert (high.prepared.shape, low.prepared.shape) == ((700, 1400, 3), (252, 504, 3))
     assert high.hash != low.hash
 
