@@ -117,8 +117,13 @@ def most_guesses(limits: WorkerLimits, config: WorkerConfig, device: Device, rem
 
 
 def _keeps_guesses(config: WorkerConfig, device: Device) -> bool:
-    """Whether layers with states take guesses: on CPUs, where the host knows which hold."""
-    return config.guesses and device.target.type == "cpu" and config.place.expert_replicas == 1
+    """Whether layers with states take guesses: on CPUs, where the host knows which hold.
+
+    Stages before the last one learn that later, when a remembered state may be on its way to disk already.
+    """
+    place = config.place
+    at_once = place.stages == 1 or config.options.kv_cache_dir is None
+    return config.guesses and device.target.type == "cpu" and place.expert_replicas == 1 and at_once
 
 
 def state_layers(modules: Iterable[nn.Module]) -> list[StateLayer]:

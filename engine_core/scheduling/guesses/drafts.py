@@ -41,7 +41,7 @@ def make_drafts(config: EngineConfig, facts: WorkerFacts, pace: Pace, cache: Cac
         if asked:
             _log.warning(
                 "no tokens are guessed: models that generate no text take none, nor do models that keep "
-                "states on GPUs or with experts shared by replicas"
+                "states on GPUs, with experts shared by replicas, or in stages with --kv-cache-dir"
             )
         return None
     if options.rates:

@@ -80,3 +80,15 @@ def compare(folder: Path, ranks: Ranks, layout: Layout, dtype: str) -> None:
             (each.output, each.logprobs) for each in truth
         ]
     executor.stop()
+
+
+def test_a_hybrid_in_stages_with_states_on_disk_takes_no_guesses(
+    hybrid: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """A state might be written before it has gone on by the guesses that hold."""
+    given = {**SIZES, "cpu_threads": 1, "guesses": True, "kv_cache_dir": str(tmp_path)}
+    executor = RanksOfTests(
+        ranks, Layout(1, 2), worker_config(folder=str(hybrid), model=read_config(hybrid), **given)
+    )
+    assert executor.start().most_rows == 0
+    executor.stop()
