@@ -17,6 +17,7 @@ from torch import nn
 
 from models import ops
 from models.checkpoint.files import Dummy, Source, Upload, open_source
+from models.checkpoint.sharded import open_shards
 from models.checkpoint.unread_weights import ignore_beside_text, ignore_mtp, ignore_scales_of_tensors
 from models.checkpoint.weights import Reading, Weights, load, no_report
 from models.config import ConfigError, ModelConfig
@@ -99,14 +100,17 @@ class LoadOptions:
         )
 
 
-def load_model(options: LoadOptions, upload: Upload | None = None) -> ServedModel:
+def load_model(
+    options: LoadOptions, upload: Upload | None = None, source: Source | None = None
+) -> ServedModel:
     """Build the model from its config, and read its weights.
 
-    `upload`: what brings them to a device that has memory of its own.
+    `upload`: what brings them to a device that has memory of its own. `source`: what is read in place of the
+    checkpoint's files.
     """
     setup = options.setup()
     quantization = read_quantization(options.config)
-    source = _open(options)
+    source = source or _open(options)
     _check_layers(setup.config, source)
     model_class = _model_class(options, setup.config)
     if quantization is not None and not _trusts_config(model_class):
@@ -164,6 +168,8 @@ def _open(options: LoadOptions) -> Source:
         return open_gguf(parts[0])
     if options.load_format != "dummy" and was_made(options.folder):
         return renamed(open_source(options.folder, "auto"), options.config)
+    if options.load_format == "sharded_state":
+        return open_shards(options.folder, options.parallel)
     if options.load_format == "dummy" and options.device.type == "meta":
         return Dummy(options.seed, options.device, _stored_types(options))
     return open_source(options.folder, options.load_format, options.seed, options.device)

@@ -52,6 +52,7 @@ On this machine:
   facet collect-env               the same with versions, for a bug report
   facet bench startup|offline     measure the start, and the engine without HTTP
   facet kernels compile MODEL     compile CUDA kernels ahead of a start
+  facet shard MODEL --output DIR  write a checkpoint with a file for each rank
   facet --version
 """
 
@@ -73,6 +74,7 @@ TERMINAL = {
     "collect-env": "server.terminal.doctor",
     "kernels": "server.terminal.compile_kernels",
     "keys": "server.terminal.keys",
+    "shard": "models.sharding",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 

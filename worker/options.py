@@ -69,11 +69,6 @@ def _load_format(name: str) -> str:
             f"{name} is not supported: copy the files to a disk of this machine and leave the option out; "
             "they are mapped, so each worker reads its own pieces alone"
         )
-    if name == "sharded_state":
-        raise ValueError(
-            "sharded_state is not read, nor needed: each worker reads its own pieces of any checkpoint; name "
-            "the one from which it was made"
-        )
     return {"npcache": "pt", "hf": "auto"}.get(name, name)
 
 
@@ -99,14 +94,25 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Doc(
             MODEL,
-            ("auto", "safetensors", "pt", "npcache", "gguf", "mistral", "bitsandbytes", "dummy"),
+            (
+                "auto",
+                "safetensors",
+                "pt",
+                "npcache",
+                "gguf",
+                "mistral",
+                "bitsandbytes",
+                "sharded_state",
+                "dummy",
+            ),
             read=_load_format,
             others=_has_loader,
         ),
     ] = "auto"
     """Form of the weights: safetensors, pt (*.bin, read as tensors alone, without running what they hold;
     npcache is the same), gguf and mistral (those files, also beside others), bitsandbytes (checks that they
-    are), random ones (dummy), or what a loader is registered for (docs/plugins.md)."""
+    are), a file for each rank (sharded_state, which `facet shard` writes), random ones (dummy), or what a
+    loader is registered for (docs/plugins.md)."""
     model_impl: Annotated[str, Doc(MODEL, ("auto", "facet", "vllm", "transformers"))] = "auto"
     """Our own model code, or that of transformers."""
     dtype: Annotated[str, Doc(MODEL, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = "auto"

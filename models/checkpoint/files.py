@@ -163,14 +163,14 @@ def weight_files(folder: Path, load_format: str) -> list[Path]:
     return _list(folder, _format(folder, load_format)).files
 
 
-_NAMES = ("auto", "safetensors", "mistral", "pt", "dummy")
+_NAMES = ("auto", "safetensors", "sharded_state", "mistral", "pt", "dummy")
 
 
 def _format(folder: Path, load_format: str) -> _Format:
     match load_format:
         case "auto" if (folder / _MEDUSA.single).exists() and not any(folder.glob(_SAFETENSORS.pattern)):
             return _MEDUSA
-        case "auto" | "safetensors" | "mistral":
+        case "auto" | "safetensors" | "sharded_state" | "mistral":
             return _SAFETENSORS
         case "pt":
             return _PT
@@ -264,7 +264,7 @@ def _no_files(folder: Path, format: _Format) -> str:
     return f"{folder} holds no weights: no {format.single}, {format.index} or {format.pattern}"
 
 
-def _read_safetensors(path: Path) -> dict[str, Stored]:
+def read_safetensors(path: Path) -> dict[str, Stored]:
     """Map the file: nothing is read before a slice is asked for, and a whole tensor is never copied."""
     try:
         file = safe_open(path, framework="pt")  # pyright: ignore[reportCallIssue]
@@ -319,9 +319,7 @@ def _stored_tensor(tensor: Tensor, file: str) -> Stored:
     return Stored(tuple(tensor.shape), str(kind).removeprefix("torch."), file, read)
 
 
-_SAFETENSORS = _Format(
-    "model.safetensors", "model.safetensors.index.json", "*.safetensors", _read_safetensors
-)
+_SAFETENSORS = _Format("model.safetensors", "model.safetensors.index.json", "*.safetensors", read_safetensors)
 _PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", _read_pt)
 _MEDUSA = replace(_PT, single="medusa_lm_head.pt")
 """The file in which heads of Medusa are published. It is read as tensors only, as all pickles are."""

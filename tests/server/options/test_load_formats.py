@@ -28,7 +28,6 @@ def test_bitsandbytes_checks_the_checkpoint() -> None:
     [
         ("runai_streamer", "copy the files to a disk"),
         ("tensorizer", "copy the files to a disk"),
-        ("sharded_state", "each worker reads its own pieces"),
         ("onnx", "is not one of auto, safetensors, pt"),
     ],
 )
