@@ -20,6 +20,7 @@ class StateRows:
 
     table: Tensor  # [STATE_COLUMNS, B] int32, as `state_columns` has it
     host: Sequence[StateRow]
+    single: bool = False  # whether each row of a recording has one token
 
     @property
     def guessed(self) -> bool:

@@ -69,7 +69,8 @@ def _is_blackwell(capability: int) -> bool:
     return capability // 10 == BLACKWELL // 10
 
 
-def _has_large(capability: int) -> bool:
+def has_large(capability: int) -> bool:
+    """Whether its matrix unit reads large tiles from shared memory."""
     return capability == HOPPER or _is_blackwell(capability)
 
 
@@ -85,7 +86,7 @@ def attention_tiles(capability: int, dtype: torch.dtype, dim: int, group: int, *
         tiles = _short(capability, dtype, dim)
     elif dtype == torch.float32:
         tiles = Tiles(32, 32, 4, 1 if dim > 128 else 2)
-    elif _has_large(capability):
+    elif has_large(capability):
         tiles = _large(capability, dim)
     else:
         tiles = Tiles(128, 32, 8, 3) if dim <= 128 else Tiles(64, 32, 8, 2)
@@ -119,7 +120,7 @@ def latent_heads(capability: int, dtype: torch.dtype) -> int:
     """The most heads that read a latent together, as many as a tile has rows; a power of two."""
     if dtype == torch.float32:
         return SHORT_ROWS
-    return 4 * SHORT_ROWS if _has_large(capability) else 2 * SHORT_ROWS
+    return 4 * SHORT_ROWS if has_large(capability) else 2 * SHORT_ROWS
 
 
 def latent_tiles(capability: int, dtype: torch.dtype, group: int, *, short: bool) -> Tiles:
@@ -128,7 +129,7 @@ def latent_tiles(capability: int, dtype: torch.dtype, group: int, *, short: bool
         return Tiles(SHORT_ROWS, 16, 8, 1)
     if group <= SHORT_ROWS and short:
         return Tiles(SHORT_ROWS, 32, 4, 2)
-    if _has_large(capability) and (group > 2 * SHORT_ROWS or not short):
+    if has_large(capability) and (group > 2 * SHORT_ROWS or not short):
         return Tiles(4 * SHORT_ROWS, 32, 8, 3 if capability == HOPPER else 2)
     return Tiles(2 * SHORT_ROWS, 32, 8, 2)
 

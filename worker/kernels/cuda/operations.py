@@ -25,7 +25,7 @@ def cuda_operations(card: Card, *, fp8: bool = False) -> Operations:
         | experts.OPERATIONS
         | pooling_kernel.OPERATIONS
         | convolution.OPERATIONS
-        | delta_rule.OPERATIONS
-        | selective_scan.OPERATIONS
+        | delta_rule.operations(card)
+        | selective_scan.operations(card)
         | gates.OPERATIONS
     )

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext
+from models.context import ForwardContext, StateRows
 from models.ops import SPECIFIED
+from models.state_rows import StateRow, state_columns
 from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.draw_kernel import draws_right
@@ -80,21 +81,27 @@ def cases_on(
 
 
 def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[check.Case]:
-    """An activation behind a product, and attention of a long step, as kernels of their own compute them."""
+    """An activation behind a product, and long steps of attention and of states, by kernels of their own."""
 
     def values(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made).to(dtype)
 
     tolerance = check.TOLERANCE.get(dtype, check.TOLERANCE[torch.bfloat16])
     product, heads = (values(4, 67), values(102, 67)), (values(41, 6, dim), values(2, 11, 2, 64, dim))
+    step, rates, states = _long_step(), -values(4).float().abs(), values(3, 4, 24, 40).float()
+    x, gates, numbers = values(41, 2 * 2 * 24 + 4 * 40), values(41, 8), values(4).float()
+    scanned = (x, gates[:, :4], rates, numbers, numbers, (0.0, 2.0), states, step, 2)
     return [
         check.Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
-        check.Case("attention", (*heads, _long_step()), {"scale": 0.2}, tolerance=tolerance),
+        check.Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
+        check.Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
+        check.Case("selective_scan", scanned, tolerance=tolerance),
     ]
 
 
 def _long_step() -> ForwardContext:
     """A step with a prompt and a sequence that decodes, whose keys are split, in blocks of 64 tokens."""
+    rows = [StateRow(0, 0, ((20, 1),)), StateRow(2, 2)]
     positions = torch.cat([torch.arange(40), torch.tensor([599])])
     return ForwardContext(
         positions=positions,
@@ -102,7 +109,7 @@ def _long_step() -> ForwardContext:
         kv_lens=torch.tensor([40, 600], dtype=torch.int32),
         block_table=torch.tensor([[10] * 10, [*range(10)]], dtype=torch.int32),
         slot_mapping=torch.cat([640 + torch.arange(40), torch.tensor([599])]),
-        states=None,
+        states=StateRows(torch.tensor(state_columns(rows), dtype=torch.int32), rows),
         block_size=64,
         query_lens_host=[40, 1],
         kv_lens_host=[40, 600],

@@ -18,20 +18,9 @@ from models.context import ForwardContext
 from models.ops import recurrent_ops
 from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.linear import FUNCTIONS, applied
-from worker.kernels.cuda.recurrent.sequences import KEPT, tables_of
+from worker.kernels.cuda.recurrent.sequences import KEPT, rows_of, tables_of
 
 _TOKENS, _CHANNELS = 32, 64
-
-
-@triton.jit
-def _rows_of(token, starts_ptr, rows, STARTS: constexpr):
-    """The row of each token [N], which is `rows` for those behind all rows."""
-    found = tl.zeros(token.shape, tl.int32) - 1
-    for begin in range(0, rows + 1, STARTS):
-        each = begin + tl.arange(0, STARTS)
-        starts = tl.load(starts_ptr + each, mask=each <= rows, other=2147483647)
-        found += tl.sum((starts[None, :] <= token[:, None]).to(tl.int32), 1)
-    return found
 
 
 @triton.jit
@@ -86,7 +75,7 @@ def convolve(
     apart: constexpr = TOKENS - PAST + 1  # the tokens from program to program
     begin = tl.program_id(1) * apart
     token = begin + tl.arange(0, TOKENS)
-    row = _rows_of(token, starts_ptr, rows, 64)[:, None]
+    row = rows_of(token, starts_ptr, rows)[:, None]
     token = token[:, None]
     real = row < rows
     first = tl.load(starts_ptr + row)

@@ -1,12 +1,14 @@
 """What kernels of layers with states share: the tokens of a row, and where its states lie.
 
-The first index of a program is its row. One more row than a step has takes the tokens behind all rows, with
-which a recorded step is filled up: their results are finite, and no state of theirs is read or written. The
-tables of a step are those of `models.context.StateRows`.
+Short rows are computed token by token. The first index of such a program is its row. One more row than a
+step has takes the tokens behind all rows, with which a recorded step is filled up: their results are finite,
+and no state of theirs is read or written. Rows of LEAST tokens and more, here called prompts, are computed in
+tiles of tokens. The tables of a step are those of `models.context.StateRows`.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,8 +16,18 @@ from triton.language import constexpr
 
 from models.context import ForwardContext
 from models.state_rows import MOST_KEPT
+from worker.kernels.cuda.attention import padded
+from worker.kernels.cuda.capabilities import Card, has_large
 
 KEPT: constexpr = constexpr(MOST_KEPT)
+LEAST: constexpr = constexpr(16)
+"""The tokens from which on a row is computed in tiles."""
+_ANY = 2**31 - 1
+"""More tokens than a row may have."""
+EXACT = {torch.float32}
+"""Number types whose rows are all computed token by token, which keeps all digits."""
+_STARTS: constexpr = constexpr(64)
+"""The rows of a step that a program looks at together."""
 
 
 def tables_of(step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,6 +35,20 @@ def tables_of(step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
     if step.states is None:
         raise RuntimeError("a layer with states ran in a step that does not say where they are")
     return step.query_starts, step.kv_lens, step.states.table
+
+
+def kinds_of_rows(x: Tensor, step: ForwardContext) -> tuple[int, int]:
+    """The tokens below which rows are computed token by token, 0 if none is, and the most that are prompts.
+
+    x [T, F]: the inputs of the step.
+    """
+    rows, least = step.states, LEAST.value
+    if rows is None or x.dtype in EXACT:
+        return _ANY, 0
+    if not rows.host:  # a recording serves any rows
+        return least, 0 if rows.single else min(len(step.kv_lens), len(x) // least)
+    prompts = sum(count >= least for count in step.query_lens_host)
+    return least if prompts < len(step.query_lens_host) else 0, prompts
 
 
 @triton.jit
@@ -36,50 +62,99 @@ def tokens_of_row(starts_ptr, count):
 
 
 @triton.jit
-def goes_on(lens_ptr, first, last, real):
-    """Whether a row has a state from earlier steps; a sequence that begins has zeros, whatever lies there."""
-    length = tl.load(lens_ptr + tl.program_id(0), mask=real, other=0)
-    return real & (length > last - first)
+def rows_of(token, starts_ptr, rows):
+    """The row of each token [N], which is `rows` for those behind all rows."""
+    found = tl.zeros(token.shape, tl.int32) - 1
+    for begin in range(0, rows + 1, _STARTS):
+        each = begin + tl.arange(0, _STARTS)
+        starts = tl.load(starts_ptr + each, mask=each <= rows, other=2147483647)
+        found += tl.sum((starts[None, :] <= token[:, None]).to(tl.int32), 1)
+    return found
 
 
 @triton.jit
-def row_of_table(table_ptr, index, real):
-    """The number that a row of a step has in row `index` of the table of states."""
-    rows = tl.num_programs(0) - 1
-    return tl.load(table_ptr + index * rows + tl.program_id(0), mask=real, other=0)
+def prompt_of(number, starts_ptr, rows):
+    """The row of the prompt with this number among the prompts of a step; `rows` if there are fewer."""
+    found, before = rows, 0
+    for begin in range(0, rows, _STARTS):
+        each = begin + tl.arange(0, _STARTS)
+        first = tl.load(starts_ptr + each, mask=each < rows, other=0)
+        last = tl.load(starts_ptr + each + 1, mask=each < rows, other=0)
+        long = (last - first >= LEAST).to(tl.int32)
+        is_it = (long > 0) & (before + tl.cumsum(long, 0) == number + 1)
+        found = tl.minimum(found, tl.min(tl.where(is_it, each, rows), 0))
+        before += tl.sum(long, 0)
+    return found
 
 
 @triton.jit
-def kept_counts(table_ptr, real):
-    """After how many tokens states are kept, 0 where none is. Their number is MOST_KEPT."""
-    return (
-        row_of_table(table_ptr, 2, real),
-        row_of_table(table_ptr, 4, real),
-        row_of_table(table_ptr, 6, real),
-    )
+def kept_counts(table_ptr, rows):
+    """After how many tokens states are kept, 0 where none is. Their number is MOST_KEPT.
+
+    `table_ptr`, here and below: the column of the row in the table of places, which has as many as `rows`.
+    """
+    return tl.load(table_ptr + 2 * rows), tl.load(table_ptr + 4 * rows), tl.load(table_ptr + 6 * rows)
 
 
 @triton.jit
-def read_state(states_ptr, table_ptr, place_stride, at, there, continues):
-    """The part `at` of the state before a step."""
-    place = row_of_table(table_ptr, 0, continues).to(tl.int64)
-    return tl.load(states_ptr + place * place_stride + at, mask=there & continues, other=0.0)
+def read_state(states_ptr, table_ptr, length, new, place_stride, at, there):
+    """The part `at` of the state before a step, which computes the last `new` of `length` tokens.
+
+    A sequence that begins has zeros, whatever lies there.
+    """
+    place = tl.load(table_ptr).to(tl.int64)
+    return tl.load(states_ptr + place * place_stride + at, mask=there & (length > new), other=0.0)
 
 
 @triton.jit
-def keep_state(states_ptr, table_ptr, place_stride, at, there, state, counts, done):
+def open_prompt(row, starts_ptr, lens_ptr, states_ptr, table_ptr, rows, place_stride, at, there):
+    """The first token of a row and the one behind its last, its counts, and the part `at` of its state."""
+    first, last, length = tl.load(starts_ptr + row), tl.load(starts_ptr + row + 1), tl.load(lens_ptr + row)
+    state = read_state(states_ptr, table_ptr, length, last - first, place_stride, at, there)
+    return first, last, kept_counts(table_ptr, rows), state
+
+
+@triton.jit
+def keep_state(states_ptr, table_ptr, rows, place_stride, at, there, state, counts, done):
     """Write the part `at` of a state after `done` tokens wherever it is to be kept."""
     for each in tl.static_range(KEPT):  # pyright: ignore
         if counts[each] == done:
-            place = row_of_table(table_ptr, 3 + 2 * each, True).to(tl.int64)
+            place = tl.load(table_ptr + (3 + 2 * each) * rows).to(tl.int64)
             tl.store(states_ptr + place * place_stride + at, state, mask=there)
 
 
 @triton.jit
-def write_state(states_ptr, table_ptr, place_stride, at, there, state):
+def write_state(states_ptr, table_ptr, rows, place_stride, at, there, state):
     """Write the part `at` of the state after a step."""
-    place = row_of_table(table_ptr, 1, True).to(tl.int64)
+    place = tl.load(table_ptr + rows).to(tl.int64)
     tl.store(states_ptr + place * place_stride + at, state, mask=there)
+
+
+@triton.jit
+def next_end(counts, done, new):
+    """How many of `new` tokens are done when the next state is to be kept, or at the end."""
+    end = new
+    for each in tl.static_range(KEPT):  # pyright: ignore
+        end = tl.where(counts[each] > done, tl.minimum(end, counts[each]), end)
+    return end
+
+
+@triton.jit
+def share_of(log):
+    """The share whose logarithm this is; those above 0 are between tokens that do not see each other."""
+    return tl.exp(tl.minimum(log, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def add_tile(state, keys, values, logs, mine):
+    """A state behind the tokens of a tile that are `mine`, which add values under keys [TILE, numbers].
+
+    `logs` [TILE]: the logarithms of the share of the state before the tile that is left after each token.
+    """
+    log = tl.min(tl.where(mine, logs, 0.0), 0)
+    shares = tl.where(mine, share_of(log - logs), 0.0)
+    added = (values * shares[:, None]).to(keys.dtype)
+    return tl.dot(tl.trans(keys), added, state * tl.exp(log), input_precision="ieee")
 
 
 @triton.jit
@@ -117,6 +192,21 @@ _COLUMNS = 16
 
 def slab_of(size: int, width: int) -> tuple[int, int, int]:
     """The padded rows and the columns of a slab of a state [size, width], and the warps that compute it."""
-    rows = max(16, 1 << (size - 1).bit_length())
+    rows = padded(size)
     columns = min(_COLUMNS, 1 << (width - 1).bit_length())
     return rows, columns, max(1, rows * columns // 2048)
+
+
+def tile_of(card: Card, size: int, width: int) -> tuple[int, int]:
+    """The tokens of a tile, and the columns of states [size, width] that a program multiplies them with.
+
+    Shared memory holds up to three tiles: one is multiplied while the next one comes.
+    """
+    if size <= 128 and has_large(card.capability):
+        return 64, min(32, padded(width))
+    return 32 if size <= 128 else 16, min(16, padded(width))
+
+
+def turns_of(prompts: int, programs: int, card: Card) -> int:
+    """How many programs divide prompts among them, if a state takes so many: they fill a card twice."""
+    return min(prompts, -(-2 * card.processors // programs))

@@ -293,7 +293,10 @@ class Graphs:
         plan = self._layout.plan_for([1] * count, [slots.max_len] * count, lens.device)
         lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count]
         places = columns_of(self.buffer, lengths)[-1].view(-1, count) if slots.has_states else None
-        return unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)
+        step = unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)
+        if step.states is not None:
+            step.states.single = True
+        return step
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
         """Tokens, and whether the logits of each are finite [2, R]; the tokens go into the table, too."""

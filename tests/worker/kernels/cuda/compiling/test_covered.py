@@ -175,7 +175,7 @@ PROVED = {
     "latents": {"activate", "attend_latent", "norm", "prepare_latent"},
     "encoder": {"activate", "attend", "norm"},
     "awq, head": {"activate", "attend", "multiply", "norm", "prepare_and_cache"},
-    "delta rule": {"attend", "convolve", "learn", "norm", "open_gates", "prepare_and_cache"},
+    "delta rule": {"attend", "convolve", "learn", "learn_tiles", "norm", "open_gates", "solve_tiles"},
 }
 """Some kernels that each model needs proved."""
 NEEDLESS = {

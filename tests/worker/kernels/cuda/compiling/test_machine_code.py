@@ -25,6 +25,8 @@ LEAST_E4M3 = 89
 """The first capability that knows numbers of 8 bits in e4m3."""
 LEAST_ROWS = 64
 """The rows of a tile from which on the matrix units of 9.0 and 10.0 read it from shared memory."""
+LARGE = {90: "HGMMA", 100: "UTCHMMA"}
+"""The instructions that do so."""
 VOCABULARY = 151_936
 
 LAYER = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 16}
@@ -44,6 +46,8 @@ GEMMA4 = {
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 DELTA = {**DECODER, **TWO_KINDS, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 DELTA |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+WIDE_DELTA = {**DELTA, "linear_key_head_dim": 256, "linear_value_head_dim": 256}
+NARROW_DELTA = {**DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 SCAN = {**DECODER, **TWO_KINDS, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_expand": 3}
 SCAN |= {"mamba_n_groups": 1, "mamba_d_state": 256, "num_local_experts": 0}
 CONVOLUTIONS = {**DECODER, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
@@ -95,7 +99,7 @@ def models_in(folder: Path, capability: int) -> list[Model]:
         written(folder, "GptOssForCausalLM", **{**DECODER, **NARROW}),  # sinks, a window in one, experts
         written(folder, "BloomForCausalLM", hidden_size=1024, n_layer=1, n_head=16),  # alibi
         written(folder, "YoutuForCausalLM", **{**LAYER, **LATENT}),
-        written(folder, "Qwen3_5ForCausalLM", **DELTA),
+        *(written(folder, "Qwen3_5ForCausalLM", **each) for each in (DELTA, WIDE_DELTA, NARROW_DELTA)),
         written(folder, "GraniteMoeHybridForCausalLM", **SCAN),  # states of 256, as Falcon-H1 has some
         written(folder, "Lfm2ForCausalLM", **CONVOLUTIONS),
         written(folder, "ModernBertModel", **LAYER, layer_types=["sliding_attention"]),  # and rotations
@@ -120,11 +124,15 @@ def expected_unit(variant: Variant, capability: int) -> list[str]:
         rows = constants["BN"]  # the matrix is the left side of it
     elif variant.kernel.startswith("attend"):
         rows = constants["BM"]
+    elif variant.kernel.endswith("_tiles"):
+        rows = constants["TILE"]
+        if rows < LEAST_ROWS and capability in LARGE and variant.kernel != "solve_tiles":
+            return sorted({"HMMA", LARGE[capability]})  # states have more rows than a tile has tokens
     else:
         return []
     if rows < LEAST_ROWS:
         return ["HMMA"]
-    return {90: ["HGMMA"], 100: ["UTCHMMA"]}.get(capability, ["HMMA"])
+    return [LARGE.get(capability, "HMMA")]
 
 
 def assert_right(variants: list[Variant], capability: int) -> None:
@@ -157,6 +165,7 @@ HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
 EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}
 STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
+TILES = {"solve_tiles", "learn_tiles", "scan_tiles"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows"}
 """Kernels of e4m3, which cards before 8.9 do not start: they widen what is stored in it."""
@@ -169,7 +178,7 @@ ROUNDED = {"round_rows"}
 def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int, share: int) -> None:
     """Variants of e4m3 are left out below 8.9: its caches, and rows that are rounded to it."""
     variants = compiled(capability, share, models_in(tmp_path, capability))
-    known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | QUANTIZED
+    known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | TILES | QUANTIZED
     largest = {0, 57344}  # of caches, and 0 for those of 16 bits
     if capability >= LEAST_E4M3:
         known, largest = known | ROUNDED, largest | {448}
