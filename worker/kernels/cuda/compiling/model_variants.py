@@ -40,6 +40,7 @@ from models.vision.model import find_tower
 from worker.host.machine import usable_cores
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
+from worker.kernels.cuda.compiling.shapes_only import ShapesOnly
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.operations import cuda_operations
@@ -54,7 +55,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.kernels.uses import Uses
 from worker.media import sees_media
-from worker.sampling.grouped_logits import BY_TORCH, GroupedLogits
+from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
 from worker.tables.recorded_forms import SlotStates
 from worker.tables.slots import Slots
 from worker.tables.staging import columns_of
@@ -139,7 +140,7 @@ def model_calls(
     """
     parallel = _alone(parallel)
     conversion = conversion or resolve_conversion(config, folder)
-    with torch.inference_mode(), _all_are_chosen(), collecting() as calls:
+    with torch.inference_mode(), _all_are_chosen(), ShapesOnly(), collecting() as calls:
         table = cuda_operations(Card(capability, _PROCESSORS)) if kernels is None else kernels
         ops.use(table if uses is None else uses.noting(table))
         try:
@@ -201,11 +202,11 @@ def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | No
     `uses`: what it asks of operations; None, or what is not known: all are proved.
     """
     table = cuda_operations(Card(capability, _PROCESSORS))
-    with torch.inference_mode(), collecting() as calls:
+    with torch.inference_mode(), ShapesOnly(), collecting() as calls:
         for case in cases_on(NOWHERE, dim, dtype, uses if uses is not None and uses.is_known else None):
             if case.name in table:
                 case.compute(table)
-        draw(GroupedLogits(_nowhere(PROVED, torch.float32), BY_TORCH), filters(NOWHERE))
+        draw(_no_logits(*PROVED), filters(NOWHERE))
     return one_of_each(calls)
 
 
@@ -354,7 +355,15 @@ def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
     states = SlotStates(slots).table
     lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
     lay_out_sampling(_nowhere((4,), torch.int32), states, slots, SampleTensors.make(NOWHERE, 4))
-    draw(GroupedLogits(_nowhere((4, vocab_size), torch.float32), BY_TORCH), filters(NOWHERE))
+    draw(_no_logits(4, vocab_size), filters(NOWHERE))
+
+
+def _no_logits(rows: int, vocab_size: int) -> GroupedLogits:
+    """Logits without memory, whose likeliest tokens nobody looks for."""
+    groups = -(-vocab_size // GROUP)
+    found = _nowhere((2, rows), torch.int32), _nowhere((rows, groups), torch.float32)
+    logits = _nowhere((rows, groups * GROUP), torch.float32)
+    return GroupedLogits(logits, replace(BY_TORCH, find_largest=lambda logits: found))
 
 
 def _pool(width: int, dtype: torch.dtype) -> None:

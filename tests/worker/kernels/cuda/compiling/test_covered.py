@@ -197,3 +197,27 @@ def test_no_more_is_proved_than_a_model_calls(tmp_path: Path) -> None:
         assert not NEEDLESS[name] & set(kernels), name
         if name == "plain":
             assert 3 * int(count) <= int(most), "a third of all variants in both number types"
+
+
+START = """
+import sys
+from pathlib import Path
+import torch
+from models.config import read_config
+from worker.kernels.cuda.compiling.model_variants import model_calls, opening_calls
+from worker.kernels.uses import Uses
+
+for folder in map(Path, sys.argv[1:]):
+    uses = Uses()
+    calls = model_calls(read_config(folder), folder, torch.bfloat16, 90, uses=uses)
+    assert calls and opening_calls(90, 64, torch.bfloat16, uses)
+    print(*{"sympy", "torch._dynamo", "torch._inductor", "torch.distributed.fsdp"} & sys.modules.keys())
+"""
+
+
+def test_a_start_imports_no_compiler_of_torch(tmp_path: Path) -> None:
+    """Torch's own rules for tensors without memory import it: that took a third of a start."""
+    names = "plain", "windows, caps", "encoder", "experts"
+    folders = written({name: MODELS[name] for name in names}, tmp_path)
+    said = run_uninterpreted(START, *folders.values()).stdout.splitlines()
+    assert dict(zip(names, said, strict=True)) == dict.fromkeys(names, "")
