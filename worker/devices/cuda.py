@@ -48,8 +48,9 @@ _OUTSIDE_TORCH = GIB
 """Bytes that a process takes beside torch's own, roughly: the driver's context, kernels and workspaces."""
 _LARGE = 70 * GIB
 """The memory from which on a card has large steps by default."""
-_GRAPH_TOKENS, _MOST_GRAPH_TOKENS = 512, 2048
-"""The tokens of the largest step that is a graph by default: on any card and for any model, and at most."""
+_GRAPH_TOKENS, _MOST_GRAPH_TOKENS, _MOST_OF_SMALL = 512, 2048, 8192
+"""The tokens of the largest step that is a graph by default: on any card and for any model, at most, and at
+most for a model so small that a card computes them six times over while a host launches a layer."""
 _HIDING_LAUNCHES = 1 << 37
 """The products of two numbers that an H100 makes in half a millisecond, in which a host launches a layer. In
 steps of more the host waits for the card, and tokens that fill a graph up would only cost time."""
@@ -292,7 +293,7 @@ def most_graph_tokens(config: WorkerConfig, large: torch.device | None) -> int:
         if torch.cuda.get_device_capability(large)[0] < _HOPPER:
             products *= 2
         hidden = _HIDING_LAUNCHES // products // 256 * 256
-        most = max(most, min(_MOST_GRAPH_TOKENS, hidden))
+        most = max(most, min(_MOST_GRAPH_TOKENS, hidden), min(_MOST_OF_SMALL, hidden // 6 // 2048 * 2048))
     return min(most, asked.max_num_batched_tokens or most)
 
 

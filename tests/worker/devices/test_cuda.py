@@ -95,6 +95,7 @@ def test_ranks_have_the_same_kernels(
 
 
 QWEN_0_6B = {"hidden_size": 1024, "raw": {"intermediate_size": 3072}}
+MINI_LM = {"hidden_size": 384, "raw": {"intermediate_size": 1536}}
 QWEN_4B = {"hidden_size": 2560, "raw": {"intermediate_size": 9728}}
 LLAMA_8B = {"hidden_size": 4096, "raw": {"intermediate_size": 14336}}
 
@@ -108,6 +109,7 @@ LLAMA_8B = {"hidden_size": 4096, "raw": {"intermediate_size": 14336}}
         (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 32}, 32),
         (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 0}, 0),
         (QWEN_0_6B, 9, {"max_cudagraph_capture_size": 32, "enforce_eager": True}, 0),
+        (MINI_LM, 9, {}, 8192),
         (QWEN_4B, 9, {}, 1280),
         (QWEN_4B, 8, {}, 512),
         (LLAMA_8B, 9, {}, 512),

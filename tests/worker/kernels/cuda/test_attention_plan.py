@@ -92,7 +92,7 @@ def test_every_step_up_to_some_size_finds_room(group: int, made_of: int) -> None
     heads = Heads(2 * group, 2, 64, made_of)
     least_left: dict[Kind, int] = {}
     for _ in range(300):
-        tokens, most_rows = drawn.choice([16, 64, 512, 2048]), drawn.choice([3, 16, 256, 512])
+        tokens, most_rows = drawn.choice([16, 64, 512, 2048, 8192]), drawn.choice([3, 16, 256, 512])
         new: list[int] = []
         longest = drawn.choice([1, 3, 16 // group + 1, LEAST_MADE + 1, tokens])
         while len(new) < most_rows and (left := tokens - sum(new)):

@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """The sizes of graphs of single tokens."""
-TOKENS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+TOKENS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 6144, 8192)
 """The sizes of graphs of other steps. Beyond 512 tokens that fill a step up take a card's time."""
 _URGENT, _URGENT_TOKENS = 8, 64
 """The largest graphs that are made before the first request, of single tokens and of others."""
-_FORM_WORDS = 1 << 16
+_FORM_WORDS = 1 << 17
 """Room for a form, and for what sampling needs behind it."""
 _GRAPH_BYTES = 4 << 20
 """What the driver takes for a graph, roughly."""

@@ -163,7 +163,7 @@ def test_a_graph_that_does_not_fit_is_left_out(
 def test_sizes_end_with_the_largest_step() -> None:
     assert sizes_up_to(512, ROWS) == sizes_up_to(600, ROWS) == list(ROWS)
     assert sizes_up_to(20, ROWS) == [1, 2, 4, 8, 16, 20]
-    assert sizes_up_to(2048, TOKENS) == list(TOKENS)
+    assert sizes_up_to(8192, TOKENS) == list(TOKENS)
     assert sizes_up_to(512, TOKENS) == [16, 32, 64, 128, 256, 512]
     assert sizes_up_to(20, TOKENS) == [16, 20]
     assert sizes_up_to(0, ROWS) == sizes_up_to(0, TOKENS) == []
