@@ -165,6 +165,8 @@ def _choices(bench: Workbench) -> Iterator[tuple[Callable[..., Any], Callable[[i
         return patch.object(attention_plan, "attention_tiles", choose)
 
     def splits(count: int) -> Any:
-        return patch.object(attention_plan, "_splits", lambda *_: count)
+        return patch.object(
+            attention_plan, "keys_of_split", lambda total, rows, *_: -(-total // rows // count)
+        )
 
     yield tiles, splits

@@ -18,7 +18,7 @@ from models.layers.attention import Attention, CachedAttention
 from models.ops import encoder_ops, reference
 from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import Form, attend, join
-from worker.kernels.cuda.attention_plan import MOST_SPLITS, Heads, Launch, empty_results, launches_of
+from worker.kernels.cuda.attention_plan import Heads, Launch, empty_results, launches_of
 from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
 from worker.kernels.cuda.launch import launch
 
@@ -26,6 +26,8 @@ MOST_DIM, MOST_GROUP = 512, 64
 """The widest head, and the most query heads that share a key head."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
+_JOINED = 32
+"""The splits that are joined at a time."""
 
 
 def operations(card: Card) -> dict[str, Callable[..., Any]]:
@@ -83,7 +85,7 @@ def knows(layer: CachedAttention) -> bool:
 
 def split_bytes(card: Card) -> int:
     """An upper bound of the bytes of the results of splits, in float32."""
-    rows = 4 * card.processors * max(SHORT_ROWS, MOST_GROUP)  # splits double while there are too few programs
+    rows = 4 * card.processors * max(SHORT_ROWS, MOST_GROUP)  # fewer than 2 * 15 / 8 programs are splits
     return 4 * rows * (1 + MOST_DIM)
 
 
@@ -143,20 +145,20 @@ def _attend(
     planned = launches_of(card, context, (heads, q.dtype, paged))
     out = empty_results(planned, q)
     for blocks in planned:
-        tiles, splits = blocks.tiles, blocks.splits
+        tiles = blocks.tiles
         results = SplitResults.of(blocks, heads.group, q)
         launch(
             attend,
-            (len(blocks.rows), heads.keys, splits),
+            (len(blocks.rows), heads.keys),
             *(q, k, v, out, *results.tensors, scoring.by_distance, scoring.sinks, table),
             *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens, scoring.last),
             *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
-            *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0), splits),
-            *(form, tiles.queries, tiles.keys, splits > 1),
+            *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0)),
+            *(form, tiles.queries, tiles.keys, blocks.split > 0),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        results.join_into(out, context, form.window, scoring.last)
+        results.join_into(out, context)
     return out
 
 
@@ -164,22 +166,22 @@ def _attend(
 class SplitResults:
     """The results of the splits of a launch, before they are joined; none if no keys are split.
 
-    They are of the tokens of these blocks only: a prompt beside them may have thousands.
+    They are of the tokens of these splits only: a prompt beside them may have thousands.
     """
 
     blocks: Launch
     each: int
     """The tokens of a block."""
-    partial: Tensor | None = None  # [tokens of all blocks, heads, splits, D] float32
-    logs: Tensor | None = None  # [tokens of all blocks, heads, splits] float32
+    partial: Tensor | None = None  # [tokens of all splits, heads, D] float32
+    logs: Tensor | None = None  # [tokens of all splits, heads] float32
 
     @classmethod
     def of(cls, blocks: Launch, group: int, q: Tensor) -> SplitResults:
         """Memory for the results of queries [T, heads, D]."""
         each = blocks.tiles.queries // group
-        if blocks.splits == 1:
+        if not blocks.split:
             return cls(blocks, each)
-        places = (len(blocks.rows) * each, q.shape[1], blocks.splits)
+        places = (blocks.split * each, q.shape[1])
         partial = torch.empty(*places, q.shape[2], dtype=torch.float32, device=q.device)
         return cls(blocks, each, partial, torch.empty(places, dtype=torch.float32, device=q.device))
 
@@ -187,20 +189,17 @@ class SplitResults:
     def tensors(self) -> tuple[Tensor | None, Tensor | None]:
         return self.partial, self.logs
 
-    def join_into(
-        self, out: Tensor, context: ForwardContext, window: int, last: Tensor | None = None
-    ) -> None:
+    def join_into(self, out: Tensor, context: ForwardContext) -> None:
         """Join the splits of each token and head, if there are some; out [T, heads, D]."""
         blocks, (_, heads, dim) = self.blocks, out.shape
-        if blocks.splits == 1:
+        if not blocks.split:
             return
         wide = padded(dim)
         launch(
             join,
-            (len(blocks.rows) * self.each, heads),
-            *(self.partial, self.logs, out, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, last, blocks.splits),
-            *(heads, dim, wide, self.each, blocks.tiles.keys, MOST_SPLITS, window, last is not None),
+            (blocks.split, heads),
+            *(self.partial, self.logs, out, context.query_starts, blocks.rows, blocks.tokens),
+            *(heads, dim, wide, self.each, _JOINED),
             num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
         )
 

@@ -2,8 +2,9 @@
 
 A program computes a block of queries: as many new tokens of one sequence as fit BM rows, with all query heads
 that share a key head side by side. It reads keys in tiles of BN, first those that all its queries see, then
-those that need a mask. Where few rows would leave multiprocessors idle, the keys of a block are split over
-several programs, whose results `join` adds up. Everything is computed in float32 but the products of tiles.
+those that need a mask. Where few rows would leave multiprocessors idle, or others would wait for a long one,
+the keys of a block are split over several programs, whose results `join` adds up in their order. Everything
+is computed in float32 but the products of tiles.
 
 What is known when a model is loaded (`Form`) is a constant of a variant. `scale` makes scores of products, as
 they are where a cap follows, else in units of log 2; results are multiplied with `value_scale`, which cached
@@ -20,10 +21,6 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from triton.language import constexpr
-
-from worker.kernels.cuda.capabilities import LEAST_KEYS
-
-LEAST = constexpr(LEAST_KEYS)
 
 
 class Form(NamedTuple):
@@ -71,20 +68,17 @@ def _keys_of(first, stop, before, length, BN: constexpr, CAUSAL: constexpr, WIND
 
 
 @triton.jit
-def _split_size(low, high, splits, BN: constexpr):
-    """The keys of each split, whole tiles and not too few; the last splits may have none."""
-    return tl.maximum(tl.cdiv(tl.cdiv(high - low, BN), splits) * BN, LEAST)
-
-
-@triton.jit
 def tiles_of(
     first, stop, before, length, split, splits, BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr,
     WINDOW: constexpr,
 ):  # fmt: skip
-    """The keys [low, high) of a block or of one split of it; the tiles of [low, plain) need no mask."""
+    """The keys [low, high) of a block or of one split of it; the tiles of [low, plain) need no mask.
+
+    Splits are whole tiles, and the last ones may have none.
+    """
     low, high = _keys_of(first, stop, before, length, BN, CAUSAL, WINDOW)  # pyright: ignore
     if SPLIT:
-        size = _split_size(low, high, splits, BN)
+        size = tl.cdiv(tl.cdiv(high - low, BN), splits) * BN
         low += split * size
         high = tl.minimum(high, low + size)
     plain = high
@@ -96,11 +90,17 @@ def tiles_of(
 
 
 @triton.jit
-def block_of(block, rows_ptr, tokens_ptr, starts_ptr):
-    """The row of a block, -1 for none, the first of its tokens, where the row begins, and its new tokens."""
-    row = tl.load(rows_ptr + block)
+def block_of(entry, rows_ptr, tokens_ptr, starts_ptr, SPLIT: constexpr):
+    """The row of an entry, -1 for none, the first token of its block, where the row begins, its new tokens.
+
+    Then the number of its split, and how many the block has.
+    """
+    row, word = tl.load(rows_ptr + entry), tl.load(tokens_ptr + entry)
     begin = tl.load(starts_ptr + tl.maximum(row, 0))
-    return row, tl.load(tokens_ptr + block), begin, tl.load(starts_ptr + tl.maximum(row, 0) + 1) - begin
+    new = tl.load(starts_ptr + tl.maximum(row, 0) + 1) - begin
+    if SPLIT:  # blocks hold whole rows
+        return row, word * 0, begin, new, word & 0xFFFF, (word >> 16) + 1
+    return row, word, begin, new, word * 0, word * 0 + 1
 
 
 @triton.jit
@@ -186,38 +186,37 @@ def _start(sinks_ptr, query_head, used, first_split, BM: constexpr, SINKS: const
 
 @triton.jit
 def token_of_splits(lane, BM: constexpr, GROUP: constexpr):
-    """The place [BM] of each token among those of all blocks, which are filled up."""
+    """The place [BM] of each token among those of all entries, which are filled up."""
     return tl.program_id(0).to(tl.int64) * (BM // GROUP) + lane // GROUP
 
 
 @triton.jit
 def write(
-    out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, DIM: constexpr,
+    out_ptr, partial_ptr, logs_ptr, place, own, used, top, total, result, splits, DIM: constexpr,
     WIDE: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
-    """Write the heads of a block to their places, counted in heads of the step, or of the split blocks."""
+    """Write the heads of a block to their places, in heads of the step, or `own` ones of this split."""
     dims = tl.arange(0, WIDE)
     there = used[:, None] & (dims < DIM)[None, :]
     result = result / tl.where(total > 0, total, 1.0)[:, None]
     if SPLIT:
-        place = place * splits + split
-        tl.store(partial_ptr + place[:, None] * DIM + dims[None, :], result, mask=there)
+        tl.store(partial_ptr + own[:, None] * DIM + dims[None, :], result, mask=there & (splits > 1))
         log = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(logs_ptr + place, log, mask=used)
-    else:
-        at = out_ptr + place[:, None] * DIM + dims[None, :]
-        tl.store(at, result.to(out_ptr.dtype.element_ty), mask=there)
+        tl.store(logs_ptr + own, log, mask=used & (splits > 1))
+        there = there & (splits == 1)
+    at = out_ptr + place[:, None] * DIM + dims[None, :]
+    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit(do_not_specialize=["table_stride"])
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
     rows_ptr, tokens_ptr, last_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride,
-    splits, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
+    FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one key head, or one split of its keys."""
-    head, split = tl.program_id(1), tl.program_id(2)
-    row, first, begin, new = block_of(tl.program_id(0), rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
+    entry, head = tl.program_id(0), tl.program_id(1)
+    row, first, begin, new, split, splits = block_of(entry, rows_ptr, tokens_ptr, starts_ptr, SPLIT)  # pyright: ignore
     if row < 0:  # a graph is replayed for a smaller step
         return
     length = tl.load(lens_ptr + row) if FORM.page > 0 else new
@@ -253,38 +252,40 @@ def attend(
             top, total, result, q, start, high, own, last, head, bias, table, k_ptr, v_ptr, k_stride,
             v_stride, scale, softcap, FORM, BN, True,
         )  # fmt: skip
-    if low < high or not SPLIT:
-        place = (token_of_splits(lane, BM, group) if SPLIT else at) * (FORM.heads * group) + query_head
-        result *= value_scale
-        write(
-            out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, FORM.dim,
-            wide, SPLIT,
-        )  # fmt: skip
+    heads: constexpr = FORM.heads * group
+    own = token_of_splits(lane, BM, group) * heads + query_head
+    write(
+        out_ptr, partial_ptr, logs_ptr, at * heads + query_head, own, used, top, total, result * value_scale,
+        splits, FORM.dim, wide, SPLIT,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit
 def join(
-    partial_ptr, logs_ptr, out_ptr, lens_ptr, starts_ptr, rows_ptr, tokens_ptr, last_ptr, splits,
-    HEADS: constexpr, DIM: constexpr, WIDE: constexpr, TOKENS: constexpr, BN: constexpr, MOST: constexpr,
-    WINDOW: constexpr, AHEAD: constexpr,
+    partial_ptr, logs_ptr, out_ptr, starts_ptr, rows_ptr, tokens_ptr, HEADS: constexpr, DIM: constexpr,
+    WIDE: constexpr, TOKENS: constexpr, MOST: constexpr,
 ):  # fmt: skip
-    """Join the splits, MOST at most, of one token and query head of HEADS; a block has TOKENS tokens."""
-    block, head = tl.program_id(0) // TOKENS, tl.program_id(1)
-    row, first, begin, new = block_of(block, rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
-    token = first + tl.program_id(0) % TOKENS
-    if (row < 0) | (token >= new):
+    """Join the splits of one query head of HEADS of a block of up to TOKENS tokens, MOST at a time.
+
+    The program of a block's first split does so.
+    """
+    entry, head = tl.program_id(0), tl.program_id(1)
+    row, _, begin, new, split, splits = block_of(entry, rows_ptr, tokens_ptr, starts_ptr, True)  # pyright: ignore
+    if (row < 0) | (split > 0) | (splits == 1):
         return
-    length = tl.load(lens_ptr + row)
-    stop = _end_of(last_ptr, begin, tl.minimum(first + TOKENS, new), length - new, AHEAD)
-    low, high = _keys_of(first, stop, length - new, length, BN, True, WINDOW)  # pyright: ignore
-    split = tl.arange(0, MOST)
     dims = tl.arange(0, WIDE)
-    made = low + split * _split_size(low, high, splits, BN) < high  # others had no keys, and wrote nothing
-    place = (tl.program_id(0).to(tl.int64) * HEADS + head) * splits + split
-    logs = tl.load(logs_ptr + place, mask=made, other=float("-inf"))
-    weights = tl.exp2(logs - tl.max(logs, 0))
-    there = made[:, None] & (dims < DIM)[None, :]
-    parts = tl.load(partial_ptr + place[:, None] * DIM + dims[None, :], mask=there, other=0.0)
-    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
-    at = out_ptr + ((begin + token).to(tl.int64) * HEADS + head) * DIM + dims
-    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+    for token in range(new):
+        largest, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
+        result = tl.zeros([WIDE], tl.float32)
+        for start in range(0, splits, MOST):
+            number = start + tl.arange(0, MOST)
+            place = ((entry + number).to(tl.int64) * TOKENS + token) * HEADS + head
+            logs = tl.load(logs_ptr + place, mask=number < splits, other=float("-inf"))
+            top = tl.maximum(largest, tl.max(logs, 0))  # the first split has keys
+            weights, kept = tl.exp2(logs - top), tl.exp2(largest - top)
+            there = (logs > float("-inf"))[:, None] & (dims < DIM)[None, :]
+            parts = tl.load(partial_ptr + place[:, None] * DIM + dims[None, :], mask=there, other=0.0)
+            result = result * kept + tl.sum(parts * weights[:, None], 0)
+            largest, total = top, total * kept + tl.sum(weights, 0)
+        at = out_ptr + ((begin + token).to(tl.int64) * HEADS + head) * DIM + dims
+        tl.store(at, (result / total).to(out_ptr.dtype.element_ty), mask=dims < DIM)

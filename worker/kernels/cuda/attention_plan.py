@@ -1,9 +1,9 @@
 """The plan of a step's attention: which program computes which tokens of which row.
 
-A step of decoding rows and prompts makes two launches: blocks of few rows whose keys are split over programs,
-and large ones. One size for both would waste most of either. Latent attention has a third, for prompts that
-follow nothing. Blocks are planned on the host, in numpy, once
-for a step, and kept in its context, where all layers find them.
+A step of decoding rows and prompts makes two launches: blocks of few rows, the keys of long ones split over
+programs, and large ones. One size for both would waste most of either. Latent attention has a third, for
+prompts that follow nothing. Blocks are planned on the host, in numpy, once for a step, and kept in its
+context, where all layers find them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from worker.kernels.cuda.capabilities import (
     latent_tiles,
     made_tiles,
 )
-
-MOST_SPLITS = 32
 
 
 class Kind(Enum):
@@ -68,8 +66,13 @@ class Blocks:
 
     rows: np.ndarray  # [N] int32: the row of the step that each block belongs to
     tokens: np.ndarray  # [N] int32: the first of its tokens, counted from those of the row
-    splits: int
     kind: Kind
+    split: int = 0
+    """The entries of blocks whose keys are split, which stand before all others.
+
+    A block that holds a whole row has an entry for each split: in place of its first token its number, and
+    from bit 16 on how many others the block has.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +81,16 @@ class Launch:
 
     rows: Tensor  # [N] int32
     tokens: Tensor  # [N] int32
-    splits: int
     tiles: Tiles
     kind: Kind
+    split: int = 0
+    """The entries, at the beginning, that may be splits: `tokens` are as `Blocks.split` says then."""
     padded: bool = False
     """Whether the step has tokens that are in no block, because they were filled up. Their results are 0."""
 
     @classmethod
     def of(cls, blocks: Blocks, tiles: Tiles, send: Callable[[np.ndarray], Tensor]) -> Launch:
-        return cls(send(blocks.rows), send(blocks.tokens), blocks.splits, tiles, blocks.kind)
+        return cls(send(blocks.rows), send(blocks.tokens), tiles, blocks.kind, blocks.split)
 
 
 Plan = dict[PlanKey, list[Launch]]
@@ -156,9 +160,7 @@ def plan_prompts_and_decodes(
     made = ~few & (counts == lengths) & (counts >= LEAST_MADE) & (heads.made > 0)
     launches: list[Blocks] = []
     if few.any():
-        rows, tokens = cut(np.flatnonzero(few), counts, tiles[Kind.SHORT].queries // heads.group)
-        splits = _splits(len(rows) * heads.keys, int(lengths[few].max()), processors)
-        launches.append(Blocks(rows, tokens, splits, Kind.SHORT))
+        launches.append(split_rows(np.flatnonzero(few), lengths, heads, processors))
     for kind, chosen, group in ((Kind.LONG, ~few & ~made, heads.group), (Kind.MADE, made, 1)):
         if chosen.any():
             rows, tokens = cut(np.flatnonzero(chosen), counts, tiles[kind].queries // group)
@@ -184,18 +186,41 @@ def cut(rows: np.ndarray, counts: np.ndarray, each: int) -> tuple[np.ndarray, np
 def _longest_first(rows: np.ndarray, tokens: np.ndarray, work: np.ndarray, kind: Kind) -> Blocks:
     """Begin with the blocks that read most keys: a long one that starts last would be waited for."""
     order = np.argsort(-work, kind="stable")
-    return Blocks(rows[order], tokens[order], 1, kind)
+    return Blocks(rows[order], tokens[order], kind)
 
 
-def _splits(programs: int, longest: int, processors: int) -> int:
-    """The power of two that gives nearly every multiprocessor two programs, as far as keys are many enough.
+def split_rows(rows: np.ndarray, lengths: np.ndarray, heads: Heads, processors: int) -> Blocks:
+    """Make a block of each of these rows; those whose keys are split, because they are many, come first."""
+    keys = lengths[rows]
+    pieces = np.zeros_like(lengths)
+    pieces[rows] = -(-keys // keys_of_split(int(keys.sum()), len(rows), heads, processors))
+    order = rows[np.argsort(pieces[rows] == 1, kind="stable")]
+    entries, split = cut(order, pieces, 1)
+    words = split | (pieces[entries] - 1 << 16).astype(np.int32)
+    return Blocks(entries, words, Kind.SHORT, int(pieces[pieces > 1].sum()))
+
+
+def keys_of_split(total: int, rows: int, heads: Heads, processors: int) -> int:
+    """The most keys of a split of short rows that see so many keys together.
+
+    They are so many that nearly every multiprocessor has two programs. Where rows alone are as many, twice as
+    many: a program that reads while others have ended is faster.
+    """
+    enough = enough_rows(heads, processors)
+    return max(least_keys(heads), -(-total * (2 if rows >= enough else 1) // enough))
+
+
+def enough_rows(heads: Heads, processors: int) -> int:
+    """The rows that give nearly every multiprocessor two programs.
 
     An H100 read the keys of 256 programs on 132 multiprocessors at 2.86 TB/s, and of twice as many at 2.70.
     """
-    splits, enough = 1, 15 * processors // 8
-    while splits < MOST_SPLITS and 2 * splits * LEAST_KEYS <= longest and programs * splits < enough:
-        splits *= 2
-    return splits
+    return max(1, 15 * processors // 8 // heads.keys)
+
+
+def least_keys(heads: Heads) -> int:
+    """The keys of a split, at least; a latent is computed for many heads."""
+    return LEAST_KEYS // 4 if heads.made else LEAST_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +228,9 @@ class Room:
     """One launch with room for the blocks of any step up to some size; a step fills it up with -1."""
 
     size: int
-    splits: int
     kind: Kind
+    split: int = 0
+    """The number of entries at the beginning that may be splits."""
 
 
 def plan_room(card: Card, key: PlanKey, tokens: int, rows: int, longest: int) -> list[tuple[Room, Tiles]]:
@@ -224,13 +250,14 @@ def room_for_prompts_and_decodes(
     """The room that steps of up to so many tokens of so many rows need; no sequence is longer than `longest`.
 
     A short row is one block. The others have a token more at least, and end with a block that is not full.
+    What is split into pieces of a size gives fewer than twice as many as there are such sizes in it.
     """
-    few = min(tokens, rows)
-    splits = _splits(few * heads.keys, longest, processors)
+    few, enough = min(tokens, rows), enough_rows(heads, processors)
+    size = few + min(enough, few * (-(-longest // least_keys(heads)) - 1))
     least = max(1, SHORT_ROWS // heads.group) + 1
     each = tiles[Kind.LONG].queries // heads.group
     rooms = [
-        Room(few, splits, Kind.SHORT),
+        Room(size, Kind.SHORT, min(size, 2 * enough) if size > few else 0),
         room_for_large_blocks(tokens, min(rows, tokens // least), each),
     ]
     if heads.made and tokens >= LEAST_MADE:
@@ -240,4 +267,4 @@ def room_for_prompts_and_decodes(
 
 
 def room_for_large_blocks(tokens: int, rows: int, each: int, kind: Kind = Kind.LONG) -> Room:
-    return Room((tokens + rows * (each - 1)) // each, 1, kind)
+    return Room((tokens + rows * (each - 1)) // each, kind)

@@ -148,15 +148,15 @@ def _attend(
     """Compute blocks over the cache, or over keys and values that were made, into out [T, heads, value]."""
     table = context.block_table
     for blocks in planned:
-        tiles, splits = blocks.tiles, blocks.splits
+        tiles = blocks.tiles
         results = SplitResults.of(blocks, form.group, out)
         launch(
             attend_latent,
-            (len(blocks.rows), -(-form.heads // form.group), splits),
+            (len(blocks.rows), -(-form.heads // form.group)),
             *(q, q_rope, keys, out, *results.tensors, table, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, scale * LOG2E, q.stride(0), table.stride(0), splits),
-            *(form, tiles.queries, tiles.keys, splits > 1),
+            *(blocks.rows, blocks.tokens, scale * LOG2E, q.stride(0), table.stride(0)),
+            *(form, tiles.queries, tiles.keys, blocks.split > 0),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        results.join_into(out, context, window=-1)
+        results.join_into(out, context)

@@ -24,6 +24,7 @@ from worker.kernels.cuda.attention_kernel import (
     add_scores,
     block_of,
     tiles_of,
+    token_of_splits,
     visible,
     write,
 )
@@ -138,10 +139,10 @@ def _add_tile(
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit(do_not_specialize=["table_stride"])
 def attend_latent(
     q_ptr, rope_ptr, keys_ptr, out_ptr, partial_ptr, logs_ptr, table_ptr, lens_ptr, starts_ptr, rows_ptr,
-    tokens_ptr, scale, q_stride, table_stride, splits, FORM: constexpr, BM: constexpr, BN: constexpr,
+    tokens_ptr, scale, q_stride, table_stride, FORM: constexpr, BM: constexpr, BN: constexpr,
     SPLIT: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one part of the heads, or one split of its cached rows.
@@ -149,8 +150,9 @@ def attend_latent(
     q_rope [T, heads + 1, rope]. Over the cache, q [T, heads, rank] -> [T, heads, rank]. Over keys and values
     [T, heads, key + value] that were made, q [T, heads, key + rope] -> [T, heads, value].
     """
-    split = tl.program_id(2)
-    row, first, begin, new = block_of(tl.program_id(0), rows_ptr, tokens_ptr, starts_ptr)  # pyright: ignore
+    row, first, begin, new, split, splits = block_of(  # pyright: ignore
+        tl.program_id(0), rows_ptr, tokens_ptr, starts_ptr, SPLIT
+    )
     if row < 0:  # a graph is replayed for a smaller step
         return
     length = tl.load(lens_ptr + row)
@@ -182,10 +184,9 @@ def attend_latent(
             top, total, result, q, q_rope, start, high, seen, table, keys_ptr, rope_ptr, scale, FORM, BN,
             True,
         )  # fmt: skip
-    if low < high or not SPLIT:
-        base = tl.program_id(0).to(tl.int64) * (BM // group) if SPLIT else begin + first
-        place = base * FORM.heads + tl.program_id(1) * group + (token * FORM.heads + head)
-        write(
-            out_ptr, partial_ptr, logs_ptr, place, used, top, total, result, split, splits, FORM.values,
-            wide, SPLIT,
-        )  # fmt: skip
+    part = tl.program_id(1) * group + head
+    place = (begin + first) * FORM.heads + (token * FORM.heads + part)
+    own = token_of_splits(lane, BM, group) * FORM.heads + part
+    write(
+        out_ptr, partial_ptr, logs_ptr, place, own, used, top, total, result, splits, FORM.values, wide, SPLIT
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from worker.kernels.cuda.attention_plan import (
     Blocks,
     Heads,
     Kind,
+    enough_rows,
+    least_keys,
     plan_prompts_and_decodes,
     plan_texts,
     room_for_large_blocks,
@@ -23,9 +26,18 @@ TILES = {Kind.SHORT: Tiles(16, 64, 4, 3), Kind.LONG: Tiles(128, 64, 8, 3), Kind.
 
 def tokens_of(blocks: Blocks, heads: Heads, new: list[int]) -> list[tuple[int, int]]:
     each = TILES[blocks.kind].queries // (1 if blocks.kind is Kind.MADE else heads.group)
+    firsts = blocks.tokens
+    if blocks.kind is Kind.SHORT:
+        splits, others = firsts & 0xFFFF, firsts >> 16
+        assert (
+            (splits <= others).all()
+            and (others[: blocks.split] > 0).all()
+            and not firsts[blocks.split :].any()
+        )
+        blocks, firsts = replace(blocks, rows=blocks.rows[splits == 0]), 0 * firsts[splits == 0]
     return [
         (int(row), token)
-        for row, first in zip(blocks.rows, blocks.tokens, strict=True)
+        for row, first in zip(blocks.rows, firsts, strict=True)
         for token in range(first, min(first + each, new[row]))
     ]
 
@@ -44,7 +56,7 @@ def test_every_token_is_computed_once(group: int, made_of: int) -> None:
             (row, token) for row, count in enumerate(new) for token in range(count)
         )
         assert len({blocks.kind for blocks in planned}) == len(planned) <= (3 if made_of else 2)
-        assert all(blocks.splits == 1 for blocks in planned if blocks.kind is not Kind.SHORT)
+        assert all(blocks.split == 0 for blocks in planned if blocks.kind is not Kind.SHORT)
 
 
 def test_blocks_that_read_most_keys_begin() -> None:
@@ -62,10 +74,10 @@ def test_blocks_that_read_most_keys_begin() -> None:
         (1, 100, 1),
         (1, 512, 2),
         (1, 4096, 16),
-        (1, 100_000, 32),
+        (1, 100_000, 30),
         (64, 4096, 1),
         (32, 2048, 1),
-        (30, 2048, 2),
+        (29, 2048, 2),
         (16, 4096, 2),
         (256, 4096, 1),
     ],
@@ -73,7 +85,25 @@ def test_blocks_that_read_most_keys_begin() -> None:
 def test_keys_are_split_where_processors_would_be_idle(rows: int, longest: int, splits: int) -> None:
     heads = Heads(32, 8, 128)
     (blocks,) = plan_prompts_and_decodes([1] * rows, [longest] * rows, heads, TILES, 132)
-    assert (len(blocks.rows), blocks.splits) == (rows, splits)
+    assert (len(blocks.rows), blocks.split) == (rows * splits, rows * splits * (splits > 1))
+
+
+@pytest.mark.parametrize("keys", [1, 2, 8, 32])
+def test_no_program_of_a_mix_reads_more_than_twice_the_mean(keys: int) -> None:
+    """The mean is of two programs for each multiprocessor. Every mix finds room in a graph, too."""
+    drawn = random.Random(keys)
+    for number in range(1000):
+        heads = Heads(4 * keys, keys, 128, 128 * (number % 2))
+        rows = drawn.choice([1, 2, 5, 16, 48, 64, 256, 512])
+        kinds = [drawn.randint(1, drawn.choice([100, 1000, 8000, 130_000])) for _ in range(3)]
+        total = [drawn.choice(kinds) for _ in range(rows)]
+        (blocks,) = plan_prompts_and_decodes([1] * rows, total, heads, TILES, 132)
+        splits = Counter(blocks.rows.tolist())
+        longest = max(-(-keys // splits[row]) for row, keys in enumerate(total))
+        assert longest <= max(least_keys(heads), 2 * -(-sum(total) // enough_rows(heads, 132)))
+        assert blocks.split == sum(count for count in splits.values() if count > 1)
+        room = room_for_prompts_and_decodes(rows, rows, max(total), heads, TILES, 132)[0]
+        assert len(blocks.rows) <= room.size and blocks.split <= room.split
 
 
 def test_latents_of_a_prompt_that_follows_nothing_become_keys_and_values() -> None:
@@ -105,5 +135,5 @@ def test_every_step_up_to_some_size_finds_room(group: int, made_of: int) -> None
             least_left[blocks.kind] = min(left, least_left.get(blocks.kind, left))
         room = room_for_large_blocks(tokens, min(most_rows, tokens), TILES[Kind.LONG].queries // group)
         assert len(plan_texts(new, heads, TILES[Kind.LONG])[0].rows) <= room.size
-    assert least_left.pop(Kind.SHORT) == 0
+    assert least_left.pop(Kind.SHORT) >= 0
     assert max(least_left.values()) <= 2, "no room is left idle in the fullest step"

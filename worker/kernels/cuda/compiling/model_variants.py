@@ -38,20 +38,15 @@ from models.parallel.parallel import Parallel, Replicas
 from models.state_rows import STATE_COLUMNS
 from models.vision.model import find_tower
 from worker.host.machine import usable_cores
-from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
+from worker.kernels.cuda.capabilities import Card, Tiles
 from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
 from worker.kernels.cuda.compiling.shapes_only import ShapesOnly
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.proofs import cases_on
-from worker.kernels.cuda.steps.layout_kernels import (
-    SampleTensors,
-    StepTensors,
-    lay_out_any_rows,
-    lay_out_sampling,
-    lay_out_single_tokens,
-)
+from worker.kernels.cuda.steps import layout_kernels as layouts
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.kernels.uses import Uses
 from worker.media import sees_media
@@ -342,7 +337,8 @@ def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
     """Lay out a step of any rows, as a graph does."""
     slots = Slots(NOWHERE, 4, 8 * block_size, block_size, paged=paged)
     held, starts, ends, rows = columns_of(_nowhere((64,), torch.int32), (4, 5, 4, 16))
-    lay_out_any_rows(held, starts, ends, rows, slots, StepTensors.make(NOWHERE, 16, 4, slots.most_blocks))
+    steps = layouts.StepTensors.make(NOWHERE, 16, 4, slots.most_blocks)
+    layouts.lay_out_any_rows(held, starts, ends, rows, slots, steps)
 
 
 def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
@@ -351,10 +347,15 @@ def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
     Of any number of groups of layers, the last one is laid out by another variant than those before it.
     """
     slots = Slots(NOWHERE, 4, 8 * block_size, block_size, shares=[1] * groups)
-    steps, lens = StepTensors.make(NOWHERE, 4, 4, slots.most_blocks, groups), _nowhere((4,), torch.int32)
+    lens = _nowhere((4,), torch.int32)
+    steps = layouts.StepTensors.make(NOWHERE, 4, 4, slots.most_blocks, groups)
     states = SlotStates(slots).table
-    lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
-    lay_out_sampling(_nowhere((4,), torch.int32), states, slots, SampleTensors.make(NOWHERE, 4))
+    layouts.lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
+    blocks = Launch(lens, lens, Tiles(16, 64, 4, 3), Kind.SHORT)
+    layouts.lay_out_splits(lens, {(Heads(1, 1, 64), torch.bfloat16, True): [blocks]}, _PROCESSORS)
+    layouts.lay_out_sampling(
+        _nowhere((4,), torch.int32), states, slots, layouts.SampleTensors.make(NOWHERE, 4)
+    )
     draw(_no_logits(4, vocab_size), filters(NOWHERE))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, plan_step
+from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, plan_room, plan_step
 from worker.kernels.cuda.capabilities import Card
 from worker.tables.positions import Columns, StepTokens, lay_out
 from worker.tables.slots import Slots
@@ -44,9 +44,14 @@ class PlannedLayout:
         """The kinds of heads that steps have shown so far."""
         return list(self._last)
 
-    def plan_for(self, counts: list[int], ends: list[int], target: torch.device) -> Plan:
-        """A plan that stays on the device."""
-        return self._plan(counts, ends, lambda numbers: torch.from_numpy(numbers).to(target))
+    def room_for(self, rows: int, longest: int, target: torch.device) -> Plan:
+        """Room for the plan of so many single tokens, which a kernel makes on the device."""
+        plan: Plan = {}
+        for key in self._last:
+            room, tiles = plan_room(self._card, key, rows, rows, longest)[0]
+            entries = torch.zeros(room.size, dtype=torch.int32, device=target)
+            plan[key] = [Launch(entries, entries.clone(), tiles, room.kind, room.split)]
+        return plan
 
     def _plan(self, counts: Sequence[int], ends: Sequence[int], send: Callable[[np.ndarray], Tensor]) -> Plan:
         return {

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.context import StateRows
-from worker.kernels.cuda.attention_plan import Plan
+from worker.kernels.cuda.attention_plan import Plan, enough_rows, least_keys
 from worker.kernels.cuda.launch import launch
 from worker.sampling.top_k_top_p import Draws
 from worker.steps.compute import UnreadStep
@@ -25,6 +25,8 @@ from worker.tables.slots import STATE_WORDS, Slots
 
 _COPIED = 128
 """The entries of a block table that are copied at a time."""
+_MOST_ROWS, _ENTRIES = 512, 16
+"""The most single tokens of a step, and the entries of its plan of attention that a program makes."""
 _ALIGNED = 4
 """The words of which the beginning of a column of a form is a multiple."""
 _WORDS: constexpr = constexpr(STATE_WORDS)
@@ -175,6 +177,44 @@ def lay_out_single_tokens(
             *(slots.width, slots.most_blocks, slots.dummy, column, (2 + group) * column),
             *(slots.block_size, _COPIED, group == len(steps) - 1),
             num_warps=1,
+        )
+
+
+@triton.jit(do_not_specialize=["count", "enough", "least", "room"])
+def lay_out_entries(
+    lens_ptr, rows_ptr, words_ptr, count, enough, least, room, ROWS: constexpr, ENTRIES: constexpr
+):  # fmt: skip
+    """Split the keys of `count` rows as `attention_plan.split_rows` does, and write ENTRIES of the `room`.
+
+    What is left over belongs to no row.
+    """
+    row = tl.arange(0, ROWS)
+    keys = tl.load(lens_ptr + row, mask=row < count, other=0)
+    there = tl.sum((keys > 1).to(tl.int32), 0)  # those of nobody have one
+    total = tl.sum(keys.to(tl.int64), 0) * tl.where(there >= enough, 2, 1)
+    size = tl.maximum(tl.cdiv(total, enough), least).to(tl.int32)
+    pieces = tl.cdiv(keys, size)
+    split = tl.where(pieces > 1, pieces, 0)
+    ends = tl.where(pieces > 1, tl.cumsum(split, 0), tl.sum(split, 0) + tl.cumsum(pieces - split, 0))
+    entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
+    number = entry[:, None] - (ends - pieces)[None, :]
+    own = (number >= 0) & (number < pieces[None, :])
+    found = tl.max(tl.where(own, row[None, :], -1), 1)
+    word = tl.max(tl.where(own, number | ((pieces - 1) << 16)[None, :], 0), 1)
+    tl.store(rows_ptr + entry, found, mask=entry < room)
+    tl.store(words_ptr + entry, word, mask=entry < room)
+
+
+def lay_out_splits(lens: Tensor, plan: Plan, processors: int) -> None:
+    """Launch the layout of attention for single tokens of rows of these lengths, for each kind of heads."""
+    for (heads, _, _), (blocks,) in plan.items():
+        room = len(blocks.rows)
+        launch(
+            lay_out_entries,
+            (-(-room // _ENTRIES),),
+            *(lens, blocks.rows, blocks.tokens, len(lens), enough_rows(heads, processors)),
+            *(least_keys(heads), room, _MOST_ROWS, _ENTRIES),
+            num_warps=4,
         )
 
 

@@ -26,9 +26,6 @@ MOST_ROWS = 256
 MOST_SAMPLES = 64
 """The most rows whose tokens a graph chooses. Their logits hardly take longer than those of one row, for
 which the whole matrix is read, too."""
-_FEWER_SPLITS = 4
-"""How many times fewer splits a graph may have than a step by itself: keys of long sequences take as many
-times longer, which soon costs more than launches do."""
 
 
 class MixedStep:
@@ -94,15 +91,12 @@ class MixedStep:
 
     def stage(
         self, columns: Columns, token_types: Sequence[int] | None, sampling: Sequence[int], packet: Packet
-    ) -> Callable[[], StepTokens] | None:
-        """Begin a packet with a step that this place has room for; None if its keys should be split more.
+    ) -> Callable[[], StepTokens]:
+        """Begin a packet with a step that this place has room for.
 
         `sampling`: the rows whose tokens a graph chooses. What is returned is that of a `LayOut`.
         """
         count, rows = columns.query_starts[-1], len(columns.slots)
-        planned = self._plan_step(columns)
-        if planned is None:
-            return None
         dummy = self._slots.dummy
         filled: list[tuple[Sequence[int] | np.ndarray, int]] = [
             (columns.slots, dummy),
@@ -113,7 +107,7 @@ class MixedStep:
             ([columns.slots[row] for row in sampling], dummy),
             *([] if self._slots.paged else [(token_types or [], 0)]),
             *([] if self._states is None else [(state_words(columns.states, self.rows, dummy), 0)]),
-            *((blocks, -1) for blocks in planned),
+            *((blocks, -1) for blocks in self._plan_step(columns)),
         ]
         packet.begin_form(
             self._buffer,
@@ -126,7 +120,7 @@ class MixedStep:
         places = iter(self._blocks)
         plan: Plan = {
             key: [
-                Launch(next(places), next(places), room.splits, tiles, room.kind, padded=True)
+                Launch(next(places), next(places), tiles, room.kind, room.split, padded=True)
                 for room, tiles in rooms
             ]
             for key, rooms in self._rooms.items()
@@ -134,8 +128,8 @@ class MixedStep:
         starts, ends = self._starts, self._ends
         return unread_step(self._tensors, starts, ends, self._slots.block_size, plan, self._states)
 
-    def _plan_step(self, columns: Columns) -> list[np.ndarray] | None:
-        """The rows and the tokens of the blocks of each launch; None if keys should be split more."""
+    def _plan_step(self, columns: Columns) -> list[np.ndarray]:
+        """The rows and the tokens of the blocks of each launch."""
         planned: list[np.ndarray] = []
         none = np.empty(0, np.int32)
         for key, rooms in self._rooms.items():
@@ -143,10 +137,5 @@ class MixedStep:
             own = [blocks for blocks, _ in step]
             for room, _ in rooms:
                 blocks = next((each for each in own if each.kind is room.kind), None)
-                if blocks is None:
-                    planned += [none, none]
-                    continue
-                if blocks.splits > _FEWER_SPLITS * room.splits:
-                    return None
-                planned += [blocks.rows, blocks.tokens]
+                planned += [none, none] if blocks is None else [blocks.rows, blocks.tokens]
         return planned

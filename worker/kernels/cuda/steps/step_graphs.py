@@ -28,6 +28,7 @@ from worker.kernels.cuda.steps.layout_kernels import (
     StepTensors,
     lay_out_sampling,
     lay_out_single_tokens,
+    lay_out_splits,
     unread_step,
 )
 from worker.kernels.cuda.steps.mixed_step import MOST_ROWS, MOST_SAMPLES, MixedStep
@@ -154,7 +155,7 @@ class Graphs:
             form = self._find_mixed(size, len(columns.slots), len(sampling))
             if form is not None:
                 finish = self._steps[size].stage(columns, token_types, sampling if form.whole else (), packet)
-                return StagedForm(form, finish) if finish is not None else None
+                return StagedForm(form, finish)
         return None
 
     def _find_mixed(self, size: int, rows: int, samples: int) -> MixedForm | None:
@@ -276,6 +277,7 @@ class Graphs:
 
         def work() -> tuple[Tensor, Tensor]:
             lay_out_single_tokens(self.buffer, states, slots, steps, lens)
+            lay_out_splits(lens, context.plan or {}, self._card.processors)
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden
@@ -288,9 +290,9 @@ class Graphs:
         return work
 
     def _context_of(self, steps: Sequence[StepTensors], lens: Tensor) -> UnreadStep:
-        """The context of a step of single tokens, whose plan of attention is the same for any lengths."""
+        """The context of a step of single tokens, which has room for its plan of attention."""
         slots, count = self._compute.slots, len(lens)
-        plan = self._layout.plan_for([1] * count, [slots.max_len] * count, lens.device)
+        plan = self._layout.room_for(count, slots.max_len, lens.device)
         lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count]
         places = columns_of(self.buffer, lengths)[-1].view(-1, count) if slots.has_states else None
         step = unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)

@@ -160,7 +160,7 @@ def test_registers_that_are_spilled_in_loops_are_told_from_others() -> None:
 
 
 DRAWS = {"survey_groups", "narrow", "draw_row"}
-LAYOUTS = {"lay_out_any", "lay_out_rows", "lay_out_samples", "merge_rows"}
+LAYOUTS = {"lay_out_any", "lay_out_entries", "lay_out_rows", "lay_out_samples", "merge_rows"}
 HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
 EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from interpreted import DEVICE
 
 from models.context import ForwardContext
 from models.state_rows import StateRow
-from worker.kernels.cuda.attention_plan import Heads, launches_of
+from worker.kernels.cuda.attention_plan import Heads, launches_of, plan_step
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.steps import step_graphs
 from worker.kernels.cuda.steps.attention_plans import PlannedLayout
-from worker.kernels.cuda.steps.layout_kernels import StepTensors
+from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_splits
 from worker.kernels.cuda.steps.mixed_step import MixedStep
 from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS
 from worker.tables.positions import Columns
@@ -47,9 +49,31 @@ def test_plans_are_sent_with_every_step_but_the_first() -> None:
     sent = second.plan[KEY]
     assert launches_of(CARD, second, KEY) is sent
     assert [len(launch.rows) for launch in asked] == [2]
-    assert [launch.rows.tolist() for launch in sent] == [[0, 2], [1] * 10]
+    assert [launch.rows.tolist() for launch in sent] == [[2, 2, 2, 2, 0], [1] * 10]
+    assert [launch.split for launch in sent] == [4, 0]
+    assert sent[0].tokens.tolist() == [0x30000, 0x30001, 0x30002, 0x30003, 0]
     assert sent[1].tokens.tolist() == [*range(288, -1, -32)]
     assert lay_out(layout, [0], [1]).plan is not None
+
+
+@pytest.mark.parametrize("heads", [Heads(8, 2, 64), Heads(64, 8, 64), Heads(16, 1, 576, 128)])
+def test_single_tokens_are_split_on_the_device_as_on_the_host(heads: Heads) -> None:
+    drawn, key = random.Random(1), (heads, torch.bfloat16, True)
+    layout = PlannedLayout(CARD)
+    layout._last = {key: []}
+    for _ in range(20):
+        rows = drawn.choice([1, 3, 40, 512])
+        lengths = [drawn.choice([2, 700, 9000, 1 << 20]) for _ in range(rows)]
+        plan = layout.room_for(rows, 1 << 20, DEVICE)
+        lay_out_splits(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), plan, CARD.processors)
+        ((blocks, _),) = plan_step(CARD, key, [1] * rows, lengths)
+        (made,) = plan[key]
+        count = len(blocks.rows)
+        assert (made.rows[:count].tolist(), made.rows[count:].tolist()) == (
+            blocks.rows.tolist(),
+            [-1] * (len(made.rows) - count),
+        )
+        assert made.tokens[:count].tolist() == blocks.tokens.tolist()
 
 
 def test_tensors_of_a_packet_begin_where_kernels_expect_them() -> None:
@@ -76,5 +100,5 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     columns = Columns(list(range(512)), starts, counts, ends, query_starts)
     columns.states.extend([StateRow(row, row) for row in range(512)])
     packet = Packet(lambda words: (torch.empty(words, dtype=torch.int32),) * 2, 8)
-    assert step.stage(columns, [0] * TOKENS[-1], range(64), packet) is not None
+    step.stage(columns, [0] * TOKENS[-1], range(64), packet)
     packet.send()

@@ -248,7 +248,7 @@ class Place:
 
     def stage(
         self, held: list[int], starts: list[int], counts: list[int], sampling: Sequence[int] = ()
-    ) -> Callable[[], StepTokens] | None:
+    ) -> Callable[[], StepTokens]:
         self._packet.reset()
         self.columns = columns_of_rows(held, starts, counts)
         staged = self.step.stage(self.columns, None, sampling, self._packet)
@@ -300,11 +300,15 @@ def test_a_smaller_step_is_laid_out_as_any_other(paged: bool) -> None:
         ] == [blocks.rows.tolist() for blocks in planned]
 
 
-def test_a_long_sequence_is_not_read_in_far_fewer_splits() -> None:
-    """A lone row of 8192 tokens is split 32 times on this card, and 4 times in a graph of 64 rows."""
+def test_a_long_sequence_is_split_in_a_graph_as_by_itself() -> None:
+    """A row of 8192 tokens beside a prompt: it has the 32 splits that it would have alone."""
     place = Place(64, 8192, rows=64)
-    assert place.stage([0, 1], [511, 0], [1, 9]) is not None
-    assert place.stage([0, 1], [8191, 0], [1, 9]) is None
+    place.stage([0, 1], [8191, 0], [1, 9])
+    _, context = place.step.lay_out()
+    assert context.plan is not None
+    short = context.plan[KEY][0]
+    assert (short.rows == 0).sum() == 32
+    assert short.tokens[short.rows == 0].tolist() == [31 << 16 | split for split in range(32)]
 
 
 @pytest.mark.slow
