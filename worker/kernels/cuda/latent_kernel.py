@@ -24,7 +24,6 @@ from worker.kernels.cuda.attention_kernel import (
     add_scores,
     block_of,
     tiles_of,
-    token_of_splits,
     visible,
     write,
 )
@@ -184,9 +183,9 @@ def attend_latent(
             top, total, result, q, q_rope, start, high, seen, table, keys_ptr, rope_ptr, scale, FORM, BN,
             True,
         )  # fmt: skip
-    part = tl.program_id(1) * group + head
-    place = (begin + first) * FORM.heads + (token * FORM.heads + part)
-    own = token_of_splits(lane, BM, group) * FORM.heads + part
+    places = token * FORM.heads + head
+    place = (begin + first) * FORM.heads + tl.program_id(1) * group + places
+    own = tl.program_id(0).to(tl.int64) * (BM // group * FORM.heads) + tl.program_id(1) * group + places
     write(
         out_ptr, partial_ptr, logs_ptr, place, own, used, top, total, result, splits, FORM.values, wide, SPLIT
     )
