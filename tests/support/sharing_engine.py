@@ -22,6 +22,8 @@ from worker.protocol import StepBounds, StepInput
 class SharingRank(FakeWorker):
     """A rank that ends when a marked token comes, and says where it is and what it is told."""
 
+    store = None
+
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:
         super().__init__(facts(max_num_seqs=4))
         place, self._folder = config.place, Path(config.folder)

@@ -59,7 +59,9 @@ def text(outputs: list[Tokens | Failed]) -> list[int]:
     return [token for output in outputs if isinstance(output, Tokens) for token in output.tokens]
 
 
-async def first(stream: Stream) -> None:
-    """Wait until the request has its first token."""
+async def first(stream: Stream) -> list[int]:
+    """Wait until the request has its first token, and return what there is: later ones may have come, too."""
     async with asyncio.timeout(60):
-        assert isinstance(await anext(stream), Tokens)
+        output = await anext(stream)
+    assert isinstance(output, Tokens)
+    return output.tokens

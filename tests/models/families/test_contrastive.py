@@ -31,7 +31,7 @@ from models.media.registry import find_media, make_processor
 from models.parallel.parallel import Parallel
 from models.pooling.pooler import PoolBatch
 from models.vision.blocks import segments
-from models.vision.tower import TowerInput
+from models.vision.tower import TowerInput, finish
 from models.weight_pieces import WeightsError
 
 pytestmark = pytest.mark.slow(2)
@@ -66,7 +66,7 @@ def vectors(model: Any, prompts: Sequence[Prompt], **asked: Any) -> list[Tensor]
     places = [starts[row] for row, prompt in enumerate(prompts) if isinstance(prompt, TowerInput)]
     with torch.inference_mode(), use_context(step):
         if pictures:
-            step.media = MediaRows(torch.tensor(places), torch.cat(model.base.encode(pictures)))
+            step.media = MediaRows(torch.tensor(places), torch.cat(finish(model.base.encode(pictures))))
         hidden = model(torch.tensor([token for ids in tokens for token in ids]), step.positions)
         params = [Params(**asked)] * len(prompts)
         rows = [part[-1:] for part in hidden.split(step.query_lens_host)]
