@@ -223,6 +223,6 @@ def test_only_kernels_that_have_rows_are_started() -> None:
             computed(layer, states_of(layer, [Row(new) for new in rows]), step)
         return [call.kernel.fn.__name__ for call in calls]
 
-    assert started([1] * 20) == started([1] * 20, single=True) == started([20], torch.float32) == ["learn"]
-    assert started([20, 16]) == ["solve_tiles", "learn_tiles"]
-    assert started([20, 1]) == started([1] * 20, single=False) == ["solve_tiles", "learn_tiles", "learn"]
+    assert started([1] * 40) == started([1] * 40, single=True) == started([20], torch.float32) == ["learn"]
+    assert started([40, 32]) == ["solve_tiles", "learn_tiles"]
+    assert started([40, 1]) == started([1] * 40, single=False) == ["solve_tiles", "learn_tiles", "learn"]
