@@ -199,7 +199,7 @@ class SplitResults:
             join,
             (blocks.split, heads),
             *(self.partial, self.logs, out, context.query_starts, blocks.rows, blocks.tokens),
-            *(heads, dim, wide, self.each, _JOINED),
+            *(heads, dim, wide, self.each, min(_JOINED, 8192 // wide)),
             num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
         )
 

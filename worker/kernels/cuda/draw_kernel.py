@@ -126,13 +126,13 @@ def _halve(listed, window, held, goal, SIZE: constexpr):
     the ends is less than twice the lower one it is a single mass, which is the floor.
     """
     at, low, high = tl.arange(0, SIZE), tl.load(window), tl.load(window + 1)
-    mass = tl.load(listed + at, mask=at < held, other=0.0).to(tl.float64)
-    most = tl.sum(mass, 0)
+    mass = tl.load(listed + at, mask=at < held, other=0.0)
+    most = tl.sum(mass.to(tl.float64), 0)
     least = most * 0.0
     while (high - low > 1) & (most - least >= 2 * low.to(tl.float32, bitcast=True).to(tl.float64)):
         middle = low + (high - low) // 2
-        floor = middle.to(tl.float32, bitcast=True).to(tl.float64)
-        left = tl.sum(tl.where(mass >= floor, mass, 0.0), 0)
+        floor = middle.to(tl.float32, bitcast=True)
+        left = tl.sum(tl.where(mass >= floor, mass, 0.0).to(tl.float64), 0)
         enough = left >= goal
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
         most, least = tl.where(enough, left, most), tl.where(enough, least, left)
