@@ -219,9 +219,10 @@ def test_graphs_that_only_end_with_logits_are_left_out(
             graphs[len(graphs)] = left.pop(0)
             return bool(left)
 
-        monkeypatch.setattr(dummy.runner, "prepare", prepare)
-        monkeypatch.setattr(dummy, "_graphs", graphs.values)
-        assert dummy.make_graphs() == {"of single tokens": 1, "up to the logits": 1}
+        with monkeypatch.context() as patched:  # a runner that is closed has nothing left to put back
+            patched.setattr(dummy.runner, "prepare", prepare)
+            patched.setattr(dummy, "_graphs", graphs.values)
+            assert dummy.make_graphs() == {"of single tokens": 1, "up to the logits": 1}
 
 
 def test_work_that_is_done_anew_keeps_its_place() -> None:
