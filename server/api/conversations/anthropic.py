@@ -111,7 +111,8 @@ class MessagesInput(Body):
         parts = [self.system, *(message.get("content") for message in self.messages), self.tools]
         blocks = [block for part in parts if isinstance(part, list) for block in part]
         marks = [self.cache_control, *(block.get("cache_control") for block in blocks)]
-        return sum(map(_is_mark, marks)) > 0
+        found = [_is_mark(mark) for mark in marks]  # all of them are checked
+        return any(found)
 
     def without_texts(self) -> dict[str, object]:
         pinned = {"cache_control": {"type": "ephemeral"}} if self.pins else {}
