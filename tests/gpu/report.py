@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from results import EXPECTED, TARGETS, Result, Target
+from results import TARGETS, Result, Target
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Report:
         facts = "; ".join(f"{name} {value}" for name, value in self.facts.items() if name != "date")
         parts = [title, f"By `make gpu-check`: {facts}. {self.summary()}."]
         if measured := self._targets():
-            parts.append(_table(("case", "target", "expected by the code", "measured", ""), measured))
+            parts.append(_table(("case", "target", "measured", ""), measured))
         for name, results in self.sections.items():
             rows = [
                 (
@@ -70,13 +70,11 @@ class Report:
 
 
 def _verdict(name: str, target: Target, figures: Mapping[str, Result]) -> tuple[str, ...]:
-    """The cells of a target: what it is on this card, what is expected, and what was measured."""
-    scale = target.value / TARGETS[name].value
-    expected = f"{EXPECTED[name] * scale:,.0f} {target.unit}" if name in EXPECTED else ""
+    """The cells of a target: what it is on this card, and what was measured."""
     if name not in figures:
-        return name, str(target), expected, "not measured", ""
+        return name, str(target), "not measured", ""
     verdict = "hit" if target.is_hit(figures[name].value) else "missed"
-    return name, str(target), expected, figures[name].figure, verdict
+    return name, str(target), figures[name].figure, verdict
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

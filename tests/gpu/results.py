@@ -130,14 +130,3 @@ TARGETS: dict[str, Target] = {
     **{f"{shape}, ready beside the peer": Target(1 / 3, "times its time", LESS) for shape in ("8B", "0.6B")},
 }
 """The targets by the names of results."""
-
-EXPECTED: dict[str, float] = {
-    "8B decoding, 1 x 512": 222,
-    "8B decoding, 32 x 512": 6_275,
-    "8B prompt of 8192": 39_000,
-    "8B in fp8 decoding, 1 x 512": 345,
-    "8B in W4A16 decoding, 1 x 512": 400,
-    "0.6B decoding, 1 x 512": 870,
-    "0.6B embeddings, 64 x 512": 400_000,
-}
-"""What a reading of the compiled code expects of an H200, for some of the targets."""

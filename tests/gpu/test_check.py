@@ -22,7 +22,7 @@ import check
 from check import NOTHING_CHECKED, SECTIONS, Check, Section, choose, main, run_all
 from guard import Guard
 from report import Report
-from results import EXPECTED, TARGETS, Result, Target
+from results import TARGETS, Result, Target
 
 SCRIPT = Path(__file__).with_name("check.py")
 STAND_IN = """
@@ -255,9 +255,9 @@ def test_figures_stand_beside_their_targets() -> None:
         Result("other", "a | b", wrong=1),
     ]
     page = report.markdown()
-    assert f"| {name} | at least 228 tok/s | 222 tok/s | 229.00 tok/s | hit |" in page
-    assert "| 8B prompt of 512, to its token | at most 20 ms |  | 21.00 ms | missed |" in page
-    assert "| 8B prompt of 2048 | at least 35,000 tok/s |  | not measured |  |" in page
+    assert f"| {name} | at least 228 tok/s | 229.00 tok/s | hit |" in page
+    assert "| 8B prompt of 512, to its token | at most 20 ms | 21.00 ms | missed |" in page
+    assert "| 8B prompt of 2048 | at least 35,000 tok/s | not measured |  |" in page
     assert "| other |  |  | WRONG: a \\| b |" in page
     assert report.results[0].line().endswith("80.0% of the floor's rate  hit, at least 228 tok/s")
 
@@ -266,10 +266,9 @@ def test_what_is_bound_by_memory_is_measured_by_the_cards_own() -> None:
     report = Report(speed=0.7)
     report.sections["engine"] = [Result("8B decoding, 1 x 512", "", 165, "tok/s")]
     page = report.markdown()
-    assert "| 8B decoding, 1 x 512 | at least 160 tok/s | 155 tok/s | 165.00 tok/s | hit |" in page
-    assert "| 8B prompt of 8192 | at least 32,000 tok/s | 39,000 tok/s | not measured |  |" in page
+    assert "| 8B decoding, 1 x 512 | at least 160 tok/s | 165.00 tok/s | hit |" in page
+    assert "| 8B prompt of 8192 | at least 32,000 tok/s | not measured |  |" in page
     assert report.results[0].line(0.7).endswith("hit, at least 160 tok/s")
-    assert set(EXPECTED) <= set(TARGETS)
 
 
 def test_targets_have_a_direction() -> None:

@@ -16,8 +16,6 @@ from workbench import Part, Workbench
 _PACKAGES = ("torch", "triton", "numpy", "msgspec", "safetensors")
 _OPTIONAL = ("zmq", "fastapi", "uvicorn", "tokenizers", "transformers", "pytest", "xdist")
 _ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu")
-_KERNELS = 200
-"""Kernels in a graph, one after another, by which the gap between two of them is measured."""
 
 
 def say_what_is_here(bench: Workbench) -> Iterator[Result]:
@@ -97,34 +95,9 @@ def measure_skinny_products(bench: Workbench) -> Iterator[Result]:
         yield Result(f"product of {rows} rows", "", rate, "TB/s of the matrix", floor / took)
 
 
-def measure_gaps(bench: Workbench) -> Iterator[Result]:
-    """The time from one small kernel to the next in a replayed graph, with and without dependent launch."""
-    _ = bench.card  # chooses the interpreter where there is no card, before kernels are imported
-    from small_kernel import KERNELS, count_up
-
-    for name, kernel in KERNELS.items():
-        if kernel.dependent and not (bench.on_card and bench.card.capability >= 90):
-            yield Result(name, "needs compute capability 9.0", skipped=True)
-            continue
-        numbers = torch.zeros(1024, dtype=torch.int32, device=bench.target)
-        times = bench.size(_KERNELS, 3)
-        count_up(numbers, kernel)  # compiles it
-        replay = bench.repeated(lambda kernel=kernel, numbers=numbers: count_up(numbers, kernel), times)
-        if replay is None:
-            yield Result(name, "could not be captured", wrong=int(not kernel.dependent))
-            continue
-        numbers.zero_()
-        replay()
-        wrong = int(not bool((numbers == times).all()))
-        took = bench.mean_of(replay, 5) / times
-        text = "counts wrong" if wrong else ""
-        yield Result(name, text, took * 1e6, "us", wrong=wrong)
-
-
 PARTS = (
     Part("what is here", say_what_is_here, 25),
     Part("ceilings", measure_ceilings, 15),
     Part("products in 8 bits", measure_fp8, 15),
     Part("skinny products", measure_skinny_products, 15),
-    Part("gaps between kernels", measure_gaps, 20),
 )

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import torch
 from results import Result
 from shapes import HYBRIDS, write_hybrid
-from small_kernel import small_calls
 from workbench import BF16, Part, Workbench
 
 from models.config import read_config
@@ -44,8 +43,6 @@ def _compile(bench: Workbench, *, again: bool) -> Iterator[Result]:
             made = model_calls(read_config(at), at, BF16, capability)
             calls |= {describe(call): call for call in made}
     chosen = list(calls.values())[: bench.size(len(calls), 1)]
-    if capability >= 90:
-        chosen += small_calls()
     count_compilations()
     began = time.perf_counter()
     found = list(compile_ahead(chosen, capability, threads=os.cpu_count() or 1))

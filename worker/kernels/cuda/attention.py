@@ -20,7 +20,7 @@ from models.ops.attention_inputs import CACHE_DTYPES, UNSCALED, CacheScales
 from worker.kernels.cuda.attention_kernel import Form, attend, join
 from worker.kernels.cuda.attention_plan import Heads, Launch, empty_results, launches_of
 from worker.kernels.cuda.capabilities import SHORT_ROWS, Card
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded
 
 MOST_DIM, MOST_GROUP = 512, 64
 """The widest head, and the most query heads that share a key head."""
@@ -202,8 +202,3 @@ class SplitResults:
             *(heads, dim, wide, self.each, min(_JOINED, 8192 // wide)),
             num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
         )
-
-
-def padded(size: int) -> int:
-    """The power of two, at least 16, that a tile takes for so many numbers."""
-    return max(16, 1 << (size - 1).bit_length())

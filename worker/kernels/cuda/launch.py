@@ -69,6 +69,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) 
         _take(call)
 
 
+def padded(size: int) -> int:
+    """The power of two, at least 16, that a tile takes for so many numbers."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def warps_for(numbers: int) -> int:
+    """The warps of a program that holds one row of so many numbers in registers."""
+    return min(16, max(1, numbers // 512))
+
+
 @contextmanager
 def taking(take: Callable[[Call], None]) -> Iterator[None]:
     """Give the kernels that would be started to `take`."""

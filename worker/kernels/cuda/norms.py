@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.ops import latent_ops, reference
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded, warps_for
 
 _MOST_WIDTH = 1 << 16
 """The widest row that a program holds in registers."""
@@ -90,12 +90,12 @@ def front_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not (_fit(x[:, :front], weight) and width <= _MOST_WIDTH and x.stride(1) == 1):
         return latent_ops.front_rms_norm(x, weight, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block = _block(width)
+    block = padded(width)
     launch(
         norm_front,
         (len(x),),
         *(x, weight, out, x.stride(0), front, width, eps, block),
-        num_warps=_warps(block),
+        num_warps=warps_for(block),
     )
     return out
 
@@ -115,24 +115,16 @@ def _run(
     residual_rows = rows if residual is None else _rows(residual)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    block = _block(width)
+    block = padded(width)
     launch(
         norm,
         (len(rows),),
         *(rows, residual_rows, weight, bias, out, total),
         *(rows.stride(0), residual_rows.stride(0), width, eps),
         *(residual is not None, centred, bias is not None, block),
-        num_warps=_warps(block),
+        num_warps=warps_for(block),
     )
     return out, total
-
-
-def _block(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def _warps(block: int) -> int:
-    return min(16, max(1, block // 512))
 
 
 def _rows(x: Tensor) -> Tensor:

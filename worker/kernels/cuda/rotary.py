@@ -18,9 +18,9 @@ from triton.language import constexpr
 from models.context import ForwardContext
 from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, CACHE_DTYPES, UNSCALED, CacheScales, HeadPrep
-from worker.kernels.cuda.attention import fits, padded
+from worker.kernels.cuda.attention import fits
 from worker.kernels.cuda.attention_plan import Heads
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded
 
 _NUMBERS = 1024
 """The numbers of the heads that a program prepares, if a token has so many."""

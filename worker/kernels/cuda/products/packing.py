@@ -14,8 +14,13 @@ from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
 from models.weight_coding import LEVELS as LEVELS_OF
 from worker.kernels.cuda.products import quantized_kernel
 from worker.kernels.cuda.products.quantized_kernel import MatrixForm, MatrixParts
-from worker.kernels.cuda.products.rounded_kernel import GROUP, LARGEST, LEAST_SCALE
 
+GROUP = 128
+"""The inputs of a row that share a scale, where matrices in e4m3 have groups."""
+LARGEST = 448.0
+"""The largest number that e4m3 holds."""
+LEAST_SCALE = 1e-12
+"""The scale of what is zero throughout."""
 _ALIGNED = 16
 """The bytes at a multiple of which each part of a matrix begins: Triton compiles anew for any other."""
 _LEAST_TILE, _MOST_TILE = {4: 32, 8: 16}, {4: 128, 8: 128}

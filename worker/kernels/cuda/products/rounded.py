@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
+from triton.language import constexpr
 
 from worker.kernels.cuda.capabilities import HOPPER, Card
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.products.packing import Packed
-from worker.kernels.cuda.products.rounded_kernel import GROUP, round_rows
+from worker.kernels.cuda.products.packing import GROUP, LARGEST, LEAST_SCALE, Packed
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,62 @@ _BLOCK = 1024
 _MOST_BLOCK = 8192
 """The numbers of a row that have one scale and are read at a time."""
 _TOLERANCE = 2**-7
+_GROUP: constexpr = constexpr(GROUP)
+_LARGEST: constexpr = constexpr(LARGEST)
+_LEAST_SCALE: constexpr = constexpr(LEAST_SCALE)
+
+
+@triton.jit
+def _scale_of(largest):
+    return tl.maximum(largest / _LARGEST, _LEAST_SCALE)
+
+
+@triton.jit
+def _rounded(x, scale, numbers_ptr):
+    """Numbers divided by their scale, of the type to which `numbers_ptr` points."""
+    y = x / scale
+    y = tl.where(y > _LARGEST, _LARGEST, tl.where(y < -_LARGEST, -_LARGEST, y))
+    return y.to(numbers_ptr.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["filled"])
+def round_rows(
+    x_ptr, scale_ptr, numbers_ptr, scales_ptr, width, filled, x_stride, inputs, GROUPED: constexpr,
+    BLOCK: constexpr,
+):  # fmt: skip
+    """Round a row of any width, or BLOCK columns of it if groups of its inputs have scales of their own.
+
+    It is filled up with zeros to `width`. Scales lie group by group, `filled` from one to the next. With
+    `scale`, all rows have this one, and what is too large for it becomes the largest number.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    numbers_ptr += row * width
+    columns = tl.arange(0, BLOCK)
+    if GROUPED:
+        piece = tl.program_id(1)
+        at = piece * BLOCK + columns
+        x = tl.load(x_ptr + at, mask=at < inputs, other=0.0).to(tl.float32)
+        x = tl.reshape(x, [BLOCK // _GROUP, _GROUP])
+        scale = _scale_of(tl.max(tl.abs(x), 1))
+        group = piece * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+        tl.store(scales_ptr + group.to(tl.int64) * filled + row, scale, mask=group * _GROUP < width)
+        numbers = tl.reshape(_rounded(x, scale[:, None], numbers_ptr), [BLOCK])
+        tl.store(numbers_ptr + at, numbers, mask=at < width)
+    else:
+        if scale_ptr is not None:
+            scale = tl.load(scale_ptr)
+        else:
+            largest = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, inputs, BLOCK):
+                x = tl.load(x_ptr + start + columns, mask=start + columns < inputs, other=0.0)
+                largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
+            scale = _scale_of(tl.max(largest, 0))
+        tl.store(scales_ptr + row, scale)
+        for start in range(0, width, BLOCK):
+            at = start + columns
+            x = tl.load(x_ptr + at, mask=at < inputs, other=0.0).to(tl.float32)
+            tl.store(numbers_ptr + at, _rounded(x, scale, numbers_ptr), mask=at < width)
 
 
 @dataclass(frozen=True, slots=True)

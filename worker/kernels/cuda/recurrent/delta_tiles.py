@@ -20,9 +20,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.context import ForwardContext
-from worker.kernels.cuda.attention import padded
 from worker.kernels.cuda.capabilities import HOPPER, Card
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded
 from worker.kernels.cuda.recurrent.sequences import (
     add_tile,
     keep_state,

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.ops import recurrent_ops
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded, warps_for
 from worker.kernels.cuda.linear import FUNCTIONS, applied
 
 OPENINGS = {"identity": 0, **FUNCTIONS, "sigmoid": 6}
@@ -87,12 +87,12 @@ def group_squares(x: Tensor, gates: Tensor | None, groups: int, sections: int) -
     width = x.shape[1] // groups
     if not _are_rows(x, x if gates is None else gates) or width > _MOST_WIDTH:
         return recurrent_ops.group_squares(x, gates, groups, sections)
-    squares, block = torch.empty(len(x), groups, dtype=torch.float32, device=x.device), _block(width)
+    squares, block = torch.empty(len(x), groups, dtype=torch.float32, device=x.device), padded(width)
     launch(
         add_squares,
         (len(x), groups),
         *(x, gates, squares, x.stride(0), 0 if gates is None else gates.stride(0), width, block),
-        num_warps=_warps(block),
+        num_warps=warps_for(block),
     )
     return squares
 
@@ -109,28 +109,20 @@ def _open(
     eps: float = 0.0,
 ) -> Tensor:
     """Launch pieces of so many features. `count`: the numbers in each sum of squares [T, groups]."""
-    features, block = x.shape[1], _block(piece)
+    features, block = x.shape[1], padded(piece)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch(
         open_gates,
         (len(x), -(-features // piece)),
         *(x, gates, weight, squares, out, x.stride(0), gates.stride(0), features, float(count), eps),
         *(OPENINGS[kind], norm, piece, block),
-        num_warps=_warps(block),
+        num_warps=warps_for(block),
     )
     return out
 
 
 def _are_rows(x: Tensor, gates: Tensor) -> bool:
     return x.dtype == gates.dtype and all(each.dim() == 2 and each.stride(1) == 1 for each in (x, gates))
-
-
-def _block(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def _warps(block: int) -> int:
-    return min(16, max(1, block // 512))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -26,9 +26,8 @@ from triton.language import constexpr
 
 from models.context import ForwardContext
 from models.ops import recurrent_ops
-from worker.kernels.cuda.attention import padded
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, padded
 from worker.kernels.cuda.recurrent.sequences import (
     MOST_ROWS_OF_STATE,
     add_tile,

@@ -16,8 +16,8 @@ from triton.language import constexpr
 
 from models.context import ForwardContext
 from models.state_rows import MOST_KEPT
-from worker.kernels.cuda.attention import padded
 from worker.kernels.cuda.capabilities import Card, has_large
+from worker.kernels.cuda.launch import padded
 
 KEPT: constexpr = constexpr(MOST_KEPT)
 LEAST: constexpr = constexpr(32)
