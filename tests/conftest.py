@@ -7,9 +7,13 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from turns import NAMES, Mark, waiting_on
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,6 +61,16 @@ def short_path() -> Iterator[Path]:
     """A folder for sockets, the length of whose names is bounded; the name of `tmp_path` can be too long."""
     with tempfile.TemporaryDirectory(prefix="facet-test-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Processes that take the places of ranks, for all tests of this process."""
+    from ranks import Ranks  # imports torch, which the tests of clients run without
+
+    ranks = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
+    yield ranks
+    ranks.stop()
 
 
 @pytest.fixture(autouse=True, scope="module")

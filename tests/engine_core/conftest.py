@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from ranks import Ranks
 from sizes import engine_config
 from started_engines import EngineEnds, Keep, Start, soon
 
@@ -26,14 +25,6 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.fixture
 def address(tmp_path: Path) -> Address:
     return Address(requests=f"ipc://{tmp_path}/requests", answers=f"ipc://{tmp_path}/answers")
-
-
-@pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes that take the places of a real model's ranks."""
-    ranks = Ranks(2, tmp_path_factory.mktemp("rendezvous"))
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class _Device(Interpreted):
         self._report.write_text(json.dumps(report))
 
 
-def main(folder: Path, pipe: Connection) -> None:
+def main(folder: Path, descriptors: Sequence[str]) -> int:
     def open_device(config: WorkerConfig) -> _Device:
         device = _Device(folder, config.place.rank)
         ops.use(device.kernels)
@@ -105,8 +104,8 @@ def main(folder: Path, pipe: Connection) -> None:
 
     recorded_nccl.install()
     runner.open_device = open_device
-    rank_process.main(pipe)
+    return rank_process.fork_ranks(descriptors)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Connection(int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A process that is one rank of a model, and later of another one, so that torch is imported once for all.
+"""Processes that are ranks of a model, and later of another one, so that torch is imported once for all.
 
 Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `p` prepare, `c`
 close. It answers `f` with facts, `a` with an output if it is the one that answers, `p` and whether something
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -78,5 +80,19 @@ def _count_bytes() -> None:
     Reading.finish = counted
 
 
+def fork_ranks(descriptors: Sequence[str]) -> int:
+    """Fork a rank for each of these pipes, which all have what is imported here, and wait until they end."""
+    gc.freeze()
+    pids: list[int] = []
+    for own in map(int, descriptors):
+        pid = os.fork()
+        if pid == 0:
+            main(Connection(own))
+            return 0
+        os.close(own)
+        pids.append(pid)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids)
+
+
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    sys.exit(fork_ranks(sys.argv[1:]))

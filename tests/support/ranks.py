@@ -78,21 +78,19 @@ class RankError(Exception):
 
 class Ranks:
     def __init__(self, count: int, folder: Path, *command: str) -> None:
-        """`folder`: where the ranks of each model meet. `command`: a rank's program, and its arguments."""
+        """`folder`: where the ranks of each model meet.
+
+        `command`: the program that forks itself into ranks, and its arguments.
+        """
         self._folder = folder
         self._models = 0
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.pipes: list[Connection] = []
-        for _ in range(count):
-            ours, theirs = socketpair()
-            program = [sys.executable, *(command or [rank_process.__file__]), str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(program, pass_fds=[theirs.fileno()]))
-            theirs.close()
-            self.pipes.append(Connection(ours.detach()))
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        ends = [socketpair() for _ in range(count)]
+        theirs = [end.fileno() for _, end in ends]
+        program = [sys.executable, *(command or [rank_process.__file__]), *map(str, theirs)]
+        self._process = subprocess.Popen(program, pass_fds=theirs)
+        self.pipes = [Connection(end.detach()) for end, _ in ends]
+        for _, end in ends:
+            end.close()
 
     def rendezvous(self) -> str:
         self._models += 1
@@ -132,9 +130,8 @@ class Ranks:
     def stop(self) -> None:
         for pipe in self.pipes:
             pipe.close()
-        codes = [process.wait(timeout=PATIENCE) for process in self._processes]
-        if any(codes):
-            raise RankError(f"the ranks ended with {codes}")
+        if code := self._process.wait(timeout=PATIENCE):
+            raise RankError(f"a rank ended with {code}")
 
 
 class RanksOfTests:

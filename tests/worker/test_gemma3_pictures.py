@@ -72,14 +72,12 @@ def test_tokens_of_a_picture_see_later_ones(gemma: Gemma3) -> None:
 
 @pytest.mark.turns(4)
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=str)
-def test_ranks_give_the_tokens_of_one(gemma: Gemma3, layout: Layout, tmp_path: Path) -> None:
-    ranks = Ranks(2, tmp_path)
+def test_ranks_give_the_tokens_of_one(gemma: Gemma3, layout: Layout, ranks: Ranks) -> None:
     config = worker_config(folder=str(gemma.folder), model=read_config(gemma.folder), **SIZES)
     executor = RanksOfTests(ranks, layout, config)
     engine = Engine(executor.submit, executor.start(), gemma.prompts, chunk=6)
     assert_answers(engine.run(gemma.asked, OUTPUT), gemma.answers)
     executor.stop()
-    ranks.stop()
 
 
 def test_an_item_has_the_same_bits_alone_and_beside_others(gemma: Gemma3) -> None:

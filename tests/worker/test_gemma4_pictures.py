@@ -158,15 +158,13 @@ def test_prompts_with_pictures_get_the_tokens_of_transformers(gemma: Gemma4, chu
 
 
 @pytest.mark.turns(6)
-def test_stages_give_the_tokens_of_one(gemma: Gemma4, tmp_path: Path) -> None:
+def test_stages_give_the_tokens_of_one(gemma: Gemma4, ranks: Ranks) -> None:
     """What tokens' vectors for layers are made of goes on to the second stage."""
-    ranks = Ranks(2, tmp_path)
     config = worker_config(folder=str(gemma.folder), model=read_config(gemma.folder), **SIZES)
     executor = RanksOfTests(ranks, Layout(1, 2), config)
     engine = Engine(executor.submit, executor.start(), gemma.prompts, chunk=100)
     assert_answers(engine.run(gemma.asked, OUTPUT), gemma.answers)
     executor.stop()
-    ranks.stop()
 
 
 def test_an_item_has_the_same_bits_alone_and_beside_others(gemma: Gemma4) -> None:
