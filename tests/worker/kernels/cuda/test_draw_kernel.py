@@ -165,7 +165,7 @@ def test_floors_of_top_p_are_found_however_flat_rows_are(spread: float) -> None:
     assert by_triton.draw(grouped, wanted).tolist() == draw_fully(grouped, wanted).tolist()
 
 
-@pytest.mark.turns
+@pytest.mark.slow(3)
 def test_floors_of_top_p_are_found_among_few_masses_of_a_large_vocabulary() -> None:
     """No row is searched whole. The first window tells enough, but for a row whose masses are all alike."""
     spread = torch.tensor([[9.0], [3.0], [0.1]])  # the last row of logits is drawn first

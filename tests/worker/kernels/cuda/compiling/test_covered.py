@@ -215,6 +215,7 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.slow(3)
 def test_a_start_imports_no_compiler_of_torch(tmp_path: Path) -> None:
     """Torch's own rules for tensors without memory import it: that took a third of a start."""
     names = "plain", "windows, caps", "encoder", "experts"
