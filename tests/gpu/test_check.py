@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,14 +207,13 @@ def test_sections_are_chosen(
     assert chosen == names == choose(_given(arguments), SECTIONS)
 
 
-def _given(arguments: list[str]) -> object:
-    class Given:
-        quick = "--quick" in arguments
-        sanitize = "--sanitize" in arguments
-        peer = "python" if "--peer" in arguments else None
-        only = [name for name in SECTIONS if name in arguments]
-
-    return Given
+def _given(arguments: list[str]) -> Namespace:
+    return Namespace(
+        quick="--quick" in arguments,
+        sanitize="--sanitize" in arguments,
+        peer="python" if "--peer" in arguments else None,
+        only=[name for name in SECTIONS if name in arguments],
+    )
 
 
 def test_all_takes_less_than_ten_minutes() -> None:

@@ -3,6 +3,8 @@
 No line of theirs shall wait for a card to show that it cannot run.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import os
@@ -236,7 +238,7 @@ def test_short_work_is_replayed_and_long_work_is_not(tmp_path: Path, monkeypatch
     calls: list[str] = []
 
     class Card(Workbench):
-        on_card = True
+        on_card = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
         def finish(self) -> None: ...
 
@@ -341,7 +343,7 @@ def test_a_missing_package_is_skipped_unless_it_is_ours(name: str, wrong: int) -
 
 def test_wrong_products_are_found() -> None:
     bench = workbench(Path())
-    bench.operations = ops.SPECIFIED
+    bench.operations = ops.SPECIFIED  # pyright: ignore[reportAttributeAccessIssue]
     linear = ops.SPECIFIED["linear"]
     ways = {"16 bits": linear, "8 bits": lambda x, matrix: linear(x * 1.03, matrix), "wrong": lambda x, _: -x}
     found = list(measure_rounding(bench, (16,), ways))

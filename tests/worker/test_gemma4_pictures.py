@@ -111,11 +111,11 @@ class Gemma4:
         for name, value in state.items():
             if name.endswith(("_min", "_max")):
                 value.fill_(-0.8 if name.endswith("_min") else 0.7)
-        self.model.save_pretrained(self.folder)
+        self.model.save_pretrained(self.folder)  # pyright: ignore[reportCallIssue]
 
     def inputs(self, pictures: list[Image], ids: list[int]) -> dict[str, Any]:
         whole = {"patch_size": 8, "pooling_kernel_size": 1} if self.family == "Gemma4Unified" else {}
-        made = Gemma4ImageProcessorPil(**{**SETTINGS, **whole})(pictures, return_tensors="pt")
+        made = Gemma4ImageProcessorPil(**{**SETTINGS, **whole})(pictures, return_tensors="pt")  # pyright: ignore[reportArgumentType]
         types = (torch.tensor([ids]) == SOFT).long()
         masks = {"attention_mask": self.masks(types)} if self.family == "Gemma4Unified" else {}
         return {

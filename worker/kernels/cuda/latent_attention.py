@@ -32,7 +32,7 @@ from worker.kernels.cuda.attention import DTYPES, LOG2E, SplitResults
 from worker.kernels.cuda.attention_kernel import add_scores, block_of, tiles_of, visible, write
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch, empty_results, launches_of
 from worker.kernels.cuda.capabilities import Card, latent_heads
-from worker.kernels.cuda.launch import launch, padded
+from worker.kernels.cuda.launch import launch, padded, power_of_2
 from worker.kernels.cuda.rotary import heads_at_once, prepared
 
 _MOST_RANK, _MOST_ROPE = 512, 128
@@ -272,7 +272,7 @@ def _compute(
     (tokens, heads, width), (_, each, rank) = q.shape, up.shape
     rope = latent.shape[1] - rank
     nope, value = width - rope, each - width + rope
-    group = min(latent_heads(card.capability, q.dtype), 1 << (heads - 1).bit_length())
+    group = min(latent_heads(card.capability, q.dtype), power_of_2(heads))
     parts = -(-heads // group)
     form = _form(heads, group, rank, rank, rope, context.block_size)
     q_rope = torch.empty(tokens, heads + 1, rope, dtype=q.dtype, device=q.device)

@@ -69,9 +69,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) 
         _take(call)
 
 
+def power_of_2(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (count - 1).bit_length()
+
+
 def padded(size: int) -> int:
     """The power of two, at least 16, that a tile takes for so many numbers."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power_of_2(size))
 
 
 def warps_for(numbers: int) -> int:

@@ -20,7 +20,7 @@ from models.ops import reference
 from models.ops.attention_inputs import AS_PROJECTED, CACHE_DTYPES, UNSCALED, CacheScales, HeadPrep
 from worker.kernels.cuda.attention import fits
 from worker.kernels.cuda.attention_plan import Heads
-from worker.kernels.cuda.launch import launch, padded
+from worker.kernels.cuda.launch import launch, padded, power_of_2
 
 _NUMBERS = 1024
 """The numbers of the heads that a program prepares, if a token has so many."""
@@ -127,7 +127,7 @@ def heads_at_once(count: int, wide: int) -> tuple[int, int]:
 
     Both are the same for any number of tokens, and so are the sums of norms.
     """
-    heads = min(max(1, _NUMBERS // wide), 1 << (count - 1).bit_length())
+    heads = min(max(1, _NUMBERS // wide), power_of_2(count))
     return heads, max(1, heads * wide // 256)
 
 

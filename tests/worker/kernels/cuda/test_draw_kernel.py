@@ -1,5 +1,7 @@
 """The draw in Triton against the rule in torch: the same tokens, whatever filters a row has."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -40,7 +42,7 @@ def draws_of_all_options(rows: int, share: float) -> Draws:
         np.where(chance.random(rows) < share, chance.choice(values, rows), off).tolist()
         for off, *values in (TOP_K, TOP_P, MIN_P)
     ]
-    return draws(*filters, chance.choice(TEMPERATURES, rows).tolist())
+    return draws(*filters, chance.choice(TEMPERATURES, rows).tolist())  # pyright: ignore[reportCallIssue]
 
 
 def some_logits(rows: int, width: int, spread: float = 3) -> Tensor:

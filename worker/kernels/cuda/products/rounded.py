@@ -18,7 +18,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from triton.language import constexpr
 
 from worker.kernels.cuda.capabilities import HOPPER, Card
-from worker.kernels.cuda.launch import launch
+from worker.kernels.cuda.launch import launch, power_of_2
 from worker.kernels.cuda.products.packing import GROUP, LARGEST, LEAST_SCALE, Packed
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def round_inputs(x: Tensor, weight: Packed) -> Rounded:
         torch.empty(filled, columns, dtype=torch.float8_e4m3fn, device=x.device),
         torch.empty(groups, filled, dtype=torch.float32, device=x.device),
     )
-    block = _BLOCK if rounded.grouped else min(_MOST_BLOCK, 1 << (columns - 1).bit_length())
+    block = _BLOCK if rounded.grouped else min(_MOST_BLOCK, power_of_2(columns))
     launch(
         round_rows,
         (len(x), -(-columns // block) if rounded.grouped else 1),

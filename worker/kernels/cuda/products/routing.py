@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from models.ops.expert_ops import Routing
-from worker.kernels.cuda.launch import launch, warps_for
+from worker.kernels.cuda.launch import launch, power_of_2, warps_for
 from worker.kernels.cuda.products.quantized import multiply_plain
 
 _LEAST: constexpr = constexpr(-(1 << 63))
@@ -139,7 +139,7 @@ def route(
         (len(x),),
         *(logits, bias, correction, factors, ids, weights),
         *(routing.epsilon, routing.least_sum, routing.factor),
-        *(rule, triton.next_power_of_2(routing.groups), triton.next_power_of_2(size)),
+        *(rule, power_of_2(routing.groups), power_of_2(size)),
         num_warps=1,
     )
     return ids, weights
@@ -153,7 +153,7 @@ def _logits(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_gated(x: Tensor, rows: Tensor, gate: Tensor, total: Tensor) -> Tensor:
-    out, block = torch.empty(x.shape, dtype=x.dtype, device=x.device), triton.next_power_of_2(x.shape[1])
+    out, block = torch.empty(x.shape, dtype=x.dtype, device=x.device), power_of_2(x.shape[1])
     given = (each.contiguous() for each in (x, rows, gate, total))
     launch(
         add_gated_rows,

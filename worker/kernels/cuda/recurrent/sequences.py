@@ -17,7 +17,7 @@ from triton.language import constexpr
 from models.context import ForwardContext
 from models.state_rows import MOST_KEPT
 from worker.kernels.cuda.capabilities import Card, has_large
-from worker.kernels.cuda.launch import padded
+from worker.kernels.cuda.launch import padded, power_of_2
 
 KEPT: constexpr = constexpr(MOST_KEPT)
 LEAST: constexpr = constexpr(32)
@@ -193,7 +193,7 @@ _COLUMNS = 16
 def slab_of(size: int, width: int) -> tuple[int, int, int]:
     """The padded rows and the columns of a slab of a state [size, width], and the warps that compute it."""
     rows = padded(size)
-    columns = min(_COLUMNS, 1 << (width - 1).bit_length())
+    columns = min(_COLUMNS, power_of_2(width))
     return rows, columns, max(1, rows * columns // 2048)
 
 

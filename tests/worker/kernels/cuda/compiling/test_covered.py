@@ -40,7 +40,7 @@ def of(architecture: str, **shape: object) -> Callable[[Path], Path]:
 
 
 def quantized(recipe: Recipe) -> Callable[[Path], Path]:
-    return lambda folder: write_pair(folder, recipe, **WIDE).packed
+    return lambda folder: write_pair(folder, recipe, **WIDE).packed  # pyright: ignore[reportArgumentType]
 
 
 def in_fp8(name: str) -> Callable[[Path], Path]:

@@ -1,5 +1,7 @@
 """The layout of a step on CUDA: plans of attention travel with it, once the first has shown the heads."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import random
@@ -90,8 +92,8 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     kinds = [(Heads(64, 4, dim), torch.bfloat16, paged) for dim in (512, 128)]
     slots = Slots(DEVICE, ROWS[-1], 8192, 64, paged=paged, has_states=True)
     largest = StepTensors.make(DEVICE, TOKENS[-1], ROWS[-1], slots.most_blocks)
-    buffer = torch.zeros(step_graphs._FORM_WORDS, dtype=torch.int32, device=DEVICE)
-    step = MixedStep(TOKENS[-1], ROWS[-1], CARD, slots, kinds, buffer, largest)
+    form = torch.zeros(step_graphs._FORM_WORDS, dtype=torch.int32, device=DEVICE)
+    step = MixedStep(TOKENS[-1], ROWS[-1], CARD, slots, kinds, form, largest)
     assert (step.rows, step.samples) == (512, 64)
     counts = [TOKENS[-1] - 511, *[1] * 511]
     ends = [8000] * 512
@@ -99,6 +101,6 @@ def test_the_largest_graph_of_a_model_with_the_widest_heads_has_room_in_a_form(p
     query_starts = [sum(counts[:row]) for row in range(513)]
     columns = Columns(list(range(512)), starts, counts, ends, query_starts)
     columns.states.extend([StateRow(row, row) for row in range(512)])
-    packet = Packet(lambda words: (torch.empty(words, dtype=torch.int32),) * 2, 8)
+    packet = Packet(buffer, 8)
     step.stage(columns, [0] * TOKENS[-1], range(64), packet)
     packet.send()
