@@ -260,6 +260,12 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The number of this replica."""
     generation: int = 1
     """How many times it has been started: replicas that share experts meet at other paths each time."""
+    label: str = ""
+    """The name of its model, if the server has several."""
+    turns: str = ""
+    """The page by which engines of several models take turns to compute."""
+    most_cache_bytes: int | None = None
+    """The most bytes of its caches where the operator does not say how many; None: as much as usual."""
     folder: str | None = None
     """A folder for files that workers share; it is private to the run and removed at its end."""
     progress_page: str = ""

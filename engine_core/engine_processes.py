@@ -18,19 +18,26 @@ from worker import child
 from worker.child import CANNOT_START, STOPPED
 from worker.host.progress_page import ProgressPage
 
+ENGINE = "engine_core.process"
+"""The module of an engine's process."""
+
 
 class EngineProcess:
     """The process of one engine, and of those that take its place. They end when this object is dropped."""
 
-    def __init__(self, config: ProcessConfig, module: str, folder: Path) -> None:
-        """`module` is what `python -m` runs; `folder` is that of the run."""
+    def __init__(
+        self, config: ProcessConfig, module: str, folder: Path, start: child.Start = child.start
+    ) -> None:
+        """`module` is what `python -m` runs, or `start` in its place; `folder` is that of the run."""
         self.number = config.index
         self.name = "the engine" if config.alone else f"engine {config.index}"
+        if config.label:
+            self.name += f" of {config.label}"
         self.starts = 0
         self.removed = False
         """Whether it shall end and not be started again, because there are to be fewer replicas."""
         self._config = config
-        self._module = module
+        self._module, self._start = module, start
         self._page_path = folder / f"engine-{config.index}.progress"
         self.start()
 
@@ -40,7 +47,7 @@ class EngineProcess:
         config = msgspec.structs.replace(
             self._config, progress_page=str(self._page_path), generation=self.starts
         )
-        self.process = child.start(f"engine {self.number}", self._module, msgspec.msgpack.encode(config))
+        self.process = self._start(self.name, self._module, msgspec.msgpack.encode(config))
 
     @property
     def exit_code(self) -> int | None:
@@ -124,11 +131,16 @@ def start_engines(
     addresses: Sequence[Address] = (),
     drain_seconds: float = 0.0,
     log_level: str = "info",
-    module: str = "engine_core.process",
+    module: str = ENGINE,
+    label: str = "",
+    turns: str = "",
+    most_cache_bytes: int | None = None,
+    start: child.Start = child.start,
 ) -> EngineProcesses:
     """Start the engines of this machine; returns as soon as their processes are started.
 
-    The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs.
+    The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs,
+    or what `start` does in its place. `label`, `turns` and `most_cache_bytes` are those of `ProcessConfig`.
     """
     from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
@@ -148,9 +160,13 @@ def start_engines(
                 log_level=log_level,
                 model_classes=registered.classes,
                 search_path=registered.search_path,
+                label=label,
+                turns=turns,
+                most_cache_bytes=most_cache_bytes,
             ),
             module,
             folder.path,
+            start,
         )
 
     return EngineProcesses(make, folder, servers, replicas)

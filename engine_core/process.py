@@ -45,7 +45,8 @@ def main(make: MakeExecutor | None = None) -> int:
     gc.disable()  # until all is loaded: nothing that is imported is garbage, and collecting takes a while
     config = msgspec.msgpack.decode(child.adopt(int(sys.argv[1])), type=ProcessConfig)
     use_registrations(Registrations(config.model_classes, config.search_path))
-    logs.setup("engine" if config.alone else f"engine {config.index}", config.log_level)
+    number = "" if config.alone else f" {config.index}"
+    logs.setup(f"engine{number}{config.label and f' {config.label}'}", config.log_level)
     context = zmq.Context()
     ends = [EngineEnd(context, address, config.index) for address in config.servers]
     try:

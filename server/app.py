@@ -16,6 +16,7 @@ from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
 from server.errors import ANTHROPIC, OLLAMA, TGI
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import explain
 from server.http.middleware import (
@@ -43,6 +44,7 @@ from server.routes import (
     tgi,
 )
 from server.routes.conversations import messages, responses
+from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
 from server.routes.ollama import pooling as ollama_pooling
@@ -119,12 +121,12 @@ OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ol
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app([*ROUTERS, *OLLAMA_ROUTERS], docs=True).openapi()
+    return _make_app([*ROUTERS, models.loading, *OLLAMA_ROUTERS], docs=True).openapi()
 
 
-def create_app(frontend: Frontend) -> FastAPI:
-    config = frontend.config
-    asked = _optional_routers(config)
+def create_app(frontend: Frontend | ManyModels) -> FastAPI:
+    config, several = frontend.config, isinstance(frontend, ManyModels)
+    asked = _optional_routers(config, several=several)
     routers = [*ROUTERS, *(router for router, there, _ in asked if there)]
     app = _make_app(routers, docs=not config.disable_fastapi_docs)
     app.state.left_out = {
@@ -145,6 +147,8 @@ def create_app(frontend: Frontend) -> FastAPI:
     for kind in (HTTPException, Exception):
         app.add_exception_handler(kind, handler)
     app.add_middleware(PathTable, routers=routers)
+    if isinstance(frontend, ManyModels):
+        app.add_middleware(ModelChoice, models=frontend)
     _add_middleware(app, config, frontend.access)
     for name in config.plugins.middleware:
         _add_plugged(app, name)
@@ -154,10 +158,11 @@ def create_app(frontend: Frontend) -> FastAPI:
     return app
 
 
-def _optional_routers(config: ServerConfig) -> list[tuple[APIRouter, bool, str]]:
+def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIRouter, bool, str]]:
     """Routes that an option brings or takes away, whether they are there, and a clause on why if not."""
     plugin = config.plugins.io_processor_plugin is not None
     return [
+        (models.loading, several, "start the server with several models"),
         *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
         (page.router, not config.disable_page, "--disable-page has turned it off"),
         (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),
@@ -184,8 +189,11 @@ def _add_plugged(app: FastAPI, name: str) -> None:
         raise ValueError(f"--middleware {name}: it is neither a class nor an async function")
 
 
-def early_admission(frontend: Frontend) -> HeadCheck:
-    """What decides on requests for the engine before the application sees them."""
+def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
+    """What decides on requests for the engine before the application sees them; of several models none does,
+    because it is their bodies that say for which they are."""
+    if isinstance(frontend, ManyModels):
+        return lambda method, target, scope: None
     paths = [
         route.path
         for router in (*ROUTERS, *OLLAMA_ROUTERS)

@@ -19,15 +19,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine_core.engine_processes import start_engines
+from engine_core.engine_processes import EngineProcesses, start_engines
 from server.http.connection.limits import why_too_few_descriptors
+from server.options.model_list import ModelEntry
 from server.options.option_checks import is_loopback
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
-from server.options.server_options import parse
+from server.options.server_options import Given, read
 from server.run.api_processes import ApiProcesses
+from server.run.start_checks import check_files, check_parsers
 from worker import logs
+
+if TYPE_CHECKING:
+    from server.run.model_processes import ModelProcesses
 
 FAILED, BAD_USAGE, PORT_IN_USE, INTERRUPTED = 1, 2, 98, 130
 BACKLOG = 2048
@@ -36,7 +42,7 @@ ENGINE_SECONDS = 3.0
 
 USAGE = """usage: facet COMMAND [options]; facet COMMAND --help tells more
 
-  facet serve [MODEL]             serve a model over HTTP; without a name, the built-in demo model
+  facet serve [MODEL...]          serve models over HTTP; without a name, the built-in demo model
   facet keys add|list|remove      edit the file of API keys
 
 With a server that runs:
@@ -44,6 +50,7 @@ With a server that runs:
   facet complete                  continue a text
   facet embed FILE...             make vectors of texts
   facet models                    list its models
+  facet load|unload MODEL         load one of several models, or have it give its memory back
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
   facet bench serve               measure how it bears load
 
@@ -69,6 +76,8 @@ TERMINAL = {
     "complete": "server.terminal.chat",
     "embed": "server.terminal.embed",
     "models": "server.terminal.list_models",
+    "load": "server.terminal.load_model",
+    "unload": "server.terminal.load_model",
     "run-batch": "server.terminal.run_batch",
     "doctor": "server.terminal.doctor",
     "collect-env": "server.terminal.doctor",
@@ -170,11 +179,14 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         return 0
     notes: list[str] = []
     try:
-        config = parse(arguments, command=command, notes=notes)
+        given = read(arguments, command=command, notes=notes)
+        models = given.read_models() if given.has_several else []
+        config = models[0].config if models else given.config()
         if reason := why_too_few_descriptors():
             raise OptionError(reason)
-        _check_files(config)
-        _check_parsers(config)
+        check_files(config)
+        for each in [entry.config for entry in models] or [config]:
+            check_parsers(each)
     except OptionError as error:
         return _fail(str(error), BAD_USAGE)
     if config.headless:
@@ -190,6 +202,8 @@ def _serve(arguments: Sequence[str], command: str) -> int:
             "all users of this machine see --api-key on the command line: put the key into the variable "
             "FACET_API_KEY or VLLM_API_KEY, or use --api-key-file"
         )
+    if models:
+        return _run_models(config, models, given, listener, started, notes)
     return _run(config, listener, started, notes)
 
 
@@ -218,7 +232,8 @@ def _say(notes: Sequence[str]) -> None:
         _log.warning("%s", note)
 
 
-def _run(config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str]) -> int:
+def _begin(config: ServerConfig, listener: socket.socket, notes: Sequence[str]) -> None:
+    """Get ready to start processes."""
     # Until the event loop handles signals, one ends this process, and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logs.setup("supervisor", config.log.style)
@@ -228,6 +243,10 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
             "other machines can use this server without a key: give --api-key-file, or --insecure if that is "
             "meant"
         )
+
+
+def _run(config: ServerConfig, listener: socket.socket, started: float, notes: Sequence[str]) -> int:
+    _begin(config, listener, notes)
     engines = start_engines(
         config.engine,
         config.replicas,
@@ -235,8 +254,34 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
         drain_seconds=config.shutdown_timeout,
         log_level=config.log.style,
     )
+    return _supervise(config, listener, engines, (), started)
+
+
+def _run_models(
+    config: ServerConfig,
+    models: Sequence[ModelEntry],
+    given: Given,
+    listener: socket.socket,
+    started: float,
+    notes: Sequence[str],
+) -> int:
+    """Serve several models; `given` says what they are whenever they are read again."""
+    from server.run.model_processes import ModelProcesses  # imports asyncio
+
+    _begin(config, listener, notes)
+    engines = ModelProcesses(config, models, given.read_models)
+    return _supervise(config, listener, engines, models, started)
+
+
+def _supervise(
+    config: ServerConfig,
+    listener: socket.socket,
+    engines: EngineProcesses | ModelProcesses,
+    models: Sequence[ModelEntry],
+    started: float,
+) -> int:
     try:
-        servers = ApiProcesses(config, listener, engines, started)
+        servers = ApiProcesses(config, listener, engines.run_folder, engines.addresses, started, models)
         from server.run import supervisor  # imports asyncio while the others begin
 
         code = supervisor.run(config, listener, engines, servers)
@@ -248,51 +293,6 @@ def _run(config: ServerConfig, listener: socket.socket, started: float, notes: S
             Path(config.uds).unlink(missing_ok=True)
     # The port closes with the process. Whoever connected while Python cleans up would get no answer.
     os._exit(code)
-
-
-def _check_parsers(config: ServerConfig) -> None:
-    plugins = config.plugins.parsers
-    if config.tool_call_parser == config.reasoning_parser == "auto" and not plugins:
-        return
-    from server.answers.dialects import AUTO, dialect_named, thinking_named  # only here, to start sooner
-    from server.answers.parser_plugins import load_parsers
-
-    try:
-        load_parsers(plugins)
-        if config.tool_call_parser != AUTO:
-            dialect_named(config.tool_call_parser)
-        if config.reasoning_parser != AUTO:
-            thinking_named(config.reasoning_parser)
-    except ValueError as error:
-        raise OptionError(str(error)) from None
-
-
-def _check_files(config: ServerConfig) -> None:
-    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
-        flag, path = "--" + name.replace("_", "-"), getattr(config.connections, name)
-        if path is not None and not Path(path).is_file():
-            raise OptionError(f"{flag}: there is no file {path}")
-    if (folder := config.media.allowed_local_media_path) and not Path(folder).is_dir():
-        raise OptionError(f"--allowed-local-media-path: there is no folder {folder}")
-    if (keys := config.access.api_key_file) is not None:
-        from server.access.key_file import KeyFileError, read_keys  # few servers need it
-
-        try:
-            read_keys(Path(keys))
-        except KeyFileError as error:
-            raise OptionError(f"--api-key-file {error}") from None
-    if (file := config.log.log_config_file) is not None:
-        try:
-            logs.apply_config(file)
-        except ValueError as error:
-            raise OptionError(str(error)) from None
-    if config.connections.ssl_certfile is not None:
-        from server.http.connection.sockets import make_tls_context  # imports ssl, which few servers need
-
-        try:
-            make_tls_context(config.connections)
-        except OSError as error:
-            raise OptionError(str(error)) from None
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -169,7 +169,7 @@ class MediaFacts(msgspec.Struct, frozen=True):
 
 TAG = ":latest"
 """The tag of a model's name in Ollama's API that may be left out."""
-_ANY_MODEL = frozenset({"tgi", "tei", "dummy"})
+ANY_MODEL = frozenset({"tgi", "tei", "dummy"})
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def is_name(self, name: str) -> bool:
         """Whether clients may call the model so: by a name of it, with Ollama's tag or without, or by a word
         that clients of other servers send where there is but one model."""
-        return name in self.model_names or name in _ANY_MODEL or name.removesuffix(TAG) in self.model_names
+        return name in self.model_names or name in ANY_MODEL or name.removesuffix(TAG) in self.model_names
 
     @property
     def vocab_size(self) -> int:

@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from worker import logs
 
@@ -37,10 +37,23 @@ _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
+class Process(Protocol):
+    """What `Child` asks of a process: a `Popen`, or one that was forked elsewhere."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 class Child:
     """A running process. It ends when this object is collected."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
+    def __init__(self, name: str, process: Process, lifeline: socket.socket) -> None:
         self.name = name
         self._process = process
         self._lifeline = lifeline
@@ -83,10 +96,10 @@ class Child:
         self._process.send_signal(number)
 
     def terminate(self) -> None:
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
 
     def stop(self, seconds: float) -> int:
         """Ask the process to end, and kill it if it has not after `seconds`."""
@@ -96,19 +109,40 @@ class Child:
         return self.wait()
 
 
-def start(name: str, module: str, payload: bytes, inherit: Sequence[int] = ()) -> Child:
-    """Run `python -m module FD`, which calls adopt(FD). Linux ends it with the thread that calls this."""
+class Start(Protocol):
+    """A way to start a child that needs no descriptors: `start`, or that of a fork server."""
+
+    def __call__(self, name: str, module: str, payload: bytes, /) -> Child: ...
+
+
+def start(
+    name: str,
+    module: str,
+    payload: bytes,
+    inherit: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Child:
+    """Run `python -m module FD`, which calls adopt(FD). Linux ends it with the thread that calls this.
+
+    `environment` takes the place of this process's own variables.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(theirs.fileno())],
             pass_fds=[theirs.fileno(), *inherit],
+            env=environment,
             stdin=subprocess.DEVNULL,
             process_group=0,  # a Ctrl-C at the terminal reaches the parent alone, which decides what follows
         )
+    return child_of(name, process, ours, payload)
+
+
+def child_of(name: str, process: Process, lifeline: socket.socket, payload: bytes) -> Child:
+    """A process that calls adopt() on the other end of this socket, and has now been sent its payload."""
     with suppress(BrokenPipeError, ConnectionResetError):  # it is dead already, as the sentinel shows
-        ours.sendall(_framed(payload))
-    return Child(name, process, ours)
+        lifeline.sendall(_framed(payload))
+    return Child(name, process, lifeline)
 
 
 def adopt(fd: int, on_message: Callable[[bytes], None] = lambda _: None) -> bytes:
@@ -117,17 +151,26 @@ def adopt(fd: int, on_message: Callable[[bytes], None] = lambda _: None) -> byte
     From then on it also ends when one of its threads breaks. `on_message` gets the parent's later messages,
     in a thread of its own.
     """
+    lifeline, payload = attach(fd)
+    threading.excepthook = _end_with_thread
+    threading.Thread(target=_listen, args=(lifeline, on_message), name="lifeline", daemon=True).start()
+    return payload
+
+
+def attach(fd: int) -> tuple[BinaryIO, bytes]:
+    """The parent's end of the lifeline, and the payload. Linux ends this process with its parent from now on.
+
+    No thread is started: a process that only forks has to see the lifeline's end by itself.
+    """
     os.set_inheritable(fd, False)
     lifeline = socket.socket(fileno=fd).makefile("rb")
     _die_with_parent()
     if sys.stderr is not None:
         faulthandler.register(DUMP_STACKS)
-    threading.excepthook = _end_with_thread
     payload = _read_frame(lifeline)
     if payload is None:
         raise SystemExit("the parent process ended before it had sent the configuration")
-    threading.Thread(target=_listen, args=(lifeline, on_message), name="lifeline", daemon=True).start()
-    return payload
+    return lifeline, payload
 
 
 def describe_exit(code: int) -> str:

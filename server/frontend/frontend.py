@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
@@ -27,7 +26,7 @@ from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.merged_generators import merged
-from server.frontend.text_output import ALL_TOKENS, Choice, Delta, TextOutput
+from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
 from server.http.error_answers import ASLEEP, READY, Status, loading
 from server.media.kept_items import Item as MediaItem
@@ -55,22 +54,16 @@ POOLING_WINDOW = 2
 and a request that comes after one of ten thousand texts waits for few of them."""
 
 
-@dataclass(slots=True)
-class CheckedPrompt:
-    """A prompt to generate for: one choice for each of `params`."""
-
-    prompt: TokenIds
-    sampling: SamplingParams
-    params: list[Sampling]
-    interval: int
-    request_id: str
-    replica: int | None
-    options: AddOptions
-    admission: Admission | None
-
-
 class Frontend:
-    def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        metrics: Metrics,
+        access: Access | None = None,
+    ) -> None:
+        """`access`: who may use a server of several models, of which this is one."""
+        self.is_one_of_several = access is not None
         self.config, self.metrics, self._client = config, metrics, client
         self.folder = Path()
         """The checkpoint's folder on this machine, once it is known."""
@@ -86,7 +79,7 @@ class Frontend:
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
         self._restarting_since = 0.0
-        self.access = Access(config.access, metrics.key_counters)
+        self.access = access or Access(config.access, metrics.key_counters)
         self.admissions = Admissions(
             config.engine.max_num_queued_reqs, config.engine.max_num_queued_tokens, client, metrics.rejected
         )
@@ -184,6 +177,8 @@ class Frontend:
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound unless `name` is a name of the served model, or None or empty."""
+        if self.is_one_of_several:
+            return  # the request is here because of the name
         names = self.facts.model_names
         if name and not self.facts.is_name(name) and not self.config.is_own_path(name):
             raise NotFound(f"The model `{name}` does not exist. Valid aliases: {', '.join(names)}", "model")

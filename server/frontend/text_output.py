@@ -6,17 +6,19 @@ The engine ends a sequence by tokens and length. Text exists in the server only,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from engine_core.client.in_flight import AddOptions
 from engine_core.engine_stats import DiskReport, GuessReport, Timing
 from engine_core.protocol import CacheMiss, Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import MarkedText, StopStrings
-from server.text.tokenizer import Tokenizer
-from worker.protocol import TokenLogprobs
+from server.text.tokenizer import TokenIds, Tokenizer
+from worker.protocol import Sampling, TokenLogprobs
 
 ALL_TOKENS = 1 << 30
 """The interval of an answer that is shown once, as a whole: more tokens than any answer has."""
@@ -56,6 +58,20 @@ class Delta(msgspec.Struct, gc=False):
     def is_notice(self) -> bool:
         """Whether the delta brings nothing but the news that the request waits for so long as expected."""
         return self.expected is not None and not self.token_ids and self.finish_reason is None
+
+
+@dataclass(slots=True)
+class CheckedPrompt:
+    """A prompt to generate for: one choice for each of `params`."""
+
+    prompt: TokenIds
+    sampling: SamplingParams
+    params: list[Sampling]
+    interval: int
+    request_id: str
+    replica: int | None
+    options: AddOptions
+    admission: Admission | None
 
 
 class TextOutput:

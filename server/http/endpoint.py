@@ -55,6 +55,11 @@ def _give_back() -> None:
         system.malloc_trim(0)
 
 
+def frontend_in(scope: Scope) -> Any:
+    """The frontend of the model that a request is for; of a server of one model, its only one."""
+    return scope["frontend"] if "frontend" in scope else scope["app"].state.frontend
+
+
 class BodyMemory:
     """Counts the bytes of the long bodies that are being read, and gives their memory back to the system.
 
@@ -144,7 +149,7 @@ prepared for it, by their hashes."""
 
 async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any, Any, R]]) -> R:
     """Reads a body, once more if it needs items that have to be prepared first."""
-    scope, reader = request.scope, request.app.state.frontend.media
+    scope, reader = request.scope, frontend_in(request.scope).media
     inline: InlineFiles | None = scope.get(INLINE)
     try:
         found = await read(NO_MEDIA)
@@ -200,6 +205,8 @@ class Endpoint(APIRoute):
             return await super().handle(scope, receive, send)
         request = Request(scope, receive, send)
         times = scope["times"] = RequestTimes()
+        if "arrived" in scope:  # and has waited for its model to be loaded
+            times.started = scope["arrived"]
         response: Response | None = None
         try:
             response = await self.respond(request)
@@ -227,9 +234,9 @@ class Endpoint(APIRoute):
         return await self.endpoint(**arguments)
 
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
-        state, most = request.scope["app"].state, self._most_bytes
-        media = state.frontend.media if self._takes_media else None
-        if self._reading is COMPLETION and state.frontend.facts.ready.worker.row_width:
+        frontend, most = frontend_in(request.scope), self._most_bytes
+        media = frontend.media if self._takes_media else None
+        if self._reading is COMPLETION and frontend.facts.ready.worker.row_width:
             most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))
@@ -243,14 +250,14 @@ class Endpoint(APIRoute):
             raw = bytes(raw)
         if is_long(raw):
             raw = await self._shortened(request, raw)
-        return read_json(raw, validate, unknown_fields(request.app.state.config.ignore_unknown_fields))
+        return read_json(raw, validate, unknown_fields(frontend.config.ignore_unknown_fields))
 
     async def _shortened(self, request: Request, raw: bytes) -> bytes:
         """Has the texts of a long body read, and returns the body with stand-ins for them."""
         if self._reading is None:
             check_values(raw)
             return raw
-        frontend = request.app.state.frontend
+        frontend = frontend_in(request.scope)
         reading, facts = self._reading, frontend.facts
         work = with_media(request, lambda media: frontend.helper.read(reading, raw, facts, media))
         BODY_MEMORY.taken += len(raw)

@@ -106,6 +106,8 @@ class Metrics:
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
         """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
         self._registry = CollectorRegistry()
+        self._others: list[Metrics] = []
+        self._media: MediaMetrics | None = None
         self._shown = self._registry
         self._model, self._engine = model_name, str(engine)
         self._read = self._written = 0
@@ -156,7 +158,12 @@ class Metrics:
     @property
     def tokens_so_far(self) -> tuple[int, int]:
         """The prompt tokens and generated tokens of this process so far."""
-        return self._read, self._written
+        every = [self, *self._others]
+        return sum(each._read for each in every), sum(each._written for each in every)
+
+    def show_beside(self, other: Metrics) -> None:
+        """Have the page tell of another model, too."""
+        self._others.append(other)
 
     def begin(self, prompt_tokens: int, n: int, max_tokens: int) -> RequestRecord:
         return RequestRecord(self, prompt_tokens, n, max_tokens)
@@ -201,17 +208,20 @@ class Metrics:
 
     def of_media(self) -> MediaMetrics:
         """The metrics of media, which are shown from now on."""
+        if self._media is not None:
+            return self._media
         name = "facet:media_seconds"
         seconds = self._histograms(
             name, "Spent on a media item.", ["model_name", "stage"], buckets=_HTTP, registry=self._registry
         )
         refused = self._family("facet:media_refused", "Items refused, by reason.", "model_name", "reason")
-        return MediaMetrics(
+        self._media = MediaMetrics(
             self._counter("mm_cache_queries", "Prepared media items looked up."),
             self._counter("mm_cache_hits", "Prepared media items found."),
             lambda stage: seconds.labels(self._model, stage),
             lambda reason: refused.labels(self._model, reason),
         )
+        return self._media
 
     def rejected(self) -> None:
         self._rejections.inc()
@@ -241,8 +251,9 @@ class Metrics:
 
     def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
+        if self.replicas is tuple:
+            self._shown.register(EngineNumbers(self._model, lambda: self.replicas()))
         self.replicas = replicas
-        self._shown.register(EngineNumbers(self._model, replicas))
 
     def count_dropped_lines(self) -> None:
         """Counts the lines of this process's log that were lost; call this now and then."""
@@ -252,7 +263,7 @@ class Metrics:
 
     def page(self) -> bytes:
         self.count_dropped_lines()
-        return generate_latest(self._shown)
+        return generate_latest(_Joined([each._shown for each in (self, *self._others)]))
 
     def _family(self, name: str, text: str, *labels: str) -> Counter | PlainCounters:
         return self._counters(name, text, labels, registry=self._registry)
@@ -264,6 +275,21 @@ class Metrics:
         full = name if ":" in name else f"vllm:{name}"
         family = self._histograms(full, text, _LABELS, buckets=buckets, registry=self._registry)
         return family.labels(self._model, self._engine)
+
+
+class _Joined(CollectorRegistry):
+    """Several registries as one: a family that is in several of them is shown once."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        super().__init__()
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for family in (family for each in self._registries for family in each.collect()):
+            if (known := found.setdefault(family.name, family)) is not family:
+                known.samples += family.samples
+        yield from found.values()
 
 
 class KeyCounters(NamedTuple):

@@ -43,6 +43,17 @@ def from_file(
         raise OptionError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise OptionError(f"--config {path} must hold 'option: value' lines")
+    return read_fields(options, vllm_flags, content, str(path), without_effect)
+
+
+def read_fields(
+    options: Sequence[Option],
+    vllm_flags: Sequence[VllmFlag],
+    content: Mapping[str, object],
+    where: str,
+    without_effect: list[VllmFlag],
+) -> dict[str, object]:
+    """Read flags without their dashes, and their values, of a file; errors begin with `where`."""
     by_name = {option.field: option for option in options}
     unsupported = {other.keyword: other for other in vllm_flags}
     found: dict[str, object] = {}
@@ -51,9 +62,9 @@ def from_file(
         if field in unsupported:
             unsupported[field].take(given, without_effect)
         elif field in by_name:
-            found[field] = by_name[field].value(given, f"{path}: {key}")
+            found[field] = by_name[field].value(given, f"{where}: {key}")
         else:
-            raise OptionError(f"{path}: there is no option {key}{nearest(field, by_name)}")
+            raise OptionError(f"{where}: there is no option {key}{nearest(field, by_name)}")
     return found
 
 

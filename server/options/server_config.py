@@ -19,7 +19,7 @@ from engine_core.config import WORKERS, EngineConfig, Replicas
 from server.options.connection_options import HTTP, ConnectionOptions
 from server.options.plugin_options import PluginOptions
 from worker import logs
-from worker.options import MODEL, Doc
+from worker.options import MEMORY, MODEL, Doc, share_or_size
 
 TEXT, ANSWERS = "Tokenizer and chat template", "Answers"
 ACCESS, REPORTS, LOGS = "Access and fairness", "Times and traces", "Process and logs"
@@ -203,6 +203,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[list[str], Doc(MODEL)] = []
     """Names that clients may use for the model; answers carry the first. Default: the hub id, or the last
     part of a folder's path; requests may use the whole path, too."""
+    models: Annotated[str | None, Doc(MODEL)] = None
+    """Serve several models: a TOML file of them, or a folder in which each folder or GGUF file is one
+    (docs/several_models.md). Without names and options of their own: `serve MODEL MODEL`."""
+    memory: Annotated[float | None, Doc(MEMORY, read=share_or_size)] = None
+    """Memory of a server of several models, all processes counted: a size such as 2.5G, or a share of the
+    machine's, 0.5 or 50% (default: 80%). A model goes when others need its room, longest unused first."""
     show_root: Annotated[bool, Doc(MODEL)] = False
     """Tell the model's hub id or path as `root` in /v1/models, not its name."""
     tokenizer: Annotated[str | None, Doc(TEXT)] = None

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 
 from engine_core.config import WORKERS
 from server.options.connection_options import HTTP
+from server.options.model_list import GivenModel, ModelEntry, check_models, read_models
 from server.options.option_checks import check
 from server.options.option_sources import from_environment, from_file, from_keywords
 from server.options.option_table import (
@@ -37,6 +38,7 @@ from server.options.server_config import (
     REPORTS,
     TEXT,
     ServerConfig,
+    shown_name,
 )
 from server.options.vllm_flags import VLLM_FLAGS
 from server.options.vllm_variables import read_variables
@@ -82,6 +84,55 @@ _EPILOG = (
 )
 
 
+class Given(NamedTuple):
+    """What a command line, variables and a file say of a server."""
+
+    values: dict[str, object]
+    tags: list[str]
+    """The models that are named without a flag."""
+    by_flag: bool
+    """Whether one is named by --model."""
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.tags) > 1 or self.values.get("models") is not None
+
+    def config(self) -> ServerConfig:
+        """The configuration of a server of one model. Raises OptionError."""
+        if self.has_several:
+            raise OptionError("several models are for `serve` alone: name one")
+        if self.values.get("memory") is not None:
+            raise OptionError(
+                "--memory is shared by several models: name them, or see --kv-cache-memory-bytes"
+            )
+        values = dict(self.values)
+        _set_model(values, self.tags[0] if self.tags else None, self.by_flag)
+        return _build(values)
+
+    def read_models(self, known: Sequence[ModelEntry] = ()) -> list[ModelEntry]:
+        """The models of a server of several. Those among `known` that have not changed keep their ids.
+
+        Raises OptionError if any of them cannot be served.
+        """
+        if self.values.get("served_model_name"):
+            raise OptionError("--served-model-name is for one model: give names in a file of --models")
+        file, ignored = self.values.get("models"), list[VllmFlag]()
+        if file is not None and (self.tags or "model" in self.values):
+            raise OptionError("--models names all models of the server: leave out the others")
+        given = [GivenModel({"model": tag}) for tag in self.tags]
+        given += read_models(Path(str(file)), OPTIONS, VLLM_FLAGS, ignored) if file is not None else []
+        next_id, found = 1 + max((entry.id for entry in known), default=-1), list[ModelEntry]()
+        for model in given:
+            name = model.name or shown_name(str(model.values["model"]))
+            config = _build({**self.values, **model.values, "served_model_name": [name]})
+            kept = next((one.id for one in known if (one.name, one.config) == (name, config)), None)
+            id, next_id = (next_id, next_id + 1) if kept is None else (kept, next_id)
+            own = {"aliases": model.aliases, "pinned": model.pinned}
+            found.append(ModelEntry(id=id, name=name, config=config, **own))
+        check_models(found)
+        return found
+
+
 def parse(
     arguments: Sequence[str],
     environ: Mapping[str, str] = os.environ,
@@ -89,22 +140,33 @@ def parse(
     command: str = "serve",
     notes: list[str] | None = None,
 ) -> ServerConfig:
-    """Read the command line, variables and the file. Raises OptionError; --help prints and exits.
+    """Read the options of a server of one model. Raises OptionError; --help prints and exits.
 
     `notes` gets sentences on what was given and changes nothing.
     """
+    return read(arguments, environ, command=command, notes=notes).config()
+
+
+def read(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    command: str = "serve",
+    notes: list[str] | None = None,
+) -> Given:
+    """Read the command line, variables and the file. Raises OptionError; --help prints and exits."""
     notes = [] if notes is None else notes
     _load_plugins(environ)
     without_effect: list[VllmFlag] = []
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
+    parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
     words = canonical(_undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
-    given = vars(parser.parse_args(words))
+    given = vars(parser.parse_intermixed_args(words))
     for other in VLLM_FLAGS:
         if other.flag in given:
             other.take(given.pop(other.flag), without_effect)
-    model_tag, file = given.pop("model_tag", None), given.pop("config", None)
+    tags, file = given.pop("model_tags", []), given.pop("config", None)
     values = {
         **read_variables({option.field: option for option in OPTIONS}, environ, notes),
         **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
@@ -115,11 +177,12 @@ def parse(
             if option.field in given
         },
     }
-    _set_model(values, model_tag, "model" in given)
+    if len(tags) > 1 and "model" in given:
+        tags.append(str(values["model"]))
     if without_effect:
         flags = ", ".join(dict.fromkeys(other.flag for other in without_effect))
         notes.append(f"these flags change nothing here: {flags} (docs/options.md says why)")
-    return _build(values)
+    return Given(values, tags, "model" in given)
 
 
 def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> ServerConfig:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import heapq
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,10 @@ from engine_core.client.replica import Replica
 from engine_core.engine_stats import PlainHistogram
 from server.errors import ApiError, NotFound
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.sse import DONE, EventStream, event
-from server.routes.request_context import frontend_of
+from server.routes.request_context import server_of
 
 SECONDS = 1.0
 """Seconds between two events of a stream."""
@@ -111,13 +112,13 @@ class Watch:
     def __init__(self) -> None:
         self.watchers = 0
 
-    def begin(self, frontend: Frontend) -> AsyncGenerator[bytes]:
+    def begin(self, frontend: Frontend | ManyModels) -> AsyncGenerator[bytes]:
         """A stream for one more page. Raises TooManyWatchers."""
         if self.watchers >= MOST_WATCHERS:
             raise TooManyWatchers(f"{MOST_WATCHERS} pages watch this server already; close one of them.")
         return self._events(frontend)
 
-    async def _events(self, frontend: Frontend) -> AsyncGenerator[bytes]:
+    async def _events(self, frontend: Frontend | ManyModels) -> AsyncGenerator[bytes]:
         self.watchers += 1
         try:
             while True:
@@ -131,8 +132,16 @@ class Watch:
             self.watchers -= 1
 
 
-def live_status(frontend: Frontend) -> LiveStatus:
+def live_status(frontend: Frontend | ManyModels) -> LiveStatus:
+    """What a server does now; of several models, those that are loaded are shown like replicas of one."""
     status, metrics = frontend.status, frontend.metrics
+    if isinstance(frontend, ManyModels):
+        loaded = frontend.loaded
+        model = ", ".join(each.config.model_names[0] for each in loaded)
+        replicas = [_replica(one, number) for number, one in enumerate(frontend.replicas)]
+    else:
+        loaded, model = [frontend], frontend.config.model_names[0]
+        replicas = [_replica(one, one.number) for one in metrics.replicas()]
     read, written = metrics.tokens_so_far
     return LiveStatus(
         time=time.monotonic(),
@@ -140,26 +149,27 @@ def live_status(frontend: Frontend) -> LiveStatus:
         reason=status.reason,
         stage=status.stage,
         progress=status.fraction,
-        model=frontend.config.model_names[0],
+        model=model,
         live=frontend.live,
         prompt_tokens=read,
         generation_tokens=written,
-        replicas=[_replica(one) for one in metrics.replicas()],
+        replicas=replicas,
         ranks=frontend.config.engine.ranks,
-        requests=_requests(frontend),
+        requests=_requests(loaded),
         first_token=_histogram(metrics.first_token),
         per_token=_histogram(metrics.per_token),
     )
 
 
-def _requests(frontend: Frontend) -> list[LiveRequest]:
+def _requests(frontends: Sequence[Frontend]) -> list[LiveRequest]:
     now = time.monotonic()
-    came = [one for same in frontend.admissions.by_id.values() for one in same if one.since]
+    all_ids = [same for each in frontends for same in each.admissions.by_id.values()]
+    came = [one for same in all_ids for one in same if one.since]
     oldest = heapq.nsmallest(MOST_REQUESTS, came, key=lambda one: one.since)
     return [LiveRequest(one.id, now - one.since, one.count, one.begun) for one in oldest]
 
 
-def _replica(one: Replica) -> ReplicaState:
+def _replica(one: Replica, number: int) -> ReplicaState:
     if one.given_up or one.lost is not None:
         state = "given up" if one.given_up else "lost"
     elif one.works and one.asleep:
@@ -168,7 +178,7 @@ def _replica(one: Replica) -> ReplicaState:
         state = "stalled" if one.stalled else "leaving" if one.leaving else "works"
     else:
         state = "starts"
-    shown = ReplicaState(one.number, state, one.progress.phase, one.progress.fraction)
+    shown = ReplicaState(number, state, one.progress.phase, one.progress.fraction)
     if (stats := one.stats) is not None:
         shown.running, shown.waiting, shown.cache = stats.running, stats.waiting, stats.kv_usage
         shown.steps, shown.step_tokens, shown.busy = stats.steps, stats.step_tokens, stats.busy
@@ -241,4 +251,4 @@ async def page_file(digest: str, name: str) -> Response:
 @events.get("/live/events")
 async def live_events(request: Request) -> Response:
     """Stream what the server does now, an event a second: its state, counts of tokens, steps, replicas."""
-    return EventStream(WATCH.begin(frontend_of(request)))
+    return EventStream(WATCH.begin(server_of(request)))

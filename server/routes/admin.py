@@ -24,7 +24,15 @@ from server.model_facts import GENERATE
 from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
-from server.routes.request_context import MOST_REPLICAS, admit, config_of, frontend_of, require_json
+from server.routes.request_context import (
+    MOST_REPLICAS,
+    admit,
+    config_of,
+    frontend_of,
+    frontends_of,
+    require_json,
+    server_of,
+)
 
 router = APIRouter(route_class=Endpoint, tags=["server"])
 
@@ -63,7 +71,7 @@ async def health(request: Request) -> JSONResponse:
     A server that was put to sleep is healthy, but not ready. With ?deep=1, which needs a key if there are
     any, the model computes a token first, within 10 seconds.
     """
-    status = frontend_of(request).status
+    status = server_of(request).status
     body: dict[str, object] = {"state": status.state, "reason": status.reason}
     match status.state:
         case "ready":
@@ -111,13 +119,13 @@ async def show_version() -> JSONResponse:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    return Response(frontend_of(request).metrics.page(), media_type=CONTENT_TYPE)
+    return Response(server_of(request).metrics.page(), media_type=CONTENT_TYPE)
 
 
 @router.get("/load")
 async def load(request: Request) -> JSONResponse:
     """Return the number of answers that this API process is generating."""
-    return JSONResponse({"server_load": frontend_of(request).live})
+    return JSONResponse({"server_load": server_of(request).live})
 
 
 @router.post("/scale_elastic_ep", dependencies=[Depends(require_json)])
@@ -146,7 +154,7 @@ async def abort(request: Request, body: AbortBody) -> JSONResponse:
     its own requests only."""
     caller = request.scope.get("caller")
     others = caller is None or caller.key is None or caller.key.admin
-    found = await frontend_of(request).abort(body.request_ids, None if others else caller)
+    found = await server_of(request).abort(body.request_ids, None if others else caller)
     return JSONResponse({"aborted": found})
 
 
@@ -187,15 +195,17 @@ async def is_sleeping(request: Request) -> JSONResponse:
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> JSONResponse:
     """Have all replicas forget what they keep of prompts that begin alike."""
-    frontend_of(request).orders.reset_prefix_cache()
+    for frontend in frontends_of(request):
+        frontend.orders.reset_prefix_cache()
     return JSONResponse({"success": True})
 
 
 @router.post("/reset_mm_cache")
 async def reset_mm_cache(request: Request) -> JSONResponse:
     """Drop the prepared media that this API process keeps for later requests."""
-    if (media := frontend_of(request).media) is not None:
-        media.kept.clear()
+    for frontend in frontends_of(request):
+        if frontend.media is not None:
+            frontend.media.kept.clear()
     return JSONResponse({"success": True})
 
 

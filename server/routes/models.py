@@ -1,24 +1,41 @@
-"""GET /v1/models: the served model, under each of its names. /tokenize, /tokenizer_info: its tokenizer."""
+"""GET /v1/models: what is served, under each name; several are loaded and unloaded by /models/load and
+/models/unload. /tokenize, /tokenizer_info: a model's tokenizer."""
 
 from __future__ import annotations
+
+import time
+from typing import Annotated, cast
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from msgspec import UNSET, UnsetType
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.errors import Forbidden
+from server.errors import BadRequest, Forbidden, Unavailable
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
+from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.reading.body_table import DETOKENIZE, TOKENIZE
-from server.routes.request_context import ENTRY, config_of, frontend_of, read_texts, require_ready
+from server.routes.request_context import (
+    ENTRY,
+    config_of,
+    frontend_of,
+    read_texts,
+    require_json,
+    require_ready,
+    server_of,
+)
 from server.text.tokenizer_files import tokenizer_info
 
 router = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_ready)])
 tokenizer = APIRouter(route_class=Endpoint, tags=["tokenize"], dependencies=ENTRY)
 
 
+_STARTED = int(time.time())
 _ALLOWED = {
     "allow_create_engine": False,
     "allow_sampling": True,
@@ -49,9 +66,17 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "facet"
     root: str
     parent: str | None = None
-    max_model_len: int
+    max_model_len: int | None
+    """None if nothing is known of it yet, because it was never loaded."""
     tasks: tuple[str, ...]
     """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
+    state: str | UnsetType = UNSET
+    """Of one of several models: loaded, loading, unloading or unloaded. It is loaded when it is asked for."""
+    model: str | UnsetType = UNSET
+    """Of one of several models: its own name, of which this one may be an alias."""
+    pinned: bool | UnsetType = UNSET
+    memory: int | UnsetType | None = UNSET
+    """Of one of several models: the bytes that it takes, or took; None if that is not known."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
     media: CardMedia | None
@@ -68,26 +93,70 @@ class ModelList(msgspec.Struct):
 @router.get("/v1/models/", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """List the names that requests may use."""
-    frontend = frontend_of(request)
-    return json_response(ModelList([_card(name, frontend) for name in frontend.facts.model_names]))
+    server = server_of(request)
+    if isinstance(server, ManyModels):
+        named = [(name, state) for state in server.states for name in server.names_of(state)]
+        return json_response(ModelList([_card_of_several(name, state) for name, state in named]))
+    return json_response(ModelList([_card(name, server) for name in server.facts.model_names]))
 
 
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(name: str, request: Request) -> Response:
     """Show one model; its name may contain slashes."""
-    frontend = frontend_of(request)
-    frontend.check_model(name)
-    return json_response(_card(name, frontend))
+    server = server_of(request)
+    if isinstance(server, ManyModels):
+        return json_response(_card_of_several(name, server.find(name)))
+    server.check_model(name)
+    return json_response(_card(name, server))
+
+
+class LoadBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    alias: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+
+class UnloadBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+loading = APIRouter(route_class=Endpoint, tags=["models"], dependencies=[Depends(require_json)])
+
+
+@loading.post("/models/load")
+async def load_model(body: LoadBody, request: Request) -> JSONResponse:
+    """Load one of several models, and answer when requests are taken. An `alias` means it from then on; those
+    requests that have come by that name before go on where they are."""
+    models = cast("ManyModels", server_of(request))
+    state = models.find(body.model)
+    async with models.using(state, retry=True):
+        if body.alias is not None:
+            models.move(body.alias, state)
+    return JSONResponse(_described(state))
+
+
+@loading.post("/models/unload")
+async def unload_model(body: UnloadBody, request: Request) -> JSONResponse:
+    """Have one of several models give its memory back, if no request is using it. It is loaded again when it
+    is asked for."""
+    models = cast("ManyModels", server_of(request))
+    state = models.find(body.model)
+    if state.entry.pinned:
+        raise BadRequest(f"`{state.entry.name}` is pinned, and stays.", "model")
+    if not await models.unload(state):
+        raise Unavailable(f"`{state.entry.name}` is in use: try again later.", retry_after=1)
+    return JSONResponse(_described(state))
+
+
+def _described(state: ModelState) -> dict[str, object]:
+    return {"model": state.entry.name, "state": state.slot.state, "memory": state.slot.size}
 
 
 def _card(name: str, frontend: Frontend) -> ModelCard:
     facts, media = frontend.facts, frontend.media
-    permission = {
-        "id": f"modelperm-{name}",
-        "object": "model_permission",
-        "created": facts.created,
-        **_ALLOWED,
-    }
     return ModelCard(
         id=name,
         created=facts.created,
@@ -96,8 +165,32 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
         media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
-        permission=[permission],
+        permission=[_permission(name, facts.created)],
     )
+
+
+def _card_of_several(name: str, state: ModelState) -> ModelCard:
+    """The card of a model that may not be loaded."""
+    facts, slot, taken = state.facts, state.slot, state.media
+    created = _STARTED if facts is None else facts.created
+    return ModelCard(
+        id=name,
+        created=created,
+        root=state.entry.config.root,
+        max_model_len=state.max_len,
+        tasks=state.tasks,
+        state=slot.state,
+        model=state.entry.name,
+        pinned=state.entry.pinned,
+        memory=slot.size or None,
+        quantization=None if facts is None else facts.ready.quantization,
+        media=None if taken is None else CardMedia(*taken),
+        permission=[_permission(name, created)],
+    )
+
+
+def _permission(name: str, created: int) -> dict[str, object]:
+    return {"id": f"modelperm-{name}", "object": "model_permission", "created": created, **_ALLOWED}
 
 
 @tokenizer.post("/tokenize")

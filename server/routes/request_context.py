@@ -24,7 +24,8 @@ from server.api.fields import LONG, Body
 from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
-from server.http.endpoint import READ, with_media
+from server.frontend.many_models import ManyModels
+from server.http.endpoint import READ, frontend_in, with_media
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID, Attributes
 from server.http.sse import ClientGone, json_response, while_connected
@@ -47,11 +48,23 @@ MOST_REPLICAS = 64
 
 
 def frontend_of(request: Request) -> Frontend:
+    return frontend_in(request.scope)
+
+
+def server_of(request: Request) -> Frontend | ManyModels:
+    """All that is served: one model, or several."""
     return request.scope["app"].state.frontend
 
 
+def frontends_of(request: Request) -> list[Frontend]:
+    """The frontends of all models that are loaded."""
+    server = server_of(request)
+    return server.loaded if isinstance(server, ManyModels) else [server]
+
+
 def config_of(request: Request) -> ServerConfig:
-    return request.scope["app"].state.config
+    """The configuration of the model that a request is for, or of the whole server."""
+    return frontend_in(request.scope).config
 
 
 def header_of(request: Request, name: bytes) -> str | None:

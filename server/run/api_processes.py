@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from engine_core.config import Address
-from engine_core.engine_processes import EngineProcesses
+from server.options.model_list import ModelEntry
 from server.options.server_config import ServerConfig
 from worker import child
 from worker.host.progress_page import ProgressPage
 
 SERVED, RESIZE = "served", "resize"
+LOAD, UNLOAD, WORKS = "load", "unload", "works"
+"""Reports on one of several models, with its id: it is to be loaded, to go, or has answered."""
 NOTHING_LEFT = 3
 """The exit code of an API process that need not be started again, because no engine is left."""
 
@@ -27,6 +29,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     config: ServerConfig
     address: Address
+    models: list[ModelEntry] = []
+    """All models, if the server has several; `config` is then that of the first, whose options that are no
+    model's are those of all. Each has an address of its own."""
     index: int
     listener: int
     """The inherited file descriptor of the shared listening socket."""
@@ -48,6 +53,8 @@ class EngineExited(msgspec.Struct, frozen=True, tag=True):
     code: int
     at: float
     """When, on the monotonic clock."""
+    model: int = 0
+    """The id of its model, if the server has several."""
 
 
 class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +63,7 @@ class EngineGivenUp(msgspec.Struct, frozen=True, tag=True):
     number: int
     reason: str
     explained: bool
+    model: int = 0
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag=True):
@@ -63,6 +71,21 @@ class EngineStalled(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     stalled: bool
+    model: int = 0
+
+
+class ModelStarted(msgspec.Struct, frozen=True, tag=True):
+    """The engine of one of several models is a new process."""
+
+    model: int
+    address: Address
+    pid: int
+
+
+class ModelsChanged(msgspec.Struct, frozen=True, tag=True):
+    """These are the models from now on."""
+
+    models: list[ModelEntry]
 
 
 class Resized(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +111,9 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
     """Files that may be replaced while the server runs shall be read again."""
 
 
-Message = EngineExited | EngineGivenUp | EngineStalled | Resized | Served | Leaving | CutOff | Reload
+OfModel = EngineExited | EngineGivenUp | EngineStalled | ModelStarted
+"""Messages on one engine."""
+Message = OfModel | ModelsChanged | Resized | Served | Leaving | CutOff | Reload
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -102,8 +127,9 @@ class ApiProcess:
         self.stalled = False
         """Whether its event loop does not go on."""
         self._config = config
-        self._told: dict[int, EngineGivenUp | EngineStalled] = {}
-        """The last message on each engine that holds until there is another."""
+        self._told: dict[tuple[int, int | None], EngineGivenUp | EngineStalled | ModelStarted] = {}
+        """The last message on each engine that holds until there is another, by its model and its number, or
+        None for what says which process it is."""
         self.start()
 
     def start(self) -> None:
@@ -121,15 +147,26 @@ class ApiProcess:
     def resize(self, size: int, seconds: float) -> None:
         """Tell the process, and those in its place, that there are so many replicas from now on."""
         config, fewest = self._config.config, min(size, self._config.config.data_parallel_size)
-        self._told = {number: told for number, told in self._told.items() if number < fewest}
+        self._told = {key: told for key, told in self._told.items() if (key[1] or 0) < fewest}
         config = msgspec.structs.replace(config, data_parallel_size=size, data_parallel_size_local=None)
         self._config = msgspec.structs.replace(self._config, config=config)
         self.process.tell(_encode(Resized(size, seconds)))
 
     def tell(self, message: Message) -> None:
         """Send a message to the process. What holds on is also sent to those in its place."""
-        if isinstance(message, EngineGivenUp | EngineStalled):
-            self._told[message.number] = message
+        match message:
+            case ModelStarted():
+                self._told[message.model, None] = message
+            case EngineGivenUp() if (
+                self._config.models
+            ):  # whoever comes later does not know that it was there
+                self._told = {key: told for key, told in self._told.items() if key[0] != message.model}
+            case EngineGivenUp() | EngineStalled():
+                self._told[message.model, message.number] = message
+            case ModelsChanged():
+                self._config = msgspec.structs.replace(self._config, models=message.models)
+            case _:
+                pass
         self.process.tell(_encode(message))
 
 
@@ -137,11 +174,18 @@ class ApiProcesses:
     """All API processes, which share one listening socket. They run when this object is there."""
 
     def __init__(
-        self, config: ServerConfig, listener: socket.socket, engines: EngineProcesses, started: float
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        folder: Path,
+        addresses: Sequence[Address],
+        started: float,
+        models: Sequence[ModelEntry] = (),
     ) -> None:
+        """`folder` is that of the run; each process gets one of the addresses; the rest is in `ApiConfig`."""
         shared = None
         if config.api_server_count > 1:
-            shared = engines.run_folder / "metrics"
+            shared = folder / "metrics"
             shared.mkdir(mode=0o700)
         self.reports, reports = os.pipe()
         """The descriptor from which lines of API processes are read."""
@@ -153,12 +197,13 @@ class ApiProcesses:
                     index=index,
                     listener=listener.fileno(),
                     reports=reports,
-                    progress_page=str(engines.run_folder / f"api-{index}.progress"),
+                    progress_page=str(folder / f"api-{index}.progress"),
                     shared_metrics=None if shared is None else str(shared),
                     started=started,
+                    models=list(models),
                 )
             )
-            for index, address in enumerate(engines.addresses)
+            for index, address in enumerate(addresses)
         ]
 
     def __iter__(self) -> Iterator[ApiProcess]:

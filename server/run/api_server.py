@@ -10,6 +10,7 @@ import runpy
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from engine_core.client.client import EngineClient
 from engine_core.engine_stats import GuessTotals
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
 from server.http.connection.sockets import set_options
 from server.metrics.server_metrics import Metrics
+from server.options.model_list import ModelEntry, memory_for_all, most_cache_bytes
 from server.run import api_processes as messages
 from server.run.api_processes import NOTHING_LEFT, ApiConfig, Message
 from server.run.http_server import FLUSH_SECONDS, HttpServer
@@ -48,7 +51,29 @@ class ApiServer:
         self._listener = socket.socket(fileno=process.listener)
         # One of several processes shows how the start goes on, and it does so once.
         self._display = ProgressDisplay(silent=process.index != 0 or not process.first)
-        self.client = EngineClient(
+        if process.models:
+            self.client = self._frontend = self._many = self._open_models(process.models)
+        else:
+            self._many = None
+            self.client = self._open_client()
+            metrics = Metrics(config.model_names[0], shared_metrics, config.replicas.first)
+            self._frontend = Frontend(config, self.client, metrics)
+        set_options(self._listener)
+        self._http = HttpServer(config, self._frontend)
+        if isinstance(self.client, EngineClient):
+            self._http.state.resize, self._http.state.settled = self.resize, self.client.orders.settled
+        self._watch = LoopWatch(
+            ProgressWriter(process.progress_page),
+            self._frontend.metrics.loop_lag.observe,
+            lambda: self._frontend.live > 0,
+        )
+        self._served = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    def _open_client(self) -> EngineClient:
+        config, process = self._config, self._process
+        return EngineClient(
             process.address,
             config.replicas,
             server=process.index,
@@ -58,20 +83,11 @@ class ApiServer:
                 progress.phase, progress.fraction, progress.detail
             ),
         )
-        self._frontend = Frontend(
-            config, self.client, Metrics(config.model_names[0], shared_metrics, config.replicas.first)
-        )
-        set_options(self._listener)
-        self._http = HttpServer(config, self._frontend)
-        self._http.state.resize, self._http.state.settled = self.resize, self.client.orders.settled
-        self._watch = LoopWatch(
-            ProgressWriter(process.progress_page),
-            self._frontend.metrics.loop_lag.observe,
-            lambda: self._frontend.live > 0,
-        )
-        self._served = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._force = asyncio.Event()
+
+    def _open_models(self, models: Sequence[ModelEntry]) -> ManyModels:
+        budget, cache = memory_for_all(self._config), most_cache_bytes(self._config)
+        report = lambda order, id: self._report(f"{order} {id}")  # noqa: E731
+        return ManyModels(self._config, models, budget, cache, report)
 
     async def run(self) -> int:
         """Serves until it is told to stop; returns the exit code."""
@@ -97,15 +113,22 @@ class ApiServer:
 
     def handle(self, message: Message) -> None:
         """Act on a message of the supervisor."""
+        client = self._client_of(message)
         match message:
-            case messages.EngineExited(number, code, at):
-                self.client.engine_exited(number, code, at)
-            case messages.EngineGivenUp(number, reason, explained):
-                self.client.engine_given_up(number, reason, explained=explained)
-            case messages.EngineStalled(number, stalled):
-                self.client.engine_stalled(number, stalled)
-            case messages.Resized(size, seconds):
-                self.client.orders.resize(size, seconds)
+            case messages.ModelStarted(model, address, pid) if self._many is not None:
+                self._many.engine_started(model, address, pid)
+            case messages.ModelsChanged(models) if self._many is not None:
+                self._many.use(models)
+            case messages.EngineGivenUp(_, reason, explained, model) if self._many is not None:
+                self._many.engine_given_up(model, reason, explained=explained)
+            case messages.EngineExited(number, code, at) if client is not None:
+                client.engine_exited(number, code, at)
+            case messages.EngineGivenUp(number, reason, explained) if client is not None:
+                client.engine_given_up(number, reason, explained=explained)
+            case messages.EngineStalled(number, stalled) if client is not None:
+                client.engine_stalled(number, stalled)
+            case messages.Resized(size, seconds) if client is not None:
+                client.orders.resize(size, seconds)
             case messages.Served():
                 self._served.set()
             case messages.Leaving():
@@ -114,9 +137,18 @@ class ApiServer:
                 self._force.set()
             case messages.Reload():
                 self.reload()
+            case _:
+                pass  # of an engine that is gone
+
+    def _client_of(self, message: Message) -> EngineClient | None:
+        """The client of the engine that a message is on."""
+        if isinstance(self.client, EngineClient):
+            return self.client
+        return self.client.client_of(message.model) if isinstance(message, messages.OfModel) else None
 
     async def resize(self, size: int, seconds: float) -> list[str]:
         """Have so many replicas; returns why some of them do not work when all have started or ended."""
+        assert isinstance(self.client, EngineClient)
         self.client.orders.resize(size, seconds)
         self._report(f"{messages.RESIZE} {size} {seconds:g}")
         await self.client.orders.settled.wait()
@@ -166,14 +198,15 @@ class ApiServer:
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False
-        gc.freeze()  # what is loaded is here to stay, and requests leave few cycles
+        if self._many is None:
+            gc.freeze()  # what is loaded is here to stay, and requests leave few cycles
         gc.set_threshold(10_000, 20, 20)
         self._watch.start()
         if self._process.index == 0:
             self._report(messages.SERVED)
         after = f"{time.monotonic() - self._process.started:.1f} s{self._replicas_so_far()}"
-        name = self._config.model_names[0]
-        self._display.done(f"Serving {name} at {self._where()} after {after}")
+        names = [entry.name for entry in self._process.models] or [self._config.model_names[0]]
+        self._display.done(f"Serving {', '.join(names)} at {self._where()} after {after}")
         self._display.silent = True
         return True
 
@@ -186,7 +219,7 @@ class ApiServer:
 
     def _replicas_so_far(self) -> str:
         """The part of the start-up line that says how many of several replicas are ready; later ones join."""
-        size = len(self._config.replicas.numbers)
+        size = len(self._config.replicas.numbers) if self._many is None else 0
         working = sum(one.works for one in self.client.replicas)
         return f", with {working} of {size} replicas" if working < size else ""
 

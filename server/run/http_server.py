@@ -16,6 +16,7 @@ from starlette.datastructures import State
 
 from server.app import create_app, early_admission
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
@@ -48,7 +49,7 @@ class AccessLogFilter(logging.Filter):
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
+    def __init__(self, config: ServerConfig, frontend: Frontend | ManyModels) -> None:
         self._config = config
         self._tls = RenewableTls(config.connections)
         options = _uvicorn_config(config, frontend)
@@ -104,7 +105,7 @@ class HttpServer(uvicorn.Server):
         self._tls.reload()
 
 
-def _uvicorn_config(config: ServerConfig, frontend: Frontend) -> uvicorn.Config:
+def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels) -> uvicorn.Config:
     if not config.log.disable_uvicorn_access_log:
         access_log = logging.getLogger("uvicorn.access")
         access_log.setLevel(logging.INFO)

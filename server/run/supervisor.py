@@ -23,6 +23,7 @@ from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
 from server.run import api_processes as messages
 from server.run.api_processes import NOTHING_LEFT, ApiProcess, ApiProcesses
+from server.run.model_processes import ModelProcesses
 from server.run.standby import Standby
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child
@@ -36,6 +37,8 @@ EXPLAIN_SECONDS = 1.0
 """Seconds for all API processes to end by themselves when no engine can be started: one prints the reason."""
 ENGINE_SECONDS = 3.0
 """Seconds for engines to end by themselves once they have nothing left to do."""
+_PIPE_BYTES = 1 << 16
+"""All that a pipe holds: no line is read in two parts."""
 FINISH_SECONDS = 0.1
 """Seconds for those who have just connected to the server when it ends."""
 
@@ -43,7 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 def run(
-    config: ServerConfig, listener: socket.socket, engines: EngineProcesses, servers: ApiProcesses
+    config: ServerConfig,
+    listener: socket.socket,
+    engines: EngineProcesses | ModelProcesses,
+    servers: ApiProcesses,
 ) -> int:
     """Serves until the end and returns the exit code, 0 only if the end was asked for."""
     return asyncio.run(Supervisor(config, listener, engines, servers).run())
@@ -51,7 +57,11 @@ def run(
 
 class Supervisor:
     def __init__(
-        self, config: ServerConfig, listener: socket.socket, engines: EngineProcesses, servers: ApiProcesses
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        engines: EngineProcesses | ModelProcesses,
+        servers: ApiProcesses,
     ) -> None:
         self._config = config
         self._engines = engines
@@ -83,7 +93,11 @@ class Supervisor:
             on_look=self._service_manager.live,
         )
         watcher = loop.create_task(watching)
-        engines = loop.create_task(keep_engines(self._engines, self))
+        engines = loop.create_task(
+            keep_engines(self._engines, self)
+            if isinstance(self._engines, EngineProcesses)
+            else self._engines.keep(self._servers, self._servers.tell)
+        )
         kept = [loop.create_task(self._keep(restarter)) for restarter in self._restarters]
         await self._ending.wait()
         self._service_manager.stopping()
@@ -143,27 +157,29 @@ class Supervisor:
             self._standby.open("api_given_up" if hopeless else "api_restarting")
 
     def _read_reports(self) -> None:
-        for line in os.read(self._servers.reports, 1 << 12).decode().splitlines():
+        for line in os.read(self._servers.reports, _PIPE_BYTES).decode().splitlines():
             report, *numbers = line.split()
             if report == messages.SERVED:
                 self._note_that_it_served()
-            else:
-                resizing = self._resize(int(numbers[0]), float(numbers[1]))
+            elif isinstance(self._engines, EngineProcesses):
+                resizing = self._resize(self._engines, int(numbers[0]), float(numbers[1]))
                 self._resized.append(asyncio.get_running_loop().create_task(resizing))
+            else:
+                self._engines.act(report, int(numbers[0]))
 
-    async def _resize(self, size: int, seconds: float) -> None:
+    async def _resize(self, engines: EngineProcesses, size: int, seconds: float) -> None:
         """Have so many engines. Those beyond get so many seconds to end, and a few more, and are killed."""
         async with self._resizing:
             _log.info("there are to be %d replicas", size)
             for server in self._servers:
                 server.resize(size, seconds)
             try:
-                added, removed = self._engines.resize(size)
+                added, removed = engines.resize(size)
             except OSError as error:
-                for number in range(len(self._engines.engines), size):
+                for number in range(len(engines.engines), size):
                     self.engine_given_up(number, f"cannot be started: {error.strerror}", explained=False)
                 return
-            keeping = [keep_added(self._engines, engine, self) for engine in added]
+            keeping = [keep_added(engines, engine, self) for engine in added]
             self._resized += [asyncio.get_running_loop().create_task(each) for each in keeping]
             self._gone = {engine.number: asyncio.Event() for engine in removed}
             for engine in removed:
@@ -178,7 +194,7 @@ class Supervisor:
                 for engine in removed:
                     engine.process.kill()
             for engine in removed:
-                self._engines.engines.remove(engine)
+                engines.engines.remove(engine)
 
     def _note_that_it_served(self) -> None:
         """Act on the first report of an API process that requests are served."""
@@ -207,6 +223,8 @@ class Supervisor:
             self._stop()
         else:
             self._servers.tell(messages.Reload())
+            if not isinstance(self._engines, EngineProcesses):
+                self._engines.reread()
 
     def end(self, code: int) -> None:
         """Let `run` end all processes and return this code. The first one counts."""

@@ -46,9 +46,11 @@ class Cpu:
         ranks: int = 1,
         quantization: str | None = None,
         input_bits: int | None = None,
+        most_cache_bytes: int = 4 * GIB,
     ) -> None:
-        """`ranks`: how many workers share this machine; the rest is that of `open_kernels`."""
-        self._ranks = ranks
+        """`ranks`: how many workers share this machine; `most_cache_bytes`: the most for caches where nobody
+        says how many; the rest is that of `open_kernels`."""
+        self._ranks, self._most_cache_bytes = ranks, most_cache_bytes
         self._quantization = quantization
         self._weight_bytes = 0
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
@@ -127,7 +129,7 @@ class Cpu:
         available, total = available_memory(), total_memory()
         most = max(0, total // self._ranks - self._weight_bytes)
         if share is None:
-            own = min(4 * GIB, available * 2 // 5) // self._ranks
+            own = min(self._most_cache_bytes, available * 2 // 5) // self._ranks
             return CacheBudget(own, "--kv-cache-memory-bytes", most)
         asked = int(total * share) // self._ranks - self._weight_bytes
         budget = min(asked, available // self._ranks - reserve)

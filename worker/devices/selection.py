@@ -60,7 +60,8 @@ def _find_device(config: WorkerConfig) -> Device:
                 )
             if asked.device == "auto" and place.local_rank == 0 and (reason := _why_no_cuda()):
                 logger.warning("the model is served on the CPU: %s", reason)
-            return Cpu(asked.cpu_threads, place.local_ranks, made, _input_bits(config))
+            threads, bits = asked.cpu_threads, _input_bits(config)
+            return Cpu(threads, place.local_ranks, made, bits, config.most_cache_bytes)
         case "cuda":
             raise ValueError(f"--device cuda was asked for, but {_why_no_cuda() or _why_no_card()}")
         case other:

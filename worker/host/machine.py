@@ -84,6 +84,14 @@ def address_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
+def own_memory(pid: int, root: Path = Path("/")) -> int:
+    """Bytes of memory of a process, of what it shares with others its part; 0 if the system does not say."""
+    for line in (_text(root / f"proc/{pid}/smaps_rollup") or "").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def kills_for_memory(root: Path = Path("/")) -> int:
     """The number of processes that the kernel has killed because memory ran out: in this container, if it
     counts there, else on this machine. It only grows."""

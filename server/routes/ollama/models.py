@@ -13,16 +13,18 @@ from server.answers.format_detection import find_format
 from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError
 from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_config import ServerConfig
-from server.routes.request_context import config_of, frontend_of, require_ready
+from server.routes.request_context import config_of, frontend_of, frontends_of, require_ready, server_of
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
 
 VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients refuse servers that are too old for them."""
+NEVER = "1970-01-01T00:00:00Z"
 FOREVER = "9999-12-31T23:59:59Z"
 _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Ollama's names of number types, and their bytes."""
@@ -30,15 +32,28 @@ _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 @router.get("/api/tags")
 async def list_models(request: Request) -> JSONResponse:
-    """List the names of the served model."""
-    facts = frontend_of(request).facts
-    return JSONResponse({"models": [_listed(name, facts) for name in facts.model_names]})
+    """List the names of what is served."""
+    server = server_of(request)
+    if not isinstance(server, ManyModels):
+        facts = server.facts
+        return JSONResponse({"models": [_listed(name, facts) for name in facts.model_names]})
+    named = [(name, state) for state in server.states for name in server.names_of(state)]
+    return JSONResponse(
+        {
+            "models": [
+                _unknown(name) if state.facts is None else _listed(name, state.facts) for name, state in named
+            ]
+        }
+    )
 
 
 @router.get("/api/ps")
 async def list_running(request: Request) -> JSONResponse:
-    """Tell what memory the model takes. It stays for as long as the server runs."""
-    facts = frontend_of(request).facts
+    """Tell what memory each model takes that is loaded. One that is alone stays while the server runs."""
+    return JSONResponse({"models": [_running(frontend.facts) for frontend in frontends_of(request)]})
+
+
+def _running(facts: Facts) -> dict[str, object]:
     size = facts.ready.worker.weight_bytes + facts.ready.worker.kv_bytes
     in_use = {
         "size": size,
@@ -46,7 +61,7 @@ async def list_running(request: Request) -> JSONResponse:
         "context_length": facts.max_model_len,
         "expires_at": FOREVER,
     }
-    return JSONResponse({"models": [_listed(facts.model_names[0], facts) | in_use]})
+    return _listed(facts.model_names[0], facts) | in_use
 
 
 @router.post("/api/show")
@@ -97,8 +112,19 @@ async def refuse(request: Request) -> Response:
     )
 
 
+def _tagged(name: str) -> str:
+    return name if ":" in name else name + TAG
+
+
+def _unknown(name: str) -> dict[str, object]:
+    """What is told of a model that was never loaded."""
+    tagged = _tagged(name)
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {"name": tagged, "model": tagged, "modified_at": NEVER, "size": 0, "digest": digest, "details": {}}
+
+
 def _listed(name: str, facts: Facts) -> dict[str, object]:
-    tagged, ready = name if ":" in name else name + TAG, facts.ready
+    tagged, ready = _tagged(name), facts.ready
     told = f"{facts.root} {ready.architecture} {ready.worker.fingerprint}"
     return {
         "name": tagged,

@@ -1,0 +1,280 @@
+"""A server of several models, as its routes and its process see it: their names, states and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine_core.client.client import EngineClient
+from engine_core.client.replica import Replica, all_stats
+from engine_core.config import Address
+from engine_core.protocol import Stats
+from engine_core.reason_codes import Reason
+from server.access.client_identity import Caller
+from server.access.keyring import Access
+from server.errors import BadRequest, NoEngine, NotFound, Unavailable
+from server.frontend.frontend import Frontend
+from server.frontend.model_engines import ModelEngines, ModelState, close_frontend
+from server.frontend.model_set import ModelSet, Slot
+from server.http.error_answers import READY, Status, loading
+from server.media.reader import MediaReader
+from server.metrics.server_metrics import Metrics
+from server.model_facts import ANY_MODEL, TAG
+from server.options.model_list import ModelEntry
+from server.options.server_config import ServerConfig
+
+LOOK_SECONDS = 10.0
+"""Seconds between looks whether models have grown beyond the budget."""
+
+_log = logging.getLogger(__name__)
+
+
+class ManyModels:
+    """The models of one server. Requests are given to the frontend of one of them."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        entries: Sequence[ModelEntry],
+        budget: int,
+        most_cache_bytes: int,
+        report: Callable[[str, int], None],
+    ) -> None:
+        """`config` has the options of the whole server; `report` tells the supervisor what to do with one."""
+        self.config = config
+        self.metrics = Metrics(entries[0].name)
+        self.access = Access(config.access, self.metrics.key_counters)
+        self._engines = ModelEngines(most_cache_bytes, self.access, report)
+        self._set = ModelSet[Frontend](self._engines, budget)
+        self._names: dict[str, ModelState] = {}
+        """The models by their names and aliases; the first is meant where no name is given."""
+        self.idle = asyncio.Event()
+        """Set while no request runs."""
+        self.idle.set()
+        self.died = asyncio.Event()
+        """Set when nothing can be served any more."""
+        self.dead: str | None = None
+        """The reason why."""
+        self.broke = self.explained = False
+        self._requests = 0
+        self._started = False
+        self._draining: Status | None = None
+        self._work = set[asyncio.Task[None]]()
+        self.use(entries)
+
+    # Names.
+
+    @property
+    def states(self) -> list[ModelState]:
+        """The models that are served, in their order."""
+        return list(dict.fromkeys(self._names.values()))
+
+    @property
+    def loaded(self) -> list[Frontend]:
+        return [state.slot.served for state in self.states if state.slot.served is not None]
+
+    def names_of(self, state: ModelState) -> list[str]:
+        return [name for name, one in self._names.items() if one is state]
+
+    def find(self, name: str | None) -> ModelState:
+        """The model of a name, or the first if none is given. Raises NotFound, which says what there is."""
+        if not name or name in ANY_MODEL:
+            return next(iter(self._names.values()))
+        found = self._names.get(name) or self._names.get(name.removesuffix(TAG))
+        if found is None:
+            found = next((one for one in self.states if one.entry.config.engine.model == name), None)
+        if found is None:
+            known = ", ".join(self._names)
+            raise NotFound(f"The model `{name[:200]}` does not exist. This server has: {known}", "model")
+        return found
+
+    def use(self, entries: Sequence[ModelEntry]) -> None:
+        """Serve these models from now on. Requests of others are answered to their end."""
+        states = [self._engines.states.get(entry.id) or self._add(entry) for entry in entries]
+        for state, entry in zip(states, entries, strict=True):
+            state.entry = entry
+            state.slot.pinned = entry.pinned
+        before = self.states
+        names = {entry.name: state for entry, state in zip(entries, states, strict=True)}
+        aliases = {name: one for one, entry in zip(states, entries, strict=True) for name in entry.aliases}
+        self._names = names | aliases
+        for state in before:
+            if state not in states:
+                self._set.remove(state.slot)
+        if self._started:
+            for state in states:
+                if state.entry.pinned:
+                    self._begin(self._touch(state))
+        self._begin(self._peek(states))
+
+    def move(self, alias: str, state: ModelState) -> None:
+        """Have a name mean another model from now on. Requests that it has brought go on where they are."""
+        if any(alias == one.entry.name for one in self.states):
+            raise BadRequest(f"`{alias}` is the name of a model, and no alias.", "alias")
+        self._names[alias] = state
+
+    def _add(self, entry: ModelEntry) -> ModelState:
+        metrics = Metrics(entry.name) if self._engines.states else self.metrics
+        if metrics is not self.metrics:
+            self.metrics.show_beside(metrics)
+        state = ModelState(entry, metrics, Slot(entry.name))
+        self._engines.states[entry.id] = state
+        self._set.slots.append(state.slot)
+        return state
+
+    # Requests.
+
+    @asynccontextmanager
+    async def using(self, state: ModelState, *, retry: bool = False) -> AsyncIterator[Frontend]:
+        """The frontend of a model, which stays loaded meanwhile. Raises ApiError if it cannot be loaded."""
+        self.require_ready()
+        self._count(1)
+        try:
+            if state.slot.removed and state.slot not in self._set.slots:
+                self._set.slots.append(state.slot)
+            frontend = await self._set.enter(state.slot, retry=retry)
+            try:
+                yield frontend
+            finally:
+                self._set.leave(state.slot)
+        finally:
+            self._count(-1)
+
+    def require_ready(self) -> None:
+        """Raises Unavailable if no requests are taken."""
+        self.status.raise_if_refused()
+
+    def _count(self, change: int) -> None:
+        self._requests += change
+        (self.idle.clear if self._requests else self.idle.set)()
+
+    @property
+    def live(self) -> int:
+        """The number of requests, those that wait for a load among them."""
+        return self._requests
+
+    async def abort(self, request_ids: Iterable[str], caller: Caller | None = None) -> int:
+        """Ends these requests, whichever model has them; returns how many were found."""
+        ids = list(request_ids)
+        return sum([await frontend.abort(ids, caller) for frontend in self.loaded])
+
+    async def unload(self, state: ModelState) -> bool:
+        """Have a model give its memory back; returns False if requests are using it."""
+        return await self._set.unload(state.slot)
+
+    @property
+    def media(self) -> MediaReader | None:
+        """That of the loaded model which takes the largest media."""
+        readers = [each.media for each in self.loaded if each.media is not None]
+        return max(readers, key=lambda each: each.most_bytes, default=None)
+
+    # The life of the server.
+
+    async def start(self) -> None:
+        """Load what is pinned. Raises Unavailable if something of it cannot be loaded."""
+        for state in self.states:
+            if state.entry.pinned:
+                async with self.using(state):
+                    pass
+        self._started = True
+        self._begin(self._look())
+
+    @property
+    def status(self) -> Status:
+        if self.dead is not None:
+            return Status("dead", "engine_given_up", fraction=0.0, refuses=True)
+        if self._draining is not None:
+            return self._draining
+        if self._started:
+            return READY
+        client = next(iter(self._clients), None)
+        shown = (
+            loading("start", 0.0)
+            if client is None
+            else loading(client.progress.phase, client.progress.fraction)
+        )
+        return replace(shown, refuses=False)  # requests wait
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [one for client in self._clients for one in client.replicas]
+
+    @property
+    def stats(self) -> Stats | None:
+        return all_stats(self.replicas)
+
+    @property
+    def _clients(self) -> list[EngineClient]:
+        return [state.client for state in self._engines.states.values() if state.client is not None]
+
+    def begin_drain(self, *, refuse: bool) -> None:
+        """Note that the server will end. Until it shall `refuse` new requests, it takes them as before."""
+        self._draining = Status("draining", "draining", fraction=0.0, refuses=refuse)
+
+    def fail(self, reason: str, code: Reason = "engine_given_up") -> None:
+        """End all requests, as nothing can be served any more."""
+        self.dead = reason if self.dead is None else self.dead
+        for client in self._clients:
+            client.fail(reason, code)
+        self.died.set()
+
+    def close(self) -> None:
+        for task in self._work:
+            task.cancel()
+        self._begin(self._set.close())
+        for client in self._clients:
+            client.close()
+
+    # What becomes of engines.
+
+    def engine_started(self, model: int, address: Address, pid: int) -> None:
+        if (state := self._engines.states.get(model)) is not None:
+            self._engines.started(state, address, pid)
+            if state.slot.state == "unloaded":  # by the server in whose place this one is
+                self._begin(self._touch(state))
+
+    def client_of(self, model: int) -> EngineClient | None:
+        """The client of a model's engine, if one is there."""
+        state = self._engines.states.get(model)
+        return None if state is None else state.client
+
+    def engine_given_up(self, model: int, reason: str, *, explained: bool) -> None:
+        if (state := self._engines.states.get(model)) is None:
+            return
+        if state.client is not None:
+            state.client.engine_given_up(0, reason, explained=explained)
+        self._engines.ended(state)
+        if (served := state.slot.served) is not None:
+            _log.error("the engine of %s has ended: %s", state.slot.name, reason or "it was asked to")
+            self._engines.close_client(state)
+            self._begin(close_frontend(served))
+            self._set.lose(state.slot, NoEngine(reason, "engine_given_up", retry_after=10))
+            if self.config.exit_on_failure:
+                self.fail(f"the engine of {state.slot.name} has ended: {reason}")
+
+    async def _touch(self, state: ModelState) -> None:
+        """Load a model of which nobody asks anything."""
+        try:
+            async with self.using(state):
+                pass
+        except Unavailable:
+            pass  # it is in the log
+
+    async def _peek(self, states: Sequence[ModelState]) -> None:
+        for state in states:
+            await asyncio.to_thread(self._engines.peek, state)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._set.shrink()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)

@@ -1,0 +1,217 @@
+"""Loads and unloads the models of a server of several: each has an engine of its own, and a frontend here.
+
+The supervisor starts and ends the engines, as `report` tells it, and says what becomes of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_core.client.client import EngineClient
+from engine_core.config import Address
+from engine_core.stalls import descendants
+from engine_core.startup import find_checkpoint, make_worker_config
+from models.config import ModelConfig, read_config
+from server.access.keyring import Access
+from server.errors import ApiError, Unavailable
+from server.frontend.frontend import Frontend
+from server.frontend.model_set import Slot
+from server.http.endpoint import BODY_MEMORY
+from server.metrics.server_metrics import Metrics
+from server.model_facts import GENERATE, Facts
+from server.options.model_list import ModelEntry
+from server.options.server_config import ServerConfig
+from worker.host.machine import own_memory
+
+OVERHEAD = 100 << 20
+"""Bytes that an engine takes beside weights and caches, before one of the model has been measured."""
+_WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
+"""Files with weights; a checkpoint is read from the first kind that it has."""
+_SMALLER = {"int8": 0.6, "int8-dynamic": 0.6, "int4": 0.4}
+"""What is left of weights of 16 bits that are quantized when they are loaded."""
+_UNTOUCHED = 7 / 8
+"""The part of a cache that has no pages yet when a model is ready."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class ModelState:
+    """What is known of one model, loaded or not."""
+
+    entry: ModelEntry
+    metrics: Metrics
+    slot: Slot[Frontend]
+    client: EngineClient | None = None
+    """The client of its engine, from the beginning of a load."""
+    address: Address | None = None
+    """Where its engine looks for a client, while it has one."""
+    pid: int = 0
+    facts: Facts | None = None
+    """What was found when it was loaded last."""
+    max_len: int | None = None
+    """The longest text that its files speak of."""
+    tasks: tuple[str, ...] = ()
+    """The task that its files say it was made for; others are known once it is loaded."""
+    media: tuple[dict[str, int], int] | None = None
+    """The most items of each kind, and their bytes, if it takes media and was loaded."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its engine has got an address, or has none any more."""
+
+    @property
+    def progress(self) -> str:
+        """How far a load has come, for people."""
+        now = None if self.client is None else self.client.progress
+        return "waits for its turn" if now is None else f"{now.phase} {now.fraction:.0%}"
+
+
+class ModelEngines:
+    """The loader of a `ModelSet`."""
+
+    def __init__(self, most_cache_bytes: int, access: Access, report: Callable[[str, int], None]) -> None:
+        """`most_cache_bytes`: the most that caches of a model take if its options do not say how many."""
+        self.states: dict[int, ModelState] = {}
+        """The models by the ids of their entries."""
+        self._most_cache_bytes, self._access, self._report = most_cache_bytes, access, report
+
+    def state_of(self, slot: Slot[Frontend]) -> ModelState:
+        return next(state for state in self.states.values() if state.slot is slot)
+
+    async def measure(self, slot: Slot[Frontend]) -> int:
+        state = self.state_of(slot)
+        if state.facts is not None:
+            return slot.size  # it was measured when it was loaded
+        try:
+            return await asyncio.to_thread(self._estimate, state)
+        except (ValueError, OSError) as error:
+            raise _cannot_load(state, str(error)) from error
+
+    async def load(self, slot: Slot[Frontend]) -> Frontend:
+        state = self.state_of(slot)
+        if state.address is None:
+            state.changed.clear()
+            self._report("load", state.entry.id)
+            await state.changed.wait()
+        if state.address is None:
+            raise _cannot_load(state, "its engine was not started")
+        config = state.entry.config
+        state.client = EngineClient(state.address, restart_wait=config.restart_wait)
+        frontend = Frontend(config, state.client, state.metrics, self._access)
+        try:
+            await frontend.start()
+        except (ValueError, OSError, ApiError) as error:
+            await self.unload(slot, frontend)
+            raise _cannot_load(state, str(error)) from error
+        except asyncio.CancelledError:
+            state.client.close()
+            raise
+        self._report("works", state.entry.id)
+        state.facts = facts = frontend.facts
+        state.tasks, state.max_len = facts.tasks, facts.max_model_len
+        if frontend.media is not None:
+            state.media = frontend.media.facts.most, frontend.media.most_bytes
+        measured = await asyncio.to_thread(own_memory, state.pid)
+        cache = facts.ready.worker.kv_bytes
+        computed = facts.ready.worker.weight_bytes + cache + OVERHEAD
+        slot.size = measured + int(_UNTOUCHED * cache) if measured else computed
+        _log.info("%s is loaded, and takes up to %d MiB", slot.name, slot.size >> 20)
+        return frontend
+
+    async def unload(self, slot: Slot[Frontend], served: Frontend) -> None:
+        state = self.state_of(slot)
+        if state.address is not None:
+            state.changed.clear()
+            self._report("unload", state.entry.id)
+            await state.changed.wait()
+        await close_frontend(served)
+        self.close_client(state)
+        _log.info("%s is unloaded", slot.name)
+        del served
+        gc.collect()
+        await asyncio.to_thread(BODY_MEMORY.trim)
+
+    async def taken_beside(self, loaded: Iterable[Slot[Frontend]]) -> int:
+        pids = {state.pid: state.slot for state in self.states.values() if state.address is not None}
+        sizes = await asyncio.to_thread(_measure, os.getppid())
+        for slot in loaded:
+            own = next((sizes[pid] for pid, one in pids.items() if one is slot and pid in sizes), 0)
+            slot.size = max(slot.size, own)
+        return sum(size for pid, size in sizes.items() if pid not in pids)
+
+    def started(self, state: ModelState, address: Address, pid: int) -> None:
+        """Note that the engine of a model is a new process."""
+        state.address, state.pid = address, pid
+        state.changed.set()
+
+    def ended(self, state: ModelState) -> None:
+        """Note that the engine of a model has ended for good."""
+        state.address, state.pid = None, 0
+        state.changed.set()
+
+    def close_client(self, state: ModelState) -> None:
+        """Leave the engine of a model, which has ended or will be left to another server."""
+        if state.client is not None:
+            state.client.close()
+            state.client = None
+
+    def peek(self, state: ModelState) -> None:
+        """Find out what the files of a model on this machine say of it. Call this in a thread."""
+        if _is_local(state.entry.config) and state.facts is None:
+            try:
+                self._estimate(state)
+            except (ValueError, OSError) as error:
+                _log.warning("%s cannot be loaded: %s", state.slot.name, " ".join(str(error).split()))
+
+    def _estimate(self, state: ModelState) -> int:
+        """The bytes that a model will take. It is downloaded if it is not here."""
+        config = state.entry.config
+        folder = find_checkpoint(config.engine, lambda _: None)
+        model = read_config(folder, config.engine.hf_overrides)
+        runner = make_worker_config(config.engine, model, folder).conversion
+        generates = runner.runner == GENERATE
+        state.max_len = config.engine.worker.max_model_len or model.max_len
+        state.tasks = (GENERATE,) if generates else ("classify" if runner.convert == "classify" else "embed",)
+        asked = config.engine.worker.kv_cache_memory_bytes
+        cache = self._most_cache_bytes if asked is None else asked
+        return _weight_bytes(folder, model, config) + (cache if generates else 0) + OVERHEAD
+
+
+async def close_frontend(frontend: Frontend) -> None:
+    """End the processes that a frontend has started."""
+    frontend.grammars.stop()
+    await frontend.helper.close()
+    if frontend.media is not None:
+        await frontend.media.close()
+
+
+def _weight_bytes(folder: Path, model: ModelConfig, config: ServerConfig) -> int:
+    found = next((files for kind in _WEIGHTS if (files := [*folder.glob(kind)])), [])
+    named = [path for path in found if not path.name.startswith("consolidated")] or found
+    size = sum(path.stat().st_size for path in named)
+    asked = config.engine.worker
+    if asked.dtype == "float32" and model.dtype != "float32" and model.quantization is None:
+        size *= 2
+    return math.ceil(size * _SMALLER.get(asked.quantization or "", 1.0))
+
+
+def _is_local(config: ServerConfig) -> bool:
+    return config.engine.model in ("demo", "minilm") or Path(config.engine.model).expanduser().exists()
+
+
+def _measure(supervisor: int) -> dict[int, int]:
+    """The memory of each process of the server, by its id."""
+    return {pid: own_memory(pid) for pid in (supervisor, *descendants(supervisor))}
+
+
+def _cannot_load(state: ModelState, reason: str) -> Unavailable:
+    _log.error("%s cannot be loaded: %s", state.slot.name, " ".join(reason.split()))
+    return Unavailable(
+        f"The model {state.slot.name} cannot be loaded; the server's log says why.", retry_after=10
+    )

@@ -1,0 +1,161 @@
+"""The models of a server that has several: read from a TOML file, a folder, or the command line.
+
+Each is configured like a server of its own, by the options of the command line with its own over them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.options.option_sources import read_fields
+from server.options.option_table import Option, OptionError, VllmFlag
+from server.options.server_config import ANSWERS, MEDIA, TEXT, ServerConfig
+from worker.host.machine import total_memory
+from worker.options import MEMORY, MODEL, SCHEDULER
+
+_GROUPS = (MODEL, MEMORY, SCHEDULER, TEXT, MEDIA, ANSWERS)
+"""Groups of options that a model may have for itself. Others are those of the whole server."""
+_OF_SERVER = ("models", "memory", "served_model_name", "enable_sleep_mode")
+_NVIDIA = Path("/dev/nvidiactl")
+
+
+_DEFAULT_MEMORY = 0.8
+_CACHE_PART, _MOST_CACHE = 8, 4 << 30
+"""The caches of a model take this part of the memory for all, and so many bytes at most."""
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the models of a server."""
+
+    id: int = 0
+    """A number that no other model, and no other configuration of this one, has had in this run."""
+    name: str
+    """The name by which answers call it."""
+    aliases: tuple[str, ...] = ()
+    """Other names, which may come to mean another model while the server runs."""
+    pinned: bool = False
+    """Whether it is loaded at the start and stays."""
+    config: ServerConfig
+
+
+class GivenModel(msgspec.Struct, frozen=True):
+    """What was said of one model."""
+
+    values: Mapping[str, object]
+    """Its options, by their fields; one is its model."""
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    pinned: bool = False
+
+
+def read_models(
+    path: Path, options: Sequence[Option], vllm_flags: Sequence[VllmFlag], without_effect: list[VllmFlag]
+) -> list[GivenModel]:
+    """The models of a file, or of a folder. Raises OptionError with what is wrong, and where."""
+    if path.is_dir():
+        found = [
+            GivenModel({"model": str(each)}, name=each.name.removesuffix(".gguf"))
+            for each in sorted(path.iterdir())
+            if (each / "config.json").is_file() or each.suffix == ".gguf" or any(each.glob("*.gguf"))
+        ]
+        if not found:
+            raise OptionError(f"--models {path}: no folder or GGUF file in it is a model")
+        return found
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise OptionError(f"--models {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"--models {path} is not TOML: {error}") from error
+    tables = content.pop("models", None)
+    if content or not isinstance(tables, list) or not tables:
+        raise OptionError(
+            f"--models {path}: it must have a table [[models]] for each model, and nothing else"
+        )
+    allowed = [each for each in options if each.doc.group in _GROUPS and each.field not in _OF_SERVER]
+    others = {each.field for each in options} - {each.field for each in allowed}
+    found = list[GivenModel]()
+    for number, table in enumerate(tables, 1):
+        where = f"--models {path}, model {number}"
+        if not isinstance(table, dict) or not isinstance(table.get("model"), str):
+            raise OptionError(f"{where}: it needs `model`, a folder, hub id or GGUF file")
+        own = _take(dict(table), where)
+        for key in table:
+            if str(key).replace("-", "_") in others:
+                raise OptionError(f"{where}: {key} is of the whole server: give it on the command line")
+        values = read_fields(allowed, vllm_flags, own.values, where, without_effect)
+        beside = path.parent / str(values["model"])
+        if beside.exists():
+            values["model"] = str(beside)
+        found.append(msgspec.structs.replace(own, values=values))
+    return found
+
+
+def _take(table: dict[str, Any], where: str) -> GivenModel:
+    """Take what is no option of `serve` out of a table."""
+    name, aliases, pinned = table.pop("name", None), table.pop("aliases", []), table.pop("pinned", False)
+    if name is not None and not _is_name(name):
+        raise OptionError(f"{where}: name must be a text of 1 to 200 characters")
+    if not isinstance(aliases, list) or not all(map(_is_name, aliases)):
+        raise OptionError(f"{where}: aliases must be a list of names")
+    if not isinstance(pinned, bool):
+        raise OptionError(f"{where}: pinned must be true or false")
+    return GivenModel(table, name, tuple(aliases), pinned)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable()
+
+
+def check_models(entries: Sequence[ModelEntry]) -> None:
+    """Raises OptionError if the models cannot be served together."""
+    known: dict[str, ModelEntry] = {}
+    for entry in entries:
+        for name in (entry.name, *entry.aliases):
+            if (other := known.setdefault(name, entry)) is not entry:
+                raise OptionError(
+                    f"{other.config.engine.model} and {entry.config.engine.model} would both be called "
+                    f"{name}: give them names in a file of --models"
+                )
+        _check_model(entry)
+
+
+def _check_model(entry: ModelEntry) -> None:
+    config, engine = entry.config, entry.config.engine
+    alone = {
+        "--headless": config.headless,
+        "--data-parallel-size": config.data_parallel_size > 1 or config.data_parallel_rank is not None,
+        "--tensor-parallel-size": engine.tensor_parallel_size > 1,
+        "--pipeline-parallel-size": engine.pipeline_parallel_size > 1,
+        "--enable-expert-parallel": engine.enable_expert_parallel,
+        "--distributed-executor-backend": engine.distributed_executor_backend not in (None, "uni"),
+        "--nnodes": engine.nnodes > 1,
+        "--enable-elastic-ep": config.enable_elastic_ep,
+        "--api-server-count": config.api_server_count > 1,
+        "--enable-sleep-mode": engine.enable_sleep_mode,
+        "--server-dev-mode": config.server_dev_mode,
+        "--profiler-config": bool(engine.worker.profiler_config),
+        "--io-processor-plugin": config.plugins.io_processor_plugin is not None,
+    }
+    if flag := next((flag for flag, given in alone.items() if given), None):
+        raise OptionError(f"{flag} is for a server of one model: leave it out, or serve {entry.name} alone")
+    if engine.worker.device == "cuda" or (engine.worker.device == "auto" and _NVIDIA.exists()):
+        raise OptionError(
+            "several models are served on the CPU alone for now: give --device cpu, or a server to each model"
+        )
+
+
+def memory_for_all(config: ServerConfig) -> int:
+    """The bytes that all processes of the server may take together."""
+    asked = _DEFAULT_MEMORY if config.memory is None else config.memory
+    return int(asked * total_memory()) if asked <= 1 else int(asked)
+
+
+def most_cache_bytes(config: ServerConfig) -> int:
+    """The bytes that caches of one of several models take if its own options say nothing."""
+    return min(_MOST_CACHE, memory_for_all(config) // _CACHE_PART)

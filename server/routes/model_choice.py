@@ -1,0 +1,202 @@
+"""Gives each request of a server of several models to the one that it names, once that is loaded.
+
+It stands before the table of endpoints, behind the check of keys: strangers have nothing loaded. A body is
+read here, as its model stands in it. While a model loads, a stream that was asked for tells how far that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.access.client_identity import RETRY_SECONDS, limits_of
+from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, TooLate, error_body
+from server.frontend.many_models import ManyModels
+from server.frontend.model_engines import ModelState
+from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, MAX_BODY, read_body
+from server.http.error_answers import CLIENT_GONE, error_response, path_of
+from server.http.middleware import DEEP
+from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
+from server.reading.body_table import BY_PATH
+
+NAMED_BY = b"x-model"
+"""The header that names the model where an API has no field for it."""
+COMMENT_SECONDS = 1.0
+"""Seconds between two comments on a load in a stream."""
+
+MODEL_PATHS = frozenset({*BY_PATH, "/", "/info", "/tokenizer_info", "/api/show"})
+"""Paths whose requests are for one model."""
+_BY_GET = frozenset({"/info", "/tokenizer_info"})
+_HEALTH = frozenset({"/health", "/ready", "/ping"})
+_LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/scale_elastic_ep", "/is_scaling_elastic_ep"})
+"""Paths of operators that mean the only model of a server."""
+_EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+
+class _Asked(msgspec.Struct):
+    """What of a body says for which model it is. Whatever is wrong with it is refused where it is read."""
+
+    model: object = None
+    name: object = None
+    stream: object = None
+
+
+class ModelChoice:
+    def __init__(self, app: ASGIApp, models: ManyModels) -> None:
+        self._app = app
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path = path_of(scope)
+        if path in _LEFT_OUT:
+            error = HttpError(
+                404, f"{path} is for servers of one model: see POST /models/load and /models/unload."
+            )
+            return await error_response(error, path)(scope, receive, send)
+        if not _is_for_a_model(scope, path):
+            return await self._app(scope, receive, send)
+        try:
+            await self._answer(scope, receive, send, path)
+        except ApiError as error:
+            await error_response(error, path)(scope, receive, send)
+        except (ClientGone, ClientDisconnect):
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        scope["arrived"] = time.monotonic()
+        self._models.require_ready()
+        raw = b"" if scope["method"] == "GET" else bytes(await read_body(receive, most=self._most_bytes))
+        asked = _read(raw)
+        state = self._find(scope, asked)
+        answer = _Answer(send, path, asked is not None and asked.stream is True)
+        held = len(raw) if len(raw) > ALWAYS_READ else 0
+        BODY_MEMORY.taken += held
+        async with AsyncExitStack() as stack:
+            try:
+                waits = self._wait(scope, receive, stack, state, answer)
+                await while_connected(receive, waits)
+            except ApiError as error:
+                if not answer.has_begun:
+                    raise
+                return await answer.break_off(encode(error_body(error, path)))
+            finally:
+                BODY_MEMORY.give_back(held)
+            await self._app(scope, _with_body(raw, receive), answer.send)
+
+    @property
+    def _most_bytes(self) -> int:
+        """The longest body of any model."""
+        media = max(state.entry.config.media.max_media_mb for state in self._models.states)
+        return MAX_BODY + (media << 20)
+
+    def _find(self, scope: Scope, asked: _Asked | None) -> ModelState:
+        named = None if asked is None else asked.model or asked.name
+        if not isinstance(named, str) or not named:
+            named = next(
+                (value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None
+            )
+        if (
+            named is None and asked is None and scope["method"] != "GET"
+        ):  # it is refused, by whichever is there
+            loaded = (state for state in self._models.states if state.slot.served is not None)
+            return next(loaded, self._models.find(None))
+        return self._models.find(named)
+
+    async def _wait(
+        self, scope: Scope, receive: Receive, stack: AsyncExitStack, state: ModelState, answer: _Answer
+    ) -> None:
+        """Enter a model when it is loaded."""
+        limits = limits_of(Request(scope, receive), self._models.config.access, scope["arrived"], None)
+        until = None if limits is None else min(limits.begins, limits.ends)
+        entering = asyncio.ensure_future(stack.enter_async_context(self._models.using(state)))
+        patience = OPEN_AFTER
+        try:
+            while not entering.done():
+                left = patience if until is None else min(patience, until - time.monotonic())
+                if left <= 0:
+                    raise TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
+                await asyncio.wait([entering], timeout=left)
+                if not entering.done():
+                    await answer.tell(f"loading {state.slot.name}: {state.progress}")
+                    patience = COMMENT_SECONDS
+            scope["frontend"] = entering.result()
+        finally:
+            entering.cancel()
+
+
+class _Answer:
+    """An answer that may have begun, with comments on a load, before its endpoint is called."""
+
+    def __init__(self, send: Send, path: str, streams: bool) -> None:
+        self.has_begun = False
+        self._send, self._path = send, path
+        self._comments = streams and not path.startswith(OLLAMA)  # whose streams are lines of JSON
+        self._status = 200
+        self._error = b""
+        """The body of an error that comes after the head of a stream."""
+
+    async def tell(self, words: str) -> None:
+        """Send a comment, if this is a stream that may have some."""
+        if not self._comments:
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
+        await self._write(b": %s\n\n" % words.encode())
+
+    async def send(self, message: Message) -> None:
+        """Pass on what the endpoint sends, but for a second head."""
+        if not self.has_begun:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._status == 200:
+            await self._send(message)
+        else:
+            self._error += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self.break_off(self._error)
+
+    async def break_off(self, error: bytes) -> None:
+        """End a stream that has begun with an error."""
+        named = self._path.startswith((ANTHROPIC, "/v1/responses"))
+        await self._write(b"%sdata: %s\n\n" % (b"event: error\n" if named else b"", error), more=False)
+
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _is_for_a_model(scope: Scope, path: str) -> bool:
+    if path in MODEL_PATHS:
+        return scope["method"] == "POST" or (scope["method"] == "GET" and path in _BY_GET)
+    return path in _HEALTH and DEEP in QueryParams(scope.get("query_string", b""))
+
+
+def _read(raw: bytes) -> _Asked | None:
+    try:
+        return msgspec.json.decode(raw, type=_Asked)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _with_body(raw: bytes, receive: Receive) -> Receive:
+    """What receives a body that was read already, and then whatever comes after it."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return receive_again

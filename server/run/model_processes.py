@@ -1,0 +1,204 @@
+"""The engines of a server of several models: a process for each model that is loaded.
+
+They are forked from a process that has imported torch, share its pages, and compute in turn. Which are loaded
+is decided by the API process, which knows what is asked for; it says so in reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from engine_core.config import Address
+from engine_core.engine_processes import ENGINE, EngineProcess, EngineProcesses, start_engines
+from engine_core.restarts import keep_engines
+from engine_core.run_folder import RunFolder
+from server.options.model_list import ModelEntry, most_cache_bytes
+from server.options.option_table import OptionError
+from server.options.server_config import ServerConfig
+from server.run.api_processes import (
+    LOAD,
+    WORKS,
+    ApiProcess,
+    EngineExited,
+    EngineGivenUp,
+    EngineStalled,
+    Message,
+    ModelsChanged,
+    ModelStarted,
+)
+from worker.child import Child
+from worker.fork_server import ForkServer, reap_others
+from worker.host.turns import make_page
+
+IMPORTS = (ENGINE, "worker.runner", "llguidance")
+"""What engines import, torch among it."""
+REAP_SECONDS = 1.0
+UNLOAD_SECONDS = 10.0
+"""Seconds for an engine to end that has nothing left to do; then it is killed."""
+
+_log = logging.getLogger(__name__)
+
+
+class ModelProcesses:
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Sequence[ModelEntry],
+        read: Callable[[Sequence[ModelEntry]], list[ModelEntry]],
+    ) -> None:
+        """`read` reads what the models are now, knowing those of before; it raises OptionError."""
+        self.worked = self.leaving = False
+        self.models = {entry.id: entry for entry in models}
+        self._config, self._read = config, read
+        self._folder = RunFolder()
+        self._turns = self._folder.path / "turns"
+        make_page(self._turns)
+        self._forks = ForkServer(IMPORTS)
+        self._imported = asyncio.Event()
+        self._kept: dict[int, asyncio.Task[None]] = {}
+        """What starts the engine of a model, keeps it running and waits for its end."""
+        self._running: dict[int, EngineProcesses] = {}
+        self._tell: Callable[[Message], None] = lambda message: None
+
+    @property
+    def run_folder(self) -> Path:
+        return self._folder.path
+
+    @property
+    def addresses(self) -> list[Address]:
+        """One for the only API process, which listens at others: each model has its own."""
+        return [Address(requests="", answers="")]
+
+    @property
+    def engines(self) -> list[EngineProcess]:
+        return [engine for each in self._running.values() for engine in each.engines]
+
+    async def keep(self, servers: Iterable[ApiProcess], tell: Callable[[Message], None]) -> None:
+        """Do what reports say, until it is cancelled; `tell` tells API processes what becomes of engines."""
+        self._tell = tell
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._forks.descriptor, self._imported.set)
+        await self._imported.wait()
+        loop.remove_reader(self._forks.descriptor)
+        self._forks.begin()
+        while True:
+            await asyncio.sleep(REAP_SECONDS)
+            processes = [server.process for server in servers] + [engine.process for engine in self.engines]
+            reap_others({self._forks.process.pid, *(process.pid for process in processes)})
+
+    def act(self, report: str, id: int) -> None:
+        """Do what the API process reports of a model."""
+        if report == WORKS:
+            if id in self._running:
+                self._running[id].worked = True
+        elif report != LOAD:
+            self._unload(id)
+        elif id not in self._kept and id in self.models and not self.leaving:
+            self._kept[id] = asyncio.get_running_loop().create_task(self._keep(self.models[id]))
+
+    def reread(self) -> None:
+        """Read again what the models are. What cannot be read changes nothing."""
+        try:
+            found = self._read(list(self.models.values()))
+        except OptionError as error:
+            _log.error("the models stay as they were: %s", error)
+            return
+        self.models |= {entry.id: entry for entry in found}
+        _log.info("the models are now %s", ", ".join(entry.name for entry in found))
+        self._tell(ModelsChanged(found))
+
+    async def _keep(self, entry: ModelEntry) -> None:
+        """Run the engine of a model until it has ended for good, which API processes are told."""
+        watcher, reason = _Watcher(entry.id, self._tell), ""
+        await self._imported.wait()
+        try:
+            engines = self._start(entry)
+            await keep_engines(engines, watcher)
+            reason = watcher.reason
+        except OSError as error:
+            reason = f"the engine cannot be started: {error.strerror}"
+        finally:
+            if (ended := self._running.pop(entry.id, None)) is not None:
+                ended.stop(0)
+            del self._kept[entry.id]
+            self._tell(EngineGivenUp(0, reason, watcher.explained, model=entry.id))
+
+    def _start(self, entry: ModelEntry) -> EngineProcesses:
+        config = entry.config
+        started = list[int]()
+
+        def start(name: str, module: str, payload: bytes, /) -> Child:
+            process = self._forks.start(name, module, payload)
+            started.append(process.pid)
+            if (engines := self._running.get(entry.id)) is not None:  # in the place of one that has ended
+                self._tell(ModelStarted(entry.id, engines.addresses[0], process.pid))
+            return process
+
+        engines = self._running[entry.id] = start_engines(
+            config.engine,
+            drain_seconds=config.shutdown_timeout,
+            log_level=config.log.style,
+            label=entry.name,
+            turns=str(self._turns),
+            most_cache_bytes=most_cache_bytes(self._config),
+            start=start,
+        )
+        self._tell(ModelStarted(entry.id, engines.addresses[0], started[-1]))
+        return engines
+
+    def _unload(self, id: int) -> None:
+        """Have the engine of a model end, which has nothing to do."""
+        if (engines := self._running.get(id)) is None:
+            return
+        [engine] = engines.engines
+        engine.removed = True
+        if engine.exit_code is not None:  # it would be started again in a moment
+            self._kept[id].cancel()
+            return
+        engine.process.terminate()
+        asyncio.get_running_loop().call_later(UNLOAD_SECONDS, partial(_end, engine.process))
+
+    def terminate(self) -> None:
+        self.leaving = True
+        for engines in self._running.values():
+            engines.terminate()
+
+    def stop(self, seconds: float) -> None:
+        """End all engines, by force those that live after `seconds`, and clean up."""
+        self.terminate()
+        until = time.monotonic() + seconds
+        for engines in self._running.values():
+            engines.stop(max(0.0, until - time.monotonic()))
+        self._forks.process.kill()
+        self._forks.process.wait()
+        self._folder.remove()
+
+
+class _Watcher:
+    """Tells API processes what becomes of the engine of one model, but for its end."""
+
+    def __init__(self, model: int, tell: Callable[[Message], None]) -> None:
+        self.reason, self.explained = "", False
+        """Why it is not started again, and whether it has said the reason itself."""
+        self._model, self._tell = model, tell
+
+    def engine_exited(self, number: int, code: int) -> None:
+        self._tell(EngineExited(number, code, time.monotonic(), model=self._model))
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        self.reason, self.explained = reason, explained
+
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        self._tell(EngineStalled(number, stalled, model=self._model))
+
+
+def _end(process: Child) -> None:
+    with suppress(ProcessLookupError):
+        if process.exit_code is None:
+            process.kill()
