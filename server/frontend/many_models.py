@@ -169,7 +169,7 @@ class ManyModels:
 
     @property
     def media(self) -> MediaReader | None:
-        """That of the loaded model which takes the largest media."""
+        """The reader of the loaded model that takes the largest media."""
         readers = [each.media for each in self.loaded if each.media is not None]
         return max(readers, key=lambda each: each.most_bytes, default=None)
 

@@ -43,7 +43,7 @@ class Slot(Generic[T]):
         self.users = 0
         """The requests that it is answering."""
         self.waiting = 0
-        """Those that wait for it to be loaded."""
+        """The requests that wait for it to be loaded."""
         self.used = 0.0
         """When it was last used, on the monotonic clock."""
         self.closed = False

@@ -103,11 +103,12 @@ _LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30)
 class Metrics:
     """The metrics of this process, and the page that shows them."""
 
+    _media: MediaMetrics | None = None
+
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
         """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
         self._registry = CollectorRegistry()
         self._others: list[Metrics] = []
-        self._media: MediaMetrics | None = None
         self._shown = self._registry
         self._model, self._engine = model_name, str(engine)
         self._read = self._written = 0
@@ -208,20 +209,21 @@ class Metrics:
 
     def of_media(self) -> MediaMetrics:
         """The metrics of media, which are shown from now on."""
-        if self._media is not None:
-            return self._media
+        self._media = self._media or self._count_media()
+        return self._media
+
+    def _count_media(self) -> MediaMetrics:
         name = "facet:media_seconds"
         seconds = self._histograms(
             name, "Spent on a media item.", ["model_name", "stage"], buckets=_HTTP, registry=self._registry
         )
         refused = self._family("facet:media_refused", "Items refused, by reason.", "model_name", "reason")
-        self._media = MediaMetrics(
+        return MediaMetrics(
             self._counter("mm_cache_queries", "Prepared media items looked up."),
             self._counter("mm_cache_hits", "Prepared media items found."),
             lambda stage: seconds.labels(self._model, stage),
             lambda reason: refused.labels(self._model, reason),
         )
-        return self._media
 
     def rejected(self) -> None:
         self._rejections.inc()

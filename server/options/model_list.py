@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,20 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable()
 
 
+def numbered(entries: Sequence[ModelEntry], known: Sequence[ModelEntry]) -> list[ModelEntry]:
+    """These models with the ids of those `known` that are the same, and new ids for others."""
+    ids = count(1 + max((entry.id for entry in known), default=-1))
+    kept = [next((one.id for one in known if _is_same(one, entry)), None) for entry in entries]
+    return [
+        msgspec.structs.replace(entry, id=next(ids) if id is None else id)
+        for entry, id in zip(entries, kept, strict=True)
+    ]
+
+
+def _is_same(one: ModelEntry, other: ModelEntry) -> bool:
+    return (one.name, one.config) == (other.name, other.config)
+
+
 def check_models(entries: Sequence[ModelEntry]) -> None:
     """Raises OptionError if the models cannot be served together."""
     known: dict[str, ModelEntry] = {}
@@ -127,6 +142,8 @@ def check_models(entries: Sequence[ModelEntry]) -> None:
 
 def _check_model(entry: ModelEntry) -> None:
     config, engine = entry.config, entry.config.engine
+    if engine.model.startswith(("/", "./", "../", "~")) and not Path(engine.model).expanduser().exists():
+        raise OptionError(f"there is no {engine.model}")  # else it would be missed when it is asked for
     alone = {
         "--headless": config.headless,
         "--data-parallel-size": config.data_parallel_size > 1 or config.data_parallel_rank is not None,

@@ -16,7 +16,7 @@ import msgspec
 
 from engine_core.config import WORKERS
 from server.options.connection_options import HTTP
-from server.options.model_list import GivenModel, ModelEntry, check_models, read_models
+from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
 from server.options.option_sources import from_environment, from_file, from_keywords
 from server.options.option_table import (
@@ -121,16 +121,13 @@ class Given(NamedTuple):
             raise OptionError("--models names all models of the server: leave out the others")
         given = [GivenModel({"model": tag}) for tag in self.tags]
         given += read_models(Path(str(file)), OPTIONS, VLLM_FLAGS, ignored) if file is not None else []
-        next_id, found = 1 + max((entry.id for entry in known), default=-1), list[ModelEntry]()
+        found: list[ModelEntry] = []
         for model in given:
             name = model.name or shown_name(str(model.values["model"]))
             config = _build({**self.values, **model.values, "served_model_name": [name]})
-            kept = next((one.id for one in known if (one.name, one.config) == (name, config)), None)
-            id, next_id = (next_id, next_id + 1) if kept is None else (kept, next_id)
-            own = {"aliases": model.aliases, "pinned": model.pinned}
-            found.append(ModelEntry(id=id, name=name, config=config, **own))
+            found.append(ModelEntry(name=name, config=config, aliases=model.aliases, pinned=model.pinned))
         check_models(found)
-        return found
+        return numbered(found, known)
 
 
 def parse(

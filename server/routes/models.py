@@ -71,12 +71,12 @@ class ModelCard(msgspec.Struct, kw_only=True):
     tasks: tuple[str, ...]
     """The tasks that requests may ask for. Clients of OpenAI ignore this field."""
     state: str | UnsetType = UNSET
-    """Of one of several models: loaded, loading, unloading or unloaded. It is loaded when it is asked for."""
+    """Only with several models: loaded, loading, unloading or unloaded. It is loaded when it is asked for."""
     model: str | UnsetType = UNSET
-    """Of one of several models: its own name, of which this one may be an alias."""
+    """Only with several models: its own name, of which this one may be an alias."""
     pinned: bool | UnsetType = UNSET
     memory: int | UnsetType | None = UNSET
-    """Of one of several models: the bytes that it takes, or took; None if that is not known."""
+    """Only with several models: the bytes that it takes, or took; None if that is not known."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
     media: CardMedia | None

@@ -33,7 +33,7 @@ from server.run.api_processes import (
     ModelStarted,
 )
 from worker.child import Child
-from worker.fork_server import ForkServer, reap_others
+from server.run.fork_server import ForkServer, reap_others
 from worker.host.turns import make_page
 
 IMPORTS = (ENGINE, "worker.runner", "llguidance")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from server.terminal.console import columns, parser_of, safe_text
 from server.terminal.server_client import ServerClient, ServerError, add_server_flags, client_of
@@ -22,9 +23,21 @@ def run(arguments: Sequence[str], command: str) -> int:
         return 0
     rows = [("name", "longest", "tasks")]
     for card in answer["data"]:
-        rows.append((card["id"], str(card.get("max_model_len", "?")), ", ".join(card.get("tasks", ["?"]))))
+        longest = card.get("max_model_len") or "?"
+        rows.append((card["id"], str(longest), ", ".join(card.get("tasks", ["?"])) or "?"))
+    if any("state" in card for card in answer["data"]):  # it has several
+        more = [("state", "memory", ""), *map(_of_several, answer["data"])]
+        rows = [(*row, *added) for row, added in zip(rows, more, strict=True)]
     print("\n".join(map(safe_text, columns(rows))))
     return 0
+
+
+def _of_several(card: dict[str, Any]) -> tuple[str, str, str]:
+    """The state of one of several models, the memory that it takes or took, and what else there is to say."""
+    alias = f"alias of {card['model']}" if card["model"] != card["id"] else ""
+    pinned = "pinned" if card["pinned"] else ""
+    memory = f"{card['memory'] >> 20} MiB" if card["memory"] else "?"
+    return card["state"], memory, alias or pinned
 
 
 def _check_loaded(server: ServerClient) -> None:

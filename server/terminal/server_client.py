@@ -235,6 +235,6 @@ def model_of(server: ServerClient, given: argparse.Namespace, task: str) -> str:
         names = ", ".join(card["id"] for card in cards) or "none"
         raise ServerError(f"{server.url} has no model {given.model}; it has {names}")
     tasks = card.get("tasks")
-    if tasks is not None and task not in tasks:
+    if tasks and task not in tasks:  # empty: it is one of several, and nothing is known of it yet
         raise ServerError(f"{card['id']} cannot {task}; it can {', '.join(tasks)}")
     return card["id"]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _PLACES = (0, 512)
-"""The places of the two mutexes in the page: the right to be next, and the turn. Each has 48 bytes at most."""
+"""The places of the two mutexes in the page: the right to be next, and the turn. Each has up to 48 bytes."""
 _BYTES = 1024
 _SHARED, _ROBUST = 1, 1
 _ATTRIBUTE_BYTES = 64

@@ -165,8 +165,6 @@ async def test_models_that_have_grown_go_as_soon_as_nobody_uses_them() -> None:
     assert loader.here.keys() == {"b"}
 
 
-
-
 @given(
     sizes=st.lists(st.integers(1, 500), min_size=2, max_size=4),
     pinned=st.booleans(),
@@ -190,9 +188,7 @@ def test_whatever_is_asked_for(
     names = "abcd"[: len(sizes)]
 
     async def run() -> None:
-        models, loader, slots = make_set(
-            dict(zip(names, sizes, strict=True)), BESIDE + budget, "a" * pinned
-        )
+        models, loader, slots = make_set(dict(zip(names, sizes, strict=True)), BESIDE + budget, "a" * pinned)
         loader.fails = {"b"} if broken else set()
 
         async def one(model: int, before: int, turns: int, leaves: bool) -> str:

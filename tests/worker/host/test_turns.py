@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_threads_are_never_inside_together_and_none_takes_all_turns(page: str) -
         thread.join()
     assert len(order) == 150
     both = order[: min(len(order) - 1 - order[::-1].index(number) for number in range(3))]
-    assert sum(a == b for a, b in zip(both, both[1:], strict=False)) < len(both) / 2
+    assert sum(a == b for a, b in pairwise(both)) < len(both) / 2
 
 
 def test_the_turn_of_a_process_that_is_killed_is_free(page: str) -> None:

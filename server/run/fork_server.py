@@ -1,4 +1,4 @@
-"""A process that has imported what many children need, and forks them: `python -m worker.fork_server FD`.
+"""A process that has imported what many children need, and forks them: `python -m server.run.fork_server FD`.
 
 Children begin at once, and share the pages of all that was imported. A process with threads must not be
 forked, so this one never has any. It forks each child twice, so that the kernel makes it a child of the fork
@@ -56,7 +56,7 @@ class ForkServer:
         setup = msgspec.msgpack.encode(_Setup(theirs.fileno(), list(modules)))
         with theirs:
             self.process = child.start(
-                *("the fork server", "worker.fork_server", setup, [theirs.fileno()]),
+                *("the fork server", "server.run.fork_server", setup, [theirs.fileno()]),
                 environment=environment_with(**_NO_THREADS),
             )
 

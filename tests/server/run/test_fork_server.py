@@ -1,4 +1,4 @@
-"""Children that a fork server makes are like any others: they end with their parent, and it waits for them."""
+"""Children of a fork server are like any others: they end with their parent, and it waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from live import alive, wait_until
 
-from worker.fork_server import ForkServer, reap_others
+from server.run.fork_server import ForkServer, reap_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux gives children away")
 
@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 PARENT = """
 import select, sys
-from worker.fork_server import ForkServer
+from server.run.fork_server import ForkServer
 forks = ForkServer(["loaded_first"])
 select.select([forks.descriptor], [], [])
 forks.begin()

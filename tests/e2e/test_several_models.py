@@ -1,0 +1,217 @@
+"""One server of several models: loads, evictions, names that move, and engines that are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import LONG, LiveServer, events, serving, wait_until
+
+from models.checkpoint.hub import DEMO
+from worker.host.machine import own_memory
+
+pytestmark = pytest.mark.slow(3)
+
+FILE = """
+[[models]]
+model = "demo"
+name = "story"
+aliases = ["prod"]
+pinned = true
+
+[[models]]
+model = "./copy"
+name = "copy"
+
+[[models]]
+model = "./broken"
+name = "broken"
+"""
+FLAGS = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
+PROMPT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models")
+    for name in ("copy", "broken", "third", "fourth"):
+        shutil.copytree(DEMO, found / name)
+    for path in (found / "broken").glob("*.safetensors"):
+        os.truncate(path, 1000)
+    (found / "models.toml").write_text(FILE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    with serving("--models", str(folder / "models.toml"), *FLAGS) as found:
+        yield found
+
+
+def cards(server: LiveServer) -> dict[str, dict[str, Any]]:
+    return {card["id"]: card for card in server.get("/v1/models").json()["data"]}
+
+
+def complete(server: LiveServer, model: str, **more: object) -> str:
+    answer = server.post("/v1/completions", {**PROMPT, "model": model, **more}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def pid_of(server: LiveServer, name: str) -> int:
+    """The process id of a model's engine, which its name in lists tells."""
+    found = list[int]()
+    for pid in server.children():
+        with suppress(OSError):
+            if f"facet:engine {name}".startswith(Path(f"/proc/{pid}/comm").read_text().strip()):
+                found.append(pid)
+    engines = [pid for pid in found if f"engine {name}"[:8] in Path(f"/proc/{pid}/comm").read_text()]
+    assert engines, server.output()
+    return engines[0]
+
+
+class Stream:
+    """A stream that is read by a thread."""
+
+    def __init__(self, server: LiveServer, model: str) -> None:
+        self.begun = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+        self.end = self._thread.submit(self._read, server, model)
+        assert self.begun.wait(120)
+
+    def _read(self, server: LiveServer, model: str) -> str:
+        last = ""
+        with server.stream("/v1/completions", {**LONG, "model": model}, timeout=120) as response:
+            for data in events(response):
+                self.begun.set()
+                last = data
+        return last
+
+
+def test_a_model_is_loaded_when_it_is_asked_for(server: LiveServer) -> None:
+    before = cards(server)
+    assert (before["story"]["state"], before["prod"]["model"], before["story"]["pinned"]) == (
+        *("loaded", "story"),
+        True,
+    )
+    assert before["copy"]["tasks"] == ["generate"]
+    assert complete(server, "copy") == complete(server, "story") == complete(server, "prod")
+    after = cards(server)["copy"]
+    assert after["state"] == "loaded"
+    assert after["memory"] > 10 << 20
+    metrics = server.get("/metrics").text
+    assert metrics.count("# TYPE vllm:prompt_tokens_total counter") == 1
+    assert 'vllm:prompt_tokens_total{engine="0",model_name="copy"}' in metrics
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_there_are(server: LiveServer) -> None:
+    answer = server.post("/v1/completions", {**PROMPT, "model": "gpt-5"})
+    assert answer.status_code == 404
+    assert "This server has: story, copy, broken, prod" in answer.json()["error"]["message"]
+
+
+def test_one_that_cannot_be_loaded_harms_no_other(server: LiveServer) -> None:
+    answer = server.post("/v1/completions", {**PROMPT, "model": "broken"}, timeout=120)
+    assert answer.status_code == 503
+    assert "broken cannot be loaded" in answer.json()["error"]["message"]
+    assert complete(server, "story")
+
+
+def test_an_alias_moves_without_one_failed_request(server: LiveServer) -> None:
+    failed, stop = list[object](), threading.Event()
+
+    def ask() -> int:
+        count = 0
+        while not stop.is_set():
+            answer = server.post("/v1/completions", {**PROMPT, "model": "prod"}, timeout=120)
+            if answer.status_code != 200:
+                failed.append(answer.text)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        for name in ("copy", "story", "copy"):
+            answer = server.post("/models/load", {"model": name, "alias": "prod"}, timeout=120)
+            assert answer.json()["state"] == "loaded", answer.text
+            assert cards(server)["prod"]["model"] == name
+            time.sleep(0.2)
+        stop.set()
+        assert all(one.result() for one in asking)
+    assert failed == []
+    assert server.post("/models/load", {"model": "copy", "alias": "story"}).status_code == 400
+
+
+def test_memory_is_given_back_unless_a_model_is_in_use_or_pinned(server: LiveServer) -> None:
+    stream = Stream(server, "copy")
+    answer = server.post("/models/unload", {"model": "copy"})
+    assert answer.status_code == 503, answer.text
+    assert stream.end.result() == "[DONE]"
+    pid = pid_of(server, "copy")
+    assert server.post("/models/unload", {"model": "copy"}).json()["state"] == "unloaded"
+    assert not Path(f"/proc/{pid}").exists()
+    assert server.post("/models/unload", {"model": "story"}).status_code == 400
+
+
+def test_an_engine_that_is_killed_harms_no_other_and_its_own_streams_go_on(server: LiveServer) -> None:
+    complete(server, "copy")
+    streams = [Stream(server, name) for name in ("story", "copy")]
+    os.kill(pid_of(server, "copy"), signal.SIGKILL)
+    assert [stream.end.result() for stream in streams] == ["[DONE]", "[DONE]"]
+    assert complete(server, "copy")
+
+
+def test_models_outlive_the_api_process(server: LiveServer) -> None:
+    complete(server, "copy")
+    pids = {name: pid_of(server, name) for name in ("story", "copy")}
+    [api] = server.api_pids()
+    os.kill(api, signal.SIGKILL)
+    wait_until(lambda: server.api_pids() not in ([], [api]), 10)
+    server.wait_ready()
+    assert complete(server, "copy") == complete(server, "story")
+    assert {name: pid_of(server, name) for name in pids} == pids
+
+
+def test_a_file_that_is_read_again_brings_models_and_takes_others_away(
+    server: LiveServer, folder: Path
+) -> None:
+    path = folder / "models.toml"
+    path.write_text("[[models]]\nmodel = ")
+    os.kill(server.process.pid, signal.SIGHUP)
+    wait_until(lambda: "the models stay as they were" in server.output(), 10)
+    third = '[[models]]\nmodel = "./third"\nname = "third"\n'
+    path.write_text(FILE.replace('name = "copy"', 'name = "copy"\nmax-model-len = 256') + third)
+    os.kill(server.process.pid, signal.SIGHUP)
+    wait_until(lambda: "third" in cards(server), 10)
+    assert complete(server, "third")
+    assert complete(server, "copy")
+    assert cards(server)["copy"]["max_model_len"] == 256
+    path.write_text(FILE)
+    os.kill(server.process.pid, signal.SIGHUP)
+    wait_until(lambda: "third" not in cards(server), 10)
+    assert server.post("/v1/completions", {**PROMPT, "model": "third"}).status_code == 404
+
+
+def test_models_go_when_others_need_their_room(folder: Path) -> None:
+    names = ["copy", "third", "fourth"]
+    budget = 600 << 20
+    with serving(*(str(folder / name) for name in names), *FLAGS, "--memory", str(budget)) as server:
+        texts = set[str]()
+        with ThreadPoolExecutor(3) as pool:
+            for _ in range(2):
+                texts |= set(pool.map(lambda name: complete(server, name), names))
+        assert len(texts) == 1
+        states = [card["state"] for card in cards(server).values()]
+        assert "loaded" in states
+        assert "is unloaded" in server.output()
+        taken = sum(own_memory(pid) for pid in (server.process.pid, *server.children()))
+        assert taken <= 1.05 * budget, taken >> 20

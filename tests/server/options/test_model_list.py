@@ -1,0 +1,125 @@
+"""How several models are named, in a file, a folder or on the command line, and which cannot be served so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.options.model_list import ModelEntry, memory_for_all, most_cache_bytes
+from server.options.option_table import OptionError
+from server.options.server_options import parse, read
+
+FILE = """
+[[models]]
+model = "demo"
+name = "story"
+aliases = ["prod", "gpt-4o"]
+pinned = true
+max-model-len = 512
+
+[[models]]
+model = "org/other"
+kv_cache_memory_bytes = "64M"
+"""
+
+
+def models(*arguments: str) -> list[ModelEntry]:
+    return read(arguments, {}).read_models()
+
+
+def test_a_file_has_names_and_options_of_each(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(FILE)
+    story, other = models("--models", str(tmp_path / "models.toml"), "--max-model-len", "1k", "--port", "0")
+    assert (story.name, story.aliases, story.pinned, story.id) == ("story", ("prod", "gpt-4o"), True, 0)
+    assert (other.name, other.aliases, other.pinned, other.id) == ("org/other", (), False, 1)
+    assert story.config.model_names == ("story",)
+    assert [one.config.engine.worker.max_model_len for one in (story, other)] == [512, 1000]
+    assert other.config.engine.worker.kv_cache_memory_bytes == 64 << 20
+    assert other.config.port == 0
+
+
+def test_a_folder_has_models_by_the_names_of_what_is_in_it(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "c.gguf").write_bytes(b"")
+    (tmp_path / "notes").mkdir()
+    assert [one.name for one in models("--models", str(tmp_path))] == ["a", "b", "c"]
+
+
+def test_a_command_line_may_name_several() -> None:
+    assert [one.name for one in models("demo", "org/b", "--port", "0", "org/c")] == ["demo", "org/b", "org/c"]
+    assert [one.name for one in models("demo", "org/b", "--model", "org/c")] == ["demo", "org/b", "org/c"]
+    assert not read(["demo"], {}).has_several
+
+
+def test_a_model_that_has_not_changed_keeps_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(FILE)
+    given = read(["--models", str(path)], {})
+    before = given.read_models()
+    path.write_text(FILE.replace("512", "256").replace("prod", "test"))
+    after = given.read_models(before)
+    assert [one.id for one in after] == [2, 1]
+    path.write_text(FILE.replace("prod", "test"))
+    assert [one.id for one in given.read_models(before)] == [0, 1]
+
+
+def test_the_memory_is_a_size_or_a_share() -> None:
+    assert memory_for_all(parse_memory("2.5G")) == 5 << 29
+    assert most_cache_bytes(parse_memory("2.5G")) == 5 << 26
+    half, whole = (memory_for_all(parse_memory(text)) for text in ("50%", "1"))
+    assert abs(whole - 2 * half) <= 1
+    for text in ("0", "0%", "120%", "much", "2.5.1"):
+        with pytest.raises(OptionError):
+            parse_memory(text)
+
+
+def parse_memory(text: str):
+    return models("demo", "org/b", "--memory", text)[0].config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "demo"], "would both be called demo"),
+        (["demo", "org/b", "--served-model-name", "x"], "--served-model-name is for one model"),
+        (["demo", "org/b", "-dp", "2"], "--data-parallel-size is for a server of one model"),
+        (["demo", "org/b", "-tp", "2"], "--tensor-parallel-size"),
+        (["demo", "org/b", "--api-server-count", "2"], "--api-server-count"),
+        (["demo", "org/b", "--enable-sleep-mode"], "--enable-sleep-mode"),
+        (["demo", "org/b", "--device", "cuda"], "on the CPU alone"),
+        (["demo", "./nowhere"], "there is no ./nowhere"),
+        (["demo", "--models", "x"], "leave out the others"),
+    ],
+)
+def test_what_cannot_be_served_together_is_refused_by_name(arguments: list[str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        models(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a table \\[\\[models\\]\\]"),
+        ("port = 1", "a table \\[\\[models\\]\\]"),
+        ("[[models]]\nname = 'x'", "model 1: it needs `model`"),
+        ("[[models]]\nmodel = 'demo'\nport = 1", "port is of the whole server"),
+        ("[[models]]\nmodel = 'demo'\nmax-model-lem = 1", "did you mean max_model_len"),
+        ("[[models]]\nmodel = 'demo'\npinned = 1", "true or false"),
+        ("[[models]]\nmodel = 'demo'\naliases = 'x'", "a list of names"),
+        ("[[models]]\nmodel = 'demo'\nname = ''", "1 to 200 characters"),
+        ("[[models]", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "models.toml").write_text(text)
+    with pytest.raises(OptionError, match=words):
+        models("--models", str(tmp_path / "models.toml"))
+
+
+@pytest.mark.parametrize("arguments", [["demo", "org/b"], ["--memory", "1G"]])
+def test_commands_for_one_model_take_no_more(arguments: list[str]) -> None:
+    with pytest.raises(OptionError):
+        parse(arguments, {})

@@ -1,0 +1,184 @@
+"""Requests go to the model that they name, wait until it is loaded, and are told meanwhile if they stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from fake_api import post_scope
+
+from server.errors import ApiError, NotFound, Unavailable
+from server.frontend.many_models import ManyModels
+from server.options.server_options import parse
+from server.routes import model_choice
+from server.routes.model_choice import ModelChoice
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class FakeModels:
+    """Models that are loaded after a while, and what becomes of their requests."""
+
+    def __init__(self, seconds: float = 0.0, error: ApiError | None = None) -> None:
+        self.config = parse([], {})
+        self.seconds, self.error = seconds, error
+        self.used: list[str] = []
+        self.inside = 0
+        self.states = [self._state(name) for name in ("first", "second")]
+
+    def _state(self, name: str) -> Any:
+        entry = SimpleNamespace(name=name, config=self.config)
+        return SimpleNamespace(
+            entry=entry, slot=SimpleNamespace(name=name, served=None), progress="weights 43%"
+        )
+
+    def require_ready(self) -> None:
+        pass
+
+    def find(self, name: str | None) -> Any:
+        found = [state for state in self.states if name in (None, state.entry.name)]
+        if not found:
+            raise NotFound(f"no {name}")
+        return found[0]
+
+    @asynccontextmanager
+    async def using(self, state: Any) -> AsyncIterator[str]:
+        self.inside += 1
+        try:
+            await asyncio.sleep(self.seconds)
+            if self.error is not None:
+                raise self.error
+            self.used.append(state.entry.name)
+            yield f"frontend of {state.entry.name}"
+        finally:
+            self.inside -= 1
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Tell what has come; or fail, if that is asked for."""
+    body = json.loads((await receive())["body"] or b"{}")
+    status = body.get("fails", 200)
+    told = {"frontend": scope.get("frontend"), "body": body}
+    await send({"type": "http.response.start", "status": status, "headers": [(b"x-own", b"1")]})
+    await send(
+        {"type": "http.response.body", "body": b"data: " * (status == 200) + json.dumps(told).encode()}
+    )
+
+
+async def ask(
+    models: FakeModels,
+    body: Any,
+    path: str = CHAT,
+    leaves_after: float | None = None,
+    **headers: str,
+) -> tuple[int, str, list[Any]]:
+    """The status, the body and the headers of an answer; a client that leaves gets what it got until then."""
+    sent: list[Any] = []
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    pending = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def receive() -> Any:
+        if pending:
+            return pending.pop()
+        await asyncio.sleep(600 if leaves_after is None else leaves_after)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = post_scope(path)
+    scope["headers"] += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await ModelChoice(application, cast("ManyModels", models))(scope, receive, send)
+    assert sum(message["type"] == "http.response.start" for message in sent) == 1
+    assert models.inside == 0
+    data = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], data.decode(), sent[0]["headers"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "name"),
+    [
+        ({"model": "second"}, {}, "second"),
+        ({"model": "second"}, {"x_model": "first"}, "second"),
+        ({"prompt": "x"}, {"x_model": "second"}, "second"),
+        ({"prompt": "x"}, {}, "first"),
+        ({"model": 7}, {}, "first"),  # which the endpoint refuses
+    ],
+)
+async def test_a_request_goes_to_the_model_that_it_names(body: Any, headers: Any, name: str) -> None:
+    models = FakeModels()
+    status, text, _ = await ask(models, body, **headers)
+    assert (status, json.loads(text.removeprefix("data: "))) == (
+        200,
+        {"frontend": f"frontend of {name}", "body": body},
+    )
+
+
+async def test_an_unknown_model_is_refused_and_nothing_is_loaded() -> None:
+    models = FakeModels()
+    status, text, _ = await ask(models, {"model": "third"})
+    assert (status, json.loads(text)["error"]["message"], models.used) == (404, "no third", [])
+
+
+async def test_other_paths_are_nobodys() -> None:
+    models = FakeModels()
+    _, text, _ = await ask(models, {"model": "second"}, "/v1/files")
+    assert json.loads(text.removeprefix("data: "))["frontend"] is None
+    status, text, _ = await ask(models, {}, "/sleep")
+    assert (status, models.used) == (404, [])
+    assert "/models/unload" in json.loads(text)["error"]["message"]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_choice, "OPEN_AFTER", 0.02)
+    monkeypatch.setattr(model_choice, "COMMENT_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(("path", "stream"), [(CHAT, True), (COMPLETIONS, False), ("/api/chat", True)])
+async def test_a_stream_is_told_how_far_a_load_is(path: str, stream: bool) -> None:
+    status, text, headers = await ask(FakeModels(0.1), {"model": "second", "stream": stream}, path)
+    *comments, data = text.split("\n\n")
+    told = stream and path == CHAT
+    assert status == 200
+    assert set(comments) == ({": loading second: weights 43%"} if told else set())
+    assert data.startswith("data: ")
+    assert ((b"x-own", b"1") in headers) is not told
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(("path", "event"), [(CHAT, "data: "), ("/v1/messages", "event: error\ndata: ")])
+async def test_a_stream_that_has_begun_ends_with_the_error(path: str, event: str) -> None:
+    """Whether the load fails, or the endpoint refuses the request."""
+    error = Unavailable("it is broken")
+    for models, fails in ((FakeModels(0.1, error), 200), (FakeModels(0.1), 400)):
+        status, text, _ = await ask(models, {"model": "second", "stream": True, "fails": fails}, path)
+        *comments, data, empty = text.split("\n\n")
+        assert (status, empty) == (200, "")
+        assert comments
+        assert data.startswith(event)
+        assert json.loads(data.removeprefix(event))
+
+
+async def test_a_load_that_fails_is_an_error_with_a_status_of_its_own() -> None:
+    status, text, _ = await ask(FakeModels(error=Unavailable("it is broken")), {"model": "second"})
+    assert (status, json.loads(text)["error"]["message"]) == (503, "it is broken")
+
+
+async def test_a_client_that_leaves_waits_for_nothing() -> None:
+    models = FakeModels(600)
+    status, _, _ = await ask(models, {"model": "second"}, leaves_after=0.05)
+    assert status == 499
+
+
+async def test_a_request_waits_no_longer_than_it_may() -> None:
+    models = FakeModels(600)
+    status, text, _ = await ask(models, {"model": "second"}, x_request_timeout="0.05")
+    assert status == 503
+    assert "longer than it may" in text
