@@ -32,8 +32,8 @@ from server.run.api_processes import (
     ModelsChanged,
     ModelStarted,
 )
-from worker.child import Child
 from server.run.fork_server import ForkServer, reap_others
+from worker.child import Child
 from worker.host.turns import make_page
 
 IMPORTS = (ENGINE, "worker.runner", "llguidance")

@@ -16,7 +16,15 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GraniteMoeConfig, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    GraniteMoeConfig,
+    LlamaConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 from models.checkpoint.hub import DEMO
 
@@ -71,6 +79,9 @@ def make(name: str, folder: Path) -> None:
     if name == "minilm":
         _copy_minilm(folder)
         return
+    if name == "reranker":
+        _make_reranker(folder)
+        return
     config = SHAPES[name]
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
@@ -87,6 +98,19 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     settings = json.loads((DEMO / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 1 << 20}))
     shutil.copy(DEMO / "chat_template.jinja", folder)
+
+
+def _make_reranker(folder: Path) -> None:
+    """The shape of ms-marco-MiniLM-L6, which scores pairs, with the tokenizer of all-MiniLM-L6-v2."""
+    _copy_minilm(folder)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif not path.name.startswith(("config.json", "tokenizer", "vocab", "special_tokens")):
+            path.unlink()
+    config = BertConfig.from_pretrained(folder, num_labels=1)
+    torch.manual_seed(0)
+    BertForSequenceClassification(config).save_pretrained(folder)
 
 
 def _copy_minilm(folder: Path) -> None:
