@@ -55,10 +55,12 @@ def size(text: str) -> int:
 
 def share_or_size(text: str) -> float:
     """Read a share, 0.5 or 50%, as a number up to 1, and a size as `size` does."""
-    is_percent, number = text.endswith("%"), text.removesuffix("%")
-    if not is_percent and not re.fullmatch(r"0?\.\d+|1|1\.0+", text):
+    if percent := re.fullmatch(r"(\d*\.?\d+)%", text):
+        share = float(percent[1]) / 100
+    elif re.fullmatch(r"[01]?\.\d+|[01]", text):
+        share = float(text)
+    else:
         return float(size(text))
-    share = float(number) / (100 if is_percent else 1) if re.fullmatch(r"\d*\.?\d+", number) else 0.0
     if not 0 < share <= 1:
         raise ValueError(f"{text!r} is no share: write 0.5 or 50%, or a size such as 2.5G")
     return share

@@ -131,6 +131,7 @@ class ModelChoice:
             scope["frontend"] = entering.result()
         finally:
             entering.cancel()
+            await asyncio.wait([entering])
 
 
 class _Answer:

@@ -25,7 +25,7 @@ from server.api.shared_fields import RequestTerms, Usage, make_usage
 from server.errors import BadRequest
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
-from server.http.endpoint import READ, frontend_in, with_media
+from server.http.endpoint import READ, with_media
 from server.http.error_answers import CLIENT_GONE
 from server.http.middleware import REQUEST_ID, Attributes
 from server.http.sse import ClientGone, json_response, while_connected
@@ -48,7 +48,9 @@ MOST_REPLICAS = 64
 
 
 def frontend_of(request: Request) -> Frontend:
-    return frontend_in(request.scope)
+    """The frontend of the model that a request is for; `frontend_in`, without a call more."""
+    scope = request.scope
+    return scope["frontend"] if "frontend" in scope else scope["app"].state.frontend
 
 
 def server_of(request: Request) -> Frontend | ManyModels:
@@ -64,7 +66,8 @@ def frontends_of(request: Request) -> list[Frontend]:
 
 def config_of(request: Request) -> ServerConfig:
     """The configuration of the model that a request is for, or of the whole server."""
-    return frontend_in(request.scope).config
+    scope = request.scope
+    return (scope["frontend"] if "frontend" in scope else scope["app"].state.frontend).config
 
 
 def header_of(request: Request, name: bytes) -> str | None:

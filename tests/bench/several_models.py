@@ -1,8 +1,8 @@
 """Measures five models in one budget of memory, under requests to random ones.
 
-    PYTHONPATH=.:tests/support python tests/bench/several_models.py [--memory 2.5G] [--requests 1000] [--at-once 8]
+    PYTHONPATH=.:tests/support python tests/bench/several_models.py [--memory 2.5G] [--requests 1000]
 
-The models are the demo model, MiniLM, a reranker, and random weights of the shapes of Llama 135M and Qwen3 0.6B.
+The models: the demo model, MiniLM, a reranker, and random weights in the shapes of Llama 135M and Qwen3 0.6B.
 Half of the generating requests stream. Reported: errors, streams that broke, the most memory (PSS) of all
 processes, the times of requests, and the first token of the 135M model when it was out.
 """

@@ -59,8 +59,8 @@ def test_bad_usage_is_refused_in_one_line(arguments: list[str], expected: str) -
 def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
     code = (
         "from server import commands, main\n"
-        "def parse(*_, **__): raise KeyboardInterrupt\n"
-        "commands.parse = parse\n"
+        "def read(*_, **__): raise KeyboardInterrupt\n"
+        "commands.read = read\n"
         "main.main()"
     )
     done = run(sys.executable, "-c", code, "serve")
