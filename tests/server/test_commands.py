@@ -33,7 +33,7 @@ def run(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.Co
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run(*COMMAND, *arguments, **variables)
+    return run(*COMMAND, *arguments, cwd=None, **variables)
 
 
 @pytest.mark.parametrize(
