@@ -18,17 +18,18 @@ _PIECES, _PIECE_BYTES = 4, 64
 
 
 def digest_weights(folder: Path, load_format: str, seed: int) -> str:
-    """A digest of names, types, shapes and samples of all tensors; of dummy weights, the seed.
+    """A digest of names, types, shapes and samples of all tensors, however they are spread over files; of
+    dummy weights, the seed.
 
     A change of a few elements that are no sample goes unseen: to see all would take as long as to load them.
     """
     if load_format == "dummy":
         return f"dummy {seed}"
+    files = gguf_parts(folder) or weight_files(folder, load_format)
+    found = [one for path in files for one in (_zipped(path) if zipfile.is_zipfile(path) else _sampled(path))]
     digest = hashlib.sha256()
-    for path in gguf_parts(folder) or weight_files(folder, load_format):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        for found in _zipped(path) if zipfile.is_zipfile(path) else _sampled(path):
-            digest.update(found)
+    for one in sorted(found):
+        digest.update(len(one).to_bytes(8, "little") + one)
     return digest.hexdigest()
 
 
@@ -36,19 +37,20 @@ def _zipped(path: Path) -> Iterator[bytes]:
     """The names and checksums of the parts of a file as torch.save writes it."""
     with zipfile.ZipFile(path) as archive:
         for part in archive.infolist():
-            yield f"{part.filename} {part.file_size} {part.CRC}\n".encode()
+            yield f"{path.name} {part.filename} {part.file_size} {part.CRC}".encode()
 
 
 def _sampled(path: Path) -> Iterator[bytes]:
-    """The header of a safetensors file and pieces of each tensor; or pieces of a file without a header."""
+    """The name and pieces of each tensor of a safetensors file; of another file, its size and pieces."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         header = _header(file.fileno(), size)
-        yield header
-        for start, stop in _tensors(header, size):
+        tensors = _tensors(header) or {f"{path.name} {size}": (0, size)}
+        for told, (start, stop) in tensors.items():
             last = max(start, stop - _PIECE_BYTES)
-            for place in {start + (last - start) * i // (_PIECES - 1) for i in range(_PIECES)}:
-                yield os.pread(file.fileno(), min(_PIECE_BYTES, stop - place), place)
+            places = sorted({start + (last - start) * i // (_PIECES - 1) for i in range(_PIECES)})
+            pieces = [os.pread(file.fileno(), min(_PIECE_BYTES, stop - place), place) for place in places]
+            yield told.encode() + b"".join(pieces)
 
 
 def _header(file: int, size: int) -> bytes:
@@ -56,13 +58,19 @@ def _header(file: int, size: int) -> bytes:
     return os.pread(file, length, 8) if length < size else b""
 
 
-def _tensors(header: bytes, size: int) -> Iterator[tuple[int, int]]:
-    """The first and last offsets of tensors in a safetensors file; without a header, those of the file."""
+def _tensors(header: bytes) -> dict[str, tuple[int, int]]:
+    """The name, type and shape of each tensor of a safetensors file, with its first and last offsets; nothing
+    if this is no such header."""
     try:
         described = json.loads(header)
-        offsets = [entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"]
-    except (ValueError, KeyError, AttributeError, TypeError):
-        yield 0, size
-        return
-    for start, stop in offsets:
-        yield 8 + len(header) + start, 8 + len(header) + stop
+        first = 8 + len(header)
+        return {
+            f"{name} {entry['dtype']} {entry['shape']} ": (
+                first + entry["data_offsets"][0],
+                first + entry["data_offsets"][1],
+            )
+            for name, entry in described.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+        return {}

@@ -192,6 +192,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingConfig = PoolingConfig()
     """Pooling, labels and prompts, as the model's files say."""
     default_prompt_name: str | None = None
+    reading_digest: str = ""
+    """A digest of how texts to pool become tokens."""
+    space_name: str | None = None
+    """The operator's name for the space of the model's vectors."""
     score_type: ScoreType | None = None
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.pooling_ops import Segments
+from models.pooling.config import VectorFacts
 from models.pooling.pooler import PoolBatch, Pooler
 from worker.config import WorkerConfig
 from worker.protocol import QUERY_GONE, Pooling, Task
@@ -30,6 +31,7 @@ MOST_QUERY_BYTES = 64 << 20
 """The bytes of vectors of queries that are stored: beyond, the query that was used longest ago is dropped."""
 
 _TASKS: tuple[Task, ...] = get_args(Task)
+_VECTORS: tuple[Task, ...] = ("embed", "token_embed")
 _UNCUT = 1 << 30
 _WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
 
@@ -134,6 +136,16 @@ def _list(tasks: frozenset[str]) -> str:
 def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
     """The numbers in each vector of a task, before any cut."""
     return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _TASKS if task in tasks}
+
+
+def vector_facts(tasks: tuple[str, ...], pooler: Pooler, digest: str) -> dict[Task, VectorFacts]:
+    """How vectors are made, for each of these tasks that makes some. `digest` is that of the model."""
+    found: dict[Task, VectorFacts] = {}
+    for task in _VECTORS:
+        if task in tasks:
+            head = pooler.heads[task]
+            found[task] = VectorFacts(digest, head.rows.name, head.activates, head.cut(None))
+    return found
 
 
 def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:

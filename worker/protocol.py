@@ -3,8 +3,7 @@
 The engine holds all decisions (who runs, how many tokens, in which blocks); the worker holds all tensors.
 A sequence has one slot, a row of the worker's tables, from admission to its end or preemption: a step names
 slots, positions and counts, and nothing else. Token values travel down once, with `NewSeq`; tokens that the
-worker has sampled itself stay where they are, so a step can be planned before the tokens of the last one are
-known.
+worker has sampled itself stay where they are, so a step can be planned before the last one's are known.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from models.media.item import Kind
+from models.pooling.config import VectorFacts
 from worker.buffers import Buffer
 
 Task = Literal["embed", "token_embed", "classify", "token_classify"]
@@ -332,14 +332,15 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     whole_tasks: tuple[str, ...] = ()
     """The tasks that read all hidden states of a sequence, not its last one only."""
     windows: tuple[int, ...] = (0,)
-    """For each group of attention layers, how many positions its queries read, their own included; 0: all.
-    Groups that read all come first."""
+    """The positions that queries of each group of layers read, their own among them; 0: all, and is first."""
     causal: bool = True
     """False for encoders: a sequence is computed in one step, without cache blocks (num_blocks is 0)."""
     remembered_states: int | None = None
     """The number of states that can be remembered for prompts that begin alike; None: no layer has states."""
     fingerprint: str = ""
     """A digest of everything that decides the bits of answers (`worker/devices/fingerprint.py`)."""
+    vectors: dict[Task, VectorFacts] = {}
+    """How vectors are made, for each of the tasks that makes some."""
     has_idle_work: bool = False
     """Whether there is work to do while no step runs, that makes later steps quicker (`Executor.idle`)."""
     timed_steps: TimedSteps = ()
@@ -353,8 +354,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     media_width: int = 0
     """The numbers in each embedding of a picture, with those for deeper layers; 0: there is no tower."""
     tower_layers: int = 0
-    """The layers of the tower, behind each of which the encoding of an item may be continued in a later
-    step."""
+    """The layers of the tower. Behind each, the encoding of an item may go on in a later step."""
     kept_embeddings: int = 0
     """The embeddings of media that the worker has room for beside so many."""
     whole_media: bool = False

@@ -31,7 +31,7 @@ from worker.cache_groups import CacheLayout, lay_out_cache
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
-from worker.devices.fingerprint import fingerprint
+from worker.devices.fingerprint import find_digests
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
@@ -48,6 +48,7 @@ from worker.pooling import (
     apply_late_interaction,
     gather_hidden,
     offered_tasks,
+    vector_facts,
     whole_tasks,
     widths,
 )
@@ -95,13 +96,11 @@ class Runner:
         with self._while_loading(limits.block_size):
             self._model, self._drafter = self._load(limits, report)
         self._device.after_loading(self._parameters)
-        quantization = read_quantization(config.model)
         made = config.options.quantization in MADE_ON_LOADING
-        if quantization is not None and quantization.bits <= MOST_BITS and not made:
-            logger.info("%s: %s", quantization.describe(), describe_sizes(self._model.parameters()))
-        self._fingerprint = fingerprint(config, self._device, self._dtype, limits.max_model_len)
+        if (found := read_quantization(config.model)) and found.bits <= MOST_BITS and not made:
+            logger.info("%s: %s", found.describe(), describe_sizes(self._model.parameters()))
+        self._digests = find_digests(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
-
         report("cache", 0.0)
         if not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
@@ -351,7 +350,8 @@ class Runner:
             remembered_states=self._remembered,
             widths=widths(tasks, model.pooler),
             whole_tasks=whole_tasks(tasks, model.pooler),
-            fingerprint=self._fingerprint,
+            fingerprint=self._digests.fingerprint,
+            vectors=vector_facts(tasks, model.pooler, self._digests.vectors),
             most_embeddings=limits.most_embeddings if tower or takes_rows else 0,
             row_width=self._config.model.hidden_size if takes_rows else 0,
             media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,

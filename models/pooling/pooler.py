@@ -57,6 +57,8 @@ class Rows(Protocol):
 
     needs_all: bool
     """Whether rows that are not the last one of a sequence may be needed."""
+    name: str
+    """What the spaces of vectors call it."""
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         """The positions of a sequence whose rows are needed, in order. Known before anything is computed."""
@@ -69,6 +71,7 @@ class Merged:
     def __init__(self, modes: Sequence[Mode]) -> None:
         self.modes = tuple(modes)
         self.needs_all = self.modes != ("LAST",)
+        self.name = "_".join(modes).lower()
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return range(0 if self.needs_all else len(tokens) - 1, len(tokens))
@@ -83,6 +86,7 @@ class Every:
     """One row for each token."""
 
     needs_all = True
+    name = "tokens"
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return range(len(tokens))
@@ -95,6 +99,7 @@ class Tagged:
 
     def __init__(self, tag: int) -> None:
         self.tag = tag
+        self.name = f"tokens_{tag}"
 
     def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
         return [position for position, token in enumerate(tokens) if token == self.tag]

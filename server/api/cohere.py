@@ -91,6 +91,11 @@ class CohereRequest(Body):
         return self.embedding_types or ["float"]
 
     @property
+    def values(self) -> str:
+        """The kinds of numbers of the vectors."""
+        return "_".join(dict.fromkeys("float" if kind == "base64" else kind for kind in self.types))
+
+    @property
     def terms(self) -> RequestTerms:
         return RequestTerms(self.model, self.request_id, self.priority, self.cache_salt or "")
 
@@ -144,3 +149,4 @@ class CohereEmbedded(msgspec.Struct):
     texts: list[msgspec.Raw]
     meta: Meta
     response_type: str = "embeddings_by_type"
+    embedding_space: str | UnsetType = UNSET

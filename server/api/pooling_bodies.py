@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from server.api.fields import (
@@ -280,6 +280,8 @@ class PooledList(msgspec.Struct, kw_only=True):
     model: str
     data: list[Any] = []
     usage: Usage
+    embedding_space: str | UnsetType = UNSET
+    """How the vectors were made, if there are any: equal for those that compare with each other."""
     cache_diagnosis: CacheDiagnoses = UNSET
 
 

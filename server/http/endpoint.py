@@ -168,6 +168,8 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
     return found
 
 
+SPACE = "embedding_space"
+"""The entry of a request's scope with the space of its vectors, which a header of the answer tells."""
 READ = "read"
 """The entry of a request's scope with what the helper has read of its body."""
 
@@ -211,6 +213,8 @@ class Endpoint(APIRoute):
         try:
             response = await self.respond(request)
             response.raw_headers.extend(times.headers())
+            if SPACE in scope:
+                response.raw_headers.append((b"x-embedding-space", scope[SPACE].encode()))
             await response(scope, receive, send)
         except (ApiError, HTTPException) as error:
             await explain(request, error)(scope, receive, send)

@@ -232,6 +232,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
     default_prompt_name: Annotated[str | None, Doc(TEXT)] = None
     """The prompt that is written before texts to embed where a request names none."""
+    space_name: Annotated[str | None, Doc(TEXT)] = None
+    """Your name for the space of the model's vectors, in place of digests of its weights and tokenizer; with
+    NAME=DIGEST the server starts only if these are still the ones of that digest (docs/spaces.md)."""
     response_role: Annotated[str, Doc(TEXT)] = "assistant"
     """Role of the answers in chat."""
 

@@ -13,7 +13,7 @@ from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
-from server.api.messages import Message
+from server.api.messages import Message, TemplateOptions
 from server.api.ollama.requests import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -48,6 +48,7 @@ from server.reading.pooled_conversations import adds_special, read_conversations
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
+from server.requests.spaces import NONE, prompt_part, short_digest
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
@@ -84,6 +85,8 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     items: list[Item]
     repeated: list[bytes] = []
     """The texts as JSON, if the answer repeats them."""
+    prompt: str = NONE
+    """What the space of their vectors says of how the texts were read."""
     many: bool = True
     """Whether the texts came in a list, as the answer then does."""
 
@@ -98,7 +101,8 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     _check_count(len(sources), name, facts)
     texts = TextReader(facts, context.tokenizer, body.truncation(facts), prompt, special, name)
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
-    return ReadTexts(texts.read_all(sources, params), repeated)
+    told = prompt_part(prompt, special=special) if isinstance(sources[0], str) else "ids"
+    return ReadTexts(texts.read_all(sources, params), repeated, told)
 
 
 def _read_conversations(
@@ -113,7 +117,13 @@ def _read_conversations(
     special = adds_special(context) if special is None else special
     truncation, prompt = body.truncation(facts), body.prompt(params.task, facts)
     reader = TextReader(facts, context.tokenizer, truncation, prompt, special, "messages")
-    return ReadTexts(read_conversations(conversations, options, context, reader, params))
+    told = f"messages_{short_digest(prompt, special, context.tokenizer.chat.sources, _written_by(options))}"
+    return ReadTexts(read_conversations(conversations, options, context, reader, params), prompt=told)
+
+
+def _written_by(options: TemplateOptions) -> dict[str, object]:
+    """What of a body decides how conversations are written."""
+    return options.model_dump(include={*TemplateOptions.model_fields}, exclude_defaults=True)
 
 
 class ReadPrompts(msgspec.Struct, frozen=True, gc=False):

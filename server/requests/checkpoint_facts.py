@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine_core.protocol import Ready
 from engine_core.startup import find_checkpoint
 from models.checkpoint.hub import resolve
@@ -18,6 +20,7 @@ from server.answers.parser_plugins import load_parsers
 from server.model_facts import GENERATE, Facts, read_defaults, score_type
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER
+from server.requests.spaces import checked_name, digest_reading
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
@@ -93,7 +96,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
     pools = set(tasks) != {GENERATE}
     pooling = read_pooling(folder, model, config.engine.pooler_config) if pools else PoolingConfig()
     max_text_len = _max_text_len(config, ready, pooling)
-    return Facts(
+    facts = Facts(
         model_names=config.model_names,
         root=config.root,
         created=int(time.time()),
@@ -107,7 +110,9 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         default_prompt_name=_default_prompt_name(config, pooling),
         score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
+        reading_digest=digest_reading(tokenizer.digest, pooling),
     )
+    return msgspec.structs.replace(facts, space_name=checked_name(config.space_name, facts))
 
 
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:

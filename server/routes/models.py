@@ -20,6 +20,7 @@ from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.reading.body_table import DETOKENIZE, TOKENIZE
+from server.requests.spaces import usual_space
 from server.routes.request_context import (
     ENTRY,
     config_of,
@@ -79,6 +80,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """Only with several models: the bytes that it takes, or took; None if that is not known."""
     quantization: str | None = None
     """The form of the weights, if they are quantized. Clients of OpenAI ignore this field."""
+    embedding_space: str | None = None
+    """The space of vectors where a request says nothing but its texts, if the model makes any."""
     media: CardMedia | None
     """None if the model takes only texts. Clients of OpenAI ignore this field."""
     permission: list[dict[str, object]]
@@ -164,6 +167,7 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
         max_model_len=facts.max_model_len,
         tasks=facts.tasks,
         quantization=facts.ready.quantization,
+        embedding_space=str(space) if (space := usual_space(facts)) else None,
         media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
         permission=[_permission(name, facts.created)],
     )

@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from msgspec import UnsetType
 
 from server.access.client_identity import require_right
 from server.api import pooling_bodies as bodies
@@ -60,6 +61,7 @@ async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> 
 async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Reading[ReadTexts]) -> Response:
     call = PoolingCall(request, body, "embd-")
     found = await read_texts(request, body, reading)
+    call.find_space(found)
     return await _pool(
         call, body, found.items, lambda index, vector: bodies.Embedding(index=index, embedding=vector)
     )
@@ -79,6 +81,7 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     call = PoolingCall(request, body, "pooling-")
     found = await read_texts(request, body, POOLING)
     require_right(request, found.items[0].params.task)
+    call.find_space(found)
     return await _pool(
         call, body, found.items, lambda index, vector: bodies.PoolingData(index=index, data=vector)
     )
@@ -111,9 +114,11 @@ async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body)
     found = await read_texts(request, body, COHERE)
+    space = call.find_space(found, body.values)
     vectors = await call.run(found.items)
     return await maybe_in_thread(
-        lambda: json_response(_for_cohere(call, body, vectors, found.repeated)), len(vectors) > FEW_VECTORS
+        lambda: json_response(_for_cohere(call, body, vectors, found.repeated, space)),
+        len(vectors) > FEW_VECTORS,
     )
 
 
@@ -196,7 +201,11 @@ def _ranges(
 
 
 def _for_cohere(
-    call: PoolingCall, body: CohereRequest, vectors: Sequence[Vectors], texts: Sequence[bytes]
+    call: PoolingCall,
+    body: CohereRequest,
+    vectors: Sequence[Vectors],
+    texts: Sequence[bytes],
+    space: str | UnsetType,
 ) -> CohereEmbedded:
     types = body.types
     if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
@@ -216,6 +225,7 @@ def _for_cohere(
         embeddings=embeddings,
         texts=[msgspec.Raw(text) for text in texts],
         meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
+        embedding_space=space,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import UNSET, UnsetType
 
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
@@ -18,15 +19,16 @@ from server.access.client_identity import caller_of, require_right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import ApiError
-from server.http.endpoint import ITEMS
+from server.http.endpoint import ITEMS, SPACE
 from server.http.middleware import Attributes
 from server.http.sse import encode
 from server.model_facts import POOLING, no_scores, no_task, require_task
-from server.reading.body_table import PoolingRequestBody
+from server.reading.body_table import PoolingRequestBody, ReadTexts
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
-from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of
+from server.requests.spaces import check_space, find_space
+from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
 from server.text.tokenizer import unpack
 from worker.protocol import Vectors
 
@@ -83,6 +85,7 @@ class PoolingCall(EngineCall):
         self._group = frontend.new_group()
         self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
+        self._required_space, self._space = _required_space(request), UNSET
         request.scope["work"] = self  # for traces
 
     def describe(self) -> Attributes:
@@ -95,6 +98,8 @@ class PoolingCall(EngineCall):
 
     async def compute(self, items: Sequence[Item], *, stores: bool = False) -> list[Pooled]:
         """What the engine answers to each of these texts; `stores` has them on disk before, if it has one."""
+        if self._required_space is not None:
+            check_space(self._required_space, None)
         admission = self.admit(len(items))
         options = self._add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
@@ -149,6 +154,19 @@ class PoolingCall(EngineCall):
                 items, scores = await maybe_in_thread(partial(_send, scorer, answers), is_long)
         return scores
 
+    def find_space(self, found: ReadTexts, values: str = "float") -> str | UnsetType:
+        """The name of the space of these texts' vectors, if there are any, which the answer's header tells.
+
+        Raises SpaceMismatch if the client requires another.
+        """
+        space = find_space(self.facts, found.items[0].params, found.prompt, values)
+        if self._required_space is not None:
+            check_space(self._required_space, space)
+            self._required_space = None
+        if space is not None:
+            self._request.scope[SPACE] = self._space = str(space)
+        return self._space
+
     def usage(self) -> Usage:
         return self._timed(self._usage(self.tokens, 0, self.times.cached_tokens, media=self._media))
 
@@ -159,6 +177,7 @@ class PoolingCall(EngineCall):
             created=self.created,
             model=self.model,
             usage=self.usage(),
+            embedding_space=self._space,
             cache_diagnosis=self.cache_diagnosis,
         )
         return list_response(head, map(encode, entries))
@@ -170,6 +189,13 @@ class PoolingCall(EngineCall):
             self._admission = admit(self._request, self.frontend, places)
             self.id = self._admission.take_id(self.id)
         return self._admission
+
+
+def _required_space(request: Request) -> str | None:
+    """The space that a client requires of the vectors, by a header or a parameter of the URL."""
+    if b"require_space" in request.scope["query_string"]:
+        return request.query_params.get("require_space")
+    return header_of(request, b"x-require-space")
 
 
 def _send(scorer: Scorer, answers: list[Vectors]) -> tuple[list[Item], list[float] | None]:

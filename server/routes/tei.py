@@ -14,6 +14,7 @@ from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.model_facts import GENERATE, Facts, require_task
 from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading, ReadTexts
+from server.requests.spaces import usual_space
 from server.requests.vectors import as_array, as_json, compare
 from server.routes.pooling import label_of
 from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
@@ -48,7 +49,9 @@ async def _vectors(
     body: EmbedRequest | EmbedAllRequest, reading: Reading[ReadTexts], request: Request
 ) -> Response:
     call = PoolingCall(request, body)
-    vectors = await call.run((await read_texts(request, body, reading)).items)
+    found = await read_texts(request, body, reading)
+    call.find_space(found)
+    vectors = await call.run(found.items)
     return written_list(map(as_json, vectors))
 
 
@@ -108,6 +111,7 @@ async def info(request: Request) -> Response:
             "tokenization_workers": 1,
             "version": version("facet-serve"),
             "tasks": facts.tasks,
+            "embedding_space": str(space) if (space := usual_space(facts)) else None,
             **(of_generation if GENERATE in facts.tasks else {}),
         }
     )

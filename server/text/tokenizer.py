@@ -58,8 +58,9 @@ class Tokenizer:
         add_bos: bool = False,
         path: str = "",
         response_template: Mapping[str, Any] | None = None,
+        digest: str = "",
     ) -> None:
-        """`path` is the tokenizer.json from which `model` was read.
+        """`path` is the tokenizer.json from which `model` was read, and `digest` that of what makes tokens.
 
         `response_template` is what the checkpoint says of the form of its answers, for transformers.
         """
@@ -67,6 +68,7 @@ class Tokenizer:
         model.no_padding()
         self.chat = chat
         self.path = path
+        self.digest = digest
         self.response_template = response_template
         self._model = model
         _mark_special(model, (named_tokens or {}).values())

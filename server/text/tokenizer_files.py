@@ -81,6 +81,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
         else:
             templates = _read_templates(folder, config) or _family_templates(folder)
         try:
+            digest = _digest(path, [named, config.get("add_bos_token") is True])
             model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path.name} of the model cannot be read: {error}") from error
@@ -96,6 +97,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             add_bos=config.get("add_bos_token") is True,
             path=str(path),
             response_template=described if isinstance(described, dict) else None,
+            digest=digest,
         )
 
     def _converted(self, folder: Path) -> Path:
@@ -114,6 +116,15 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             print("Converting the model's tokenizer to tokenizer.json (once)", file=sys.stderr)
             _run_conversion(folder, target, trust_remote_code=self.trust_remote_code)
         return target
+
+
+def _digest(path: Path, beside: object) -> str:
+    """A digest of the parts of tokenizer.json that make tokens of texts, and of what is told `beside` it."""
+    parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    digest = hashlib.sha256(repr(beside).encode())
+    for name in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model"):
+        digest.update(bytes(parts.get(name, b"null")))
+    return digest.hexdigest()
 
 
 def tokenizer_info(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:

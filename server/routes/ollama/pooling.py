@@ -25,8 +25,10 @@ EMBEDS = [Depends(require_room), Depends(require_embed)]
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Return a vector of the length 1 for each text."""
     call = PoolingCall(request, body)
-    vectors = await call.run((await read_texts(request, body, OLLAMA_EMBED)).items)
-    head = api.Embedded(model=call.model)
+    found = await read_texts(request, body, OLLAMA_EMBED)
+    space = call.find_space(found)
+    vectors = await call.run(found.items)
+    head = api.Embedded(model=call.model, embedding_space=space)
     head.measure(call.times, call.tokens)
     before, _, after = encode(head).partition(b'"embeddings":[]')
     return written_list(map(as_json, vectors), before + b'"embeddings":[', b"]" + after)
@@ -37,7 +39,9 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Return the vector of one text, in `prompt`, as the model makes it."""
     call = PoolingCall(request, body)
-    [vector] = await call.run((await read_texts(request, body, OLLAMA_EMBEDDINGS)).items)
+    found = await read_texts(request, body, OLLAMA_EMBEDDINGS)
+    call.find_space(found)
+    [vector] = await call.run(found.items)
     return Response(b'{"embedding":%s}' % as_json(vector), media_type="application/json")
 
 

@@ -26,6 +26,7 @@ async def test_every_name_has_a_card(client: httpx.AsyncClient) -> None:
         "max_model_len": 128,
         "tasks": ["generate"],
         "quantization": None,
+        "embedding_space": None,
         "media": None,
     }
     assert permission["object"] == "model_permission"
