@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,14 +106,14 @@ QUANTIZED = [
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {"hidden_size": 64, "intermediate_size": 96}
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
     return write_pair(tmp_path_factory.mktemp("pair"), RECIPE, **shape).packed
 
 
 CASES = [*(("llama", each) for each in BROKEN), *(("packed", each) for each in QUANTIZED)]
 
 
-@pytest.mark.turns(14)
+@pytest.mark.turns(28)
 @pytest.mark.parametrize(("source", "broken"), CASES, ids=lambda each: getattr(each, "name", each))
 def test_it_is_refused_with_one_line(
     source: str, broken: Case, request: pytest.FixtureRequest, tmp_path: Path

@@ -39,17 +39,15 @@ class Load(threading.Thread):
         while not self.over.is_set():
             body = {"prompt": f"A story of {self.done}", "max_tokens": 24, "ignore_eos": True}
             streams = self.done % 2 == 0
-            answer = self.server.post("/v1/completions", {**body, "stream": streams})
+            told = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+            answer = self.server.post("/v1/completions", {**body, **told})
             self.done += 1
             if answer.status_code != 200:
                 self.wrong.append(answer.text)
-            elif streams:
-                told = chunks(answer)
-                reasons = [each["choices"][0].get("finish_reason") for each in told if each.get("choices")]
-                if reasons[-1] != "length" or len(told) < 5:
+            else:
+                last = chunks(answer)[-1] if streams else answer.json()
+                if last["usage"]["completion_tokens"] != 24:
                     self.wrong.append(answer.text)
-            elif answer.json()["usage"]["completion_tokens"] != 24:
-                self.wrong.append(answer.text)
             self.over.wait(0.05)  # all starting engines share the processor with these requests
 
 
@@ -87,12 +85,10 @@ def test_an_added_replica_is_kept_running(elastic: LiveServer) -> None:
     assert scale(elastic, 1).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"size": 2}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": "2"}]
-)
-def test_a_wrong_number_is_refused(elastic: LiveServer, body: dict[str, object]) -> None:
-    answer = elastic.post("/scale_elastic_ep", body)
-    assert answer.status_code == 400 and "new_data_parallel_size" in json.dumps(answer.json())
+def test_a_wrong_number_is_refused(elastic: LiveServer) -> None:
+    for body in ({}, {"size": 2}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": "2"}):
+        answer = elastic.post("/scale_elastic_ep", body)
+        assert answer.status_code == 400 and "new_data_parallel_size" in json.dumps(answer.json())
 
 
 def test_a_server_without_the_switch_stays_as_it_is(demo: LiveServer) -> None:

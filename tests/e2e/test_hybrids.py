@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from live import LiveServer, chunks, serving
 from tiny import tiny_checkpoint
 
@@ -22,6 +23,7 @@ def ask(server: LiveServer, prompt: str, **more: str) -> tuple[str, int]:
     return answer["choices"][0]["text"], details.get("cached_tokens", 0)
 
 
+@pytest.mark.slow(2)
 def test_prefixes_are_found_and_answers_do_not_change(tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=4096)
     with serving(str(folder), *OPTIONS) as server:

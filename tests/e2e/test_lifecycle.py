@@ -14,6 +14,7 @@ from live import LONG, SMALL, LiveServer, alive, events, serving, starting, wait
 from engine_core.reason_codes import PHASES
 
 
+@pytest.mark.slow(2)
 def test_http_is_there_before_the_model():
     with starting("demo", *SMALL) as server:
         wait_until(lambda: reachable(server), 30)

@@ -54,12 +54,12 @@ def test_a_stream_that_is_left_ends_at_the_server(demo: LiveServer) -> None:
             "/v1/completions", {"prompt": "a", "max_tokens": 100, "stream": True, "ignore_eos": True}
         )
         next(events)
-        events.close()
+        events.close()  # pyright: ignore[reportAttributeAccessIssue]
         wait_until(lambda: demo.get("/load").json() == {"server_load": 0}, 60, lambda: "it goes on")
         assert server.get("/v1/models")["data"]  # over another connection
 
 
-def ask(tab: Tab, text: str, **options: str | int) -> None:
+def ask(tab: Tab, text: str, **options: str | float) -> None:
     """Fills in options of Play, and sends a message."""
     for name, value in options.items():
         tab.run(f"document.getElementById('option-{name}').value = {json.dumps(value)}")
@@ -126,6 +126,7 @@ def _load(server: LiveServer, seconds: int) -> None:
 
 
 @in_chromium
+@pytest.mark.slow(3)
 def test_an_engine_that_is_killed_in_the_middle_of_an_answer() -> None:
     with starting("demo", *SMALL) as server:
         with browser() as tab:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -15,6 +16,8 @@ from pooled import sibling_checkpoint
 from tiny import tiny_checkpoint
 
 from facet import LLM
+
+pytestmark = pytest.mark.turns(2)
 
 TEXTS = ["the quick brown fox", "the lazy dog", "import this", "system user assistant", "hello"]
 SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", "16M", "--block-size", "4")
@@ -39,7 +42,6 @@ def embed(server: LiveServer, **body: object) -> list[list[float]]:
     return [one["embedding"] for one in response.json()["data"]]
 
 
-@pytest.mark.turns(2)
 def test_a_text_has_the_same_vector_in_any_company(server: LiveServer):
     together = embed(server, input=TEXTS, cache_salt="together")
     assert np.shape(together) == (5, 32) and np.linalg.norm(together, axis=1) == pytest.approx(1)
@@ -56,7 +58,7 @@ def test_cut_texts_stay_in_their_places(server: LiveServer):
 
 
 async def test_chat_and_vectors_at_the_same_time(server: LiveServer):
-    talk = [{"role": "user", "content": "hello"}]
+    talk: list[Any] = [{"role": "user", "content": "hello"}]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
 
         async def chat() -> str:
@@ -93,7 +95,6 @@ def test_every_task_of_one_process(server: LiveServer):
     assert refused.status_code == 400 and "It does: generate (POST /v1/chat/completions)" in refused.text
 
 
-@pytest.mark.turns(2)
 def test_very_many_texts_in_one_request(server: LiveServer):
     texts = [[5 + i % 300, 6] for i in range(2000)]
     vectors = embed(server, input=texts)

@@ -12,6 +12,8 @@ import pytest
 from live import SMALL, LiveServer, complete, serving, wait_until
 from ports import free_ports
 
+pytestmark = pytest.mark.turns(2)
+
 KEY = {"FACET_CLUSTER_KEY": "a secret that both machines know"}
 
 T = TypeVar("T")
