@@ -8,6 +8,7 @@ from typing import Any
 import exact
 import pytest
 import torch
+from by_pairs import by_pairs
 from kernel_levels import use_threads
 from paged import STEPS, assert_near, make_cache, make_step, rows_of
 from torch import Tensor
@@ -51,9 +52,7 @@ def test_equals_the_reference(table: Table, dtype: torch.dtype, new: list[int], 
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [None, 0.7, 50.0])
-@pytest.mark.parametrize("window", [None, 1, 63, 64, 200, 10_000])
+@by_pairs(dtype=DTYPES, softcap=[None, 0.7, 50.0], window=[None, 1, 63, 64, 200, 10_000])
 def test_windows_and_capped_scores(
     table: Table, dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:

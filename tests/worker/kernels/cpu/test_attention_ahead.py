@@ -9,6 +9,7 @@ from typing import Any
 import exact
 import pytest
 import torch
+from by_pairs import by_pairs
 from equal_bits import assert_same_bits
 from kernel_levels import use_threads
 from later import Later
@@ -85,10 +86,7 @@ def test_the_mask_is_that_of_transformers(table: Table, family: str, dtype: torc
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("window", [None, 1, 70, 1000])
-@pytest.mark.parametrize("added", ["", "sinks", "slopes"])
+@by_pairs(dtype=DTYPES, softcap=[None, 5.0], window=[None, 1, 70, 1000], added=["", "sinks", "slopes"])
 def test_equals_the_definition_with_every_limit(
     table: Table, dtype: torch.dtype, softcap: float | None, window: int | None, added: str
 ) -> None:

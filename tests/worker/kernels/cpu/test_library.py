@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from kernel_levels import NAMES, table_of, use_threads
 
+from models.ops import SPECIFIED
 from worker.host import private_folder
 from worker.kernels import check
 from worker.kernels.cpu import library, operations, torch_operations
@@ -304,12 +306,13 @@ def test_the_check_finds_what_is_wrong() -> None:
         *("rotary_and_cache", "attention", "encoder_attention"),
     ):
 
-        def off(*args: object, good: Callable[..., object] = table[each], **options: object) -> object:
+        def off(*args: object, good: Callable[..., Any] = table[each], **options: object) -> object:
             out = good(*args, **options)
             (out[0] if isinstance(out, tuple) else out)[-1].view(-1)[-1] += 1
             return out
 
-        assert each in check.wrong({**table, each: off})
+        compared = {name: SPECIFIED[name] for name in (each, "pack")}
+        assert check.wrong({**table, each: off}, compared) == [each]
 
 
 @pytest.mark.parametrize("name", NAMES)

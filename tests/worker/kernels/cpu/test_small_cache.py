@@ -8,6 +8,7 @@ from typing import Any
 import exact
 import pytest
 import torch
+from by_pairs import by_pairs
 from paged import STEPS, assert_near, fused, make_cache, make_step
 from torch import Tensor
 
@@ -88,10 +89,9 @@ def test_equals_the_definition(table: Table, dtype: torch.dtype, new: list[int],
         compare(table, q, make_cache(step, kv_heads, dim, CODES), step, scale=dim**-0.5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("window", [None, 1, 70, 1000])
-@pytest.mark.parametrize("added", ["", "sinks", "slopes", "last"])
+@by_pairs(
+    dtype=DTYPES, softcap=[None, 5.0], window=[None, 1, 70, 1000], added=["", "sinks", "slopes", "last"]
+)
 def test_equals_the_definition_with_every_limit(
     table: Table, dtype: torch.dtype, softcap: float | None, window: int | None, added: str
 ) -> None:
