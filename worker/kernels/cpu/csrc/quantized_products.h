@@ -69,16 +69,11 @@ INLINE void add_line(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, way f, 
     }
 }
 
-#if !defined(__AVX512VNNI__)
-// Bytes whose codes are below 64, as the bits of a way to multiply.
+// Bytes whose codes are below 64, as the bits of a way to multiply where two products are added up in 16 bits.
 enum { SMALL = 7 };
-INLINE int stored_bits(int bits) { return bits == SMALL ? 8 : bits; }
 
 // Quads that are multiplied together: a unit of codes of 5 and 6 bits, and of 4 bits four units.
 INLINE int quads_at_once(int bits) { return bits == SMALL ? 2 : bits == 6 ? 4 : 8; }
-
-// Quads whose products of bytes have room in sums of 16 bits.
-INLINE int quads_in_words(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : 2; }
 
 // The elements of a quad of those that are multiplied together, in a column.
 INLINE whole bytes_of(const whole *column, int quad, int bits) {
@@ -91,6 +86,23 @@ INLINE whole bytes_of(const whole *column, int quad, int bits) {
     others = up > 0 ? whole_up(others, up) : whole_down(others, -up);
     return nibbles | (others & whole_all(bits == 6 ? 0x30303030 : 0x10101010));
 }
+
+#if defined(__AVX512VNNI__)
+// Adds the products of a unit of codes of 5 or 6 bits.
+INLINE void add_unit(row_sums *sums, const uint32_t *x, way f, const whole *codes) {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < quads_at_once(f.bits); quad++, x += f.rows) {
+        whole w[COLUMNS];
+        for (int c = 0; c < COLUMNS; c++) w[c] = bytes_of(codes + c, quad, f.bits);
+        for (int r = 0; r < f.rows; r++)
+            for (int c = 0; c < COLUMNS; c++) sums[r][c] = add_bytes(sums[r][c], w[c], whole_all(x[r]));
+    }
+}
+#else
+INLINE int stored_bits(int bits) { return bits == SMALL ? 8 : bits; }
+
+// Quads whose products of bytes have room in sums of 16 bits.
+INLINE int quads_in_words(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : 2; }
 
 // `add_line` for bytes without an instruction that adds up four products. Pairs of sums of 16 bits are multiplied with
 // `factors` when they are added up: ones, or the scales of a group.
@@ -167,9 +179,11 @@ INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, 
                             const whole *codes, int first, const whole *factors, fetch *ahead) {
     for (long left = quads; left > 0;) {
 #if defined(__AVX512VNNI__)
-        const long taken = 8 / f.bits, lines = 1;
+        const int in_units = f.bits == 5 || f.bits == 6;
+        const long taken = in_units ? quads_at_once(f.bits) : 8 / f.bits, lines = taken * f.bits / 8;
         (void)factors;
-        add_line(sums, x, f, levels, codes);
+        if (in_units) add_unit(sums[0], x, f, codes);
+        else add_line(sums, x, f, levels, codes);
 #else
         long taken = 8 / f.bits;
         if (f.parts == 1) taken = add_some(sums[0], x, f, left, codes, factors);

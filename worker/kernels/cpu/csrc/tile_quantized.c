@@ -103,15 +103,24 @@ INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from
 
 // laid: the matrix as it lies in memory, whose form rows are laid for.
 #if defined(__AVX512VNNI__)
+#define WAYS_OF_FIVES(n, parts) WAY(fives_##n##_##parts, n, parts, 5, 0, 0)
+#define OF_BYTES(n, parts)                                             \
+    case n:                                                            \
+        if (w->bits == 8) TAKE(bytes, n, parts);                       \
+        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to); \
+        if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to); \
+        TAKE(halves, n, parts);
+
 TO_12(WAYS, 1)
 TO_12(WAYS, 2)
+TO_12(WAYS_OF_FIVES, 1)
 
 static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
                                 const outputs *to) {
     int alone = has_scales_alone(w);
     if (has_whole_scales(laid)) return add_runs_of(rows, at, from, w, laid, to);
     if (are_bytes(laid)) {
-        switch (rows) { TO_12(QUANTIZED, 1) }
+        switch (rows) { TO_12(OF_BYTES, 1) }
     }
     switch (rows) { TO_12(QUANTIZED, 2) }
     return at;
@@ -172,13 +181,11 @@ void multiply_in_place(const tiles *t, const weights *w, long panel) {
 }
 
 void multiply_unpacked(const tiles *t, const weights *w, long panel) {
-#if !defined(__AVX512VNNI__)
     int direct = are_bytes(w) && (w->bits == 5 || has_whole_scales(w));
     if (t->all <= 1 && t->count == 1 && direct) {  // bytes for one tile are made in registers
         multiply_in_place(t, w, panel);
         return;
     }
-#endif
     enum { AHEAD = 2048 };  // bytes from the end of a chunk to what is prefetched first meanwhile
     char room[UNPACKED_BYTES] __attribute__((aligned(64)));
     const weights bytes = in_bytes(w);

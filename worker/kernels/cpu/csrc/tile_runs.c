@@ -21,7 +21,7 @@ INLINE void add_run(row_sums *sums, const uint32_t *x, way f, const run *of, con
         prefetch_head(ahead, head_step);
 #if defined(__AVX512VNNI__)
         row_sums products[CHAINS_MOST][QUANTIZED_ROWS];
-        __asm__ volatile("" : : "r"(sums) : "memory");  // there are no registers for both
+        if (f.rows > 5) __asm__ volatile("" : : "r"(sums) : "memory");  // there are no registers for both
         for (int i = 0; i < chains_of(f); i++)
             for (int r = 0; r < f.rows; r++)
                 for (int c = 0; c < columns; c++) products[i][r][c] = whole_all(0);
@@ -128,26 +128,23 @@ INLINE tile_place add_runs(way f, tile_place at, const groups *from, const weigh
         return add_runs((way){n, 1, bits, 0, 1}, at, from, w, laid, to);                                    \
     }
 #if defined(__AVX512VNNI__)
+#define TO_MOST TO_12
+enum { WIDENED = 8 };  // the bits of a way for codes that were brought into bytes
+#else
+#define TO_MOST TO_6
+enum { WIDENED = SMALL };
+#endif
 #define WAYS_OF_RUNS(n, parts)     \
     RUNS(runs_of_halves_##n, n, 4) \
-    RUNS(runs_of_bytes_##n, n, 8)
-#define OF_RUNS(n, parts) \
-    case n: return (w->bits == 4 ? runs_of_halves_##n : runs_of_bytes_##n)(at, from, w, laid, to);
-#define TO_MOST TO_12
-#else
-#define WAYS_OF_RUNS(n, parts)        \
-    RUNS(runs_of_halves_##n, n, 4)    \
-    RUNS(runs_of_fives_##n, n, 5)     \
-    RUNS(runs_of_sixes_##n, n, 6)     \
-    RUNS(runs_of_small_##n, n, SMALL)
+    RUNS(runs_of_fives_##n, n, 5)  \
+    RUNS(runs_of_sixes_##n, n, 6)  \
+    RUNS(runs_of_bytes_##n, n, WIDENED)
 #define OF_RUNS(n, parts)                                                     \
     case n:                                                                   \
         if (w->bits == 4) return runs_of_halves_##n(at, from, w, laid, to);   \
         if (w->bits == 5) return runs_of_fives_##n(at, from, w, laid, to);    \
         if (w->bits == 6) return runs_of_sixes_##n(at, from, w, laid, to);    \
-        return runs_of_small_##n(at, from, w, laid, to);
-#define TO_MOST TO_6
-#endif
+        return runs_of_bytes_##n(at, from, w, laid, to);
 
 TO_MOST(WAYS_OF_RUNS, 1)
 
