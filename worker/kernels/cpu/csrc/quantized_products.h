@@ -11,6 +11,7 @@ typedef struct {
     int bits;   // of codes, or SMALL
     int table;  // whether codes are looked up
     int runs;   // whether sums are those of runs, each product times its scale
+    int side;   // rows that lie side by side: those of the tile, of which `rows` are multiplied at once
 } way;
 
 typedef whole row_sums[COLUMNS];
@@ -21,7 +22,7 @@ enum { CHAINS_MOST = 2 };
 INLINE int chains_of(way f) { return f.rows > 5 ? 1 : f.parts; }
 INLINE int columns_at_once(way f) { return (void)f, COLUMNS; }
 INLINE whole add_bytes(whole sum, whole w, whole x) {
-    return (whole)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+    return in_register((whole)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x));
 }
 #else
 // Sums stay in registers for all of a group, so where registers are few, there are few columns.
@@ -54,7 +55,7 @@ INLINE whole elements(whole bytes, way f, whole levels, int quad, int part) {
 // widened after the other, because the sums of a large tile leave few registers.
 INLINE void add_line(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, way f, whole levels, const whole *codes) {
     for (int quad = 0; quad < 8 / f.bits; quad++) {
-        for (int part = 0; part < f.parts; part++, x += f.rows) {
+        for (int part = 0; part < f.parts; part++, x += f.side) {
             whole w[COLUMNS];
             for (int c = 0; c < columns_at_once(f); c++)
                 w[c] = elements(whole_load(codes + c), f, levels, quad, part);
@@ -91,12 +92,29 @@ INLINE whole bytes_of(const whole *column, int quad, int bits) {
 // Adds the products of a unit of codes of 5 or 6 bits.
 INLINE void add_unit(row_sums *sums, const uint32_t *x, way f, const whole *codes) {
 #pragma GCC unroll 8
-    for (int quad = 0; quad < quads_at_once(f.bits); quad++, x += f.rows) {
+    for (int quad = 0; quad < quads_at_once(f.bits); quad++, x += f.side) {
         whole w[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) w[c] = bytes_of(codes + c, quad, f.bits);
         for (int r = 0; r < f.rows; r++)
             for (int c = 0; c < COLUMNS; c++) sums[r][c] = add_bytes(sums[r][c], w[c], whole_all(x[r]));
     }
+}
+
+// Quads that are multiplied without a loop, which would take a good part of the time of many rows in small groups.
+INLINE int quads_together(way f) {
+    if (f.bits == 5 || f.bits == 6) return quads_at_once(f.bits);
+    return f.parts == 1 && (f.runs || f.rows > 8) ? 4 : 8 / f.bits;
+}
+
+INLINE void add_together(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, way f, whole levels, const whole *codes) {
+    if (f.bits == 5 || f.bits == 6) {
+        add_unit(sums[0], x, f, codes);
+        return;
+    }
+    const int quads = quads_together(f), line = 8 / f.bits;
+#pragma GCC unroll 4
+    for (int done = 0; done < quads; done += line, codes += COLUMNS, x += line * f.parts * f.side)
+        add_line(sums, x, f, levels, codes);
 }
 #else
 INLINE int stored_bits(int bits) { return bits == SMALL ? 8 : bits; }
@@ -115,7 +133,7 @@ INLINE void add_quads(row_sums *sums, const uint32_t *x, way f, int quads, const
         whole w[COLUMNS];
         for (int c = 0; c < columns_at_once(f); c++) w[c] = bytes_of(codes + c, quad, f.bits);
         for (int r = 0; r < f.rows; r++) {
-            whole row = whole_all(x[quad * f.rows + r]);
+            whole row = whole_all(x[quad * f.side + r]);
             for (int c = 0; c < columns_at_once(f); c++) {
                 whole to = filled ? near[r][c] : whole_all(0);
                 near[r][c] = add_to_words(to, w[c], row);
@@ -137,7 +155,7 @@ INLINE void add_pairs(row_sums *sums, const uint32_t *x, way f, int quads, const
         __asm__ volatile("" : : "r"(sums) : "memory");
         for (int r = 0; r < f.rows; r++) {
             whole row[2];
-            for (int i = 0; i < count; i++) row[i] = whole_all(x[(quad + i) * f.rows + r]);
+            for (int i = 0; i < count; i++) row[i] = whole_all(x[(quad + i) * f.side + r]);
             for (int c = 0; c < columns; c++) {
                 whole near = whole_all(0);
                 for (int i = 0; i < count; i++) near = add_to_words(near, w[i][c], row[i]);
@@ -177,24 +195,33 @@ INLINE void prefetch_codes(fetch *ahead, int first, int columns) {
 // factors: of `add_quads`.
 INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, way f, whole levels, long quads,
                             const whole *codes, int first, const whole *factors, fetch *ahead) {
-    for (long left = quads; left > 0;) {
 #if defined(__AVX512VNNI__)
-        const int in_units = f.bits == 5 || f.bits == 6;
-        const long taken = in_units ? quads_at_once(f.bits) : 8 / f.bits, lines = taken * f.bits / 8;
-        (void)factors;
-        if (in_units) add_unit(sums[0], x, f, codes);
-        else add_line(sums, x, f, levels, codes);
+    (void)factors;
+    const int together = quads_together(f), line = 8 / f.bits, lines = together * f.bits / 8;
+    for (; quads >= together; quads -= together) {
+        __asm__ volatile("" : "+r"(codes), "+r"(x));  // there are no registers for more pointers
+        add_together(sums, x, f, levels, codes);
+        for (int i = 0; i < lines; i++) prefetch_codes(ahead, first, columns_at_once(f));
+        codes += lines * COLUMNS;
+        x += together * f.parts * f.side;
+    }
+    if (f.runs && f.bits > 4) return;  // their groups are whole units
+    for (; together > line && quads > 0; quads -= line, codes += COLUMNS, x += line * f.parts * f.side) {
+        __asm__ volatile("" : "+r"(codes), "+r"(x));
+        add_line(sums, x, f, levels, codes);
+    }
 #else
+    for (long left = quads; left > 0;) {
         long taken = 8 / f.bits;
         if (f.parts == 1) taken = add_some(sums[0], x, f, left, codes, factors);
         else add_line(sums, x, f, levels, codes);
         long lines = taken * stored_bits(f.bits) / 8;
-#endif
         for (long i = 0; i < lines; i++) prefetch_codes(ahead, first, columns_at_once(f));
         left -= taken;
         codes += lines * COLUMNS;
-        x += taken * f.parts * f.rows;
+        x += taken * f.parts * f.side;
     }
+#endif
 }
 
 // Where a tile is: in the numbers of its rows, and in what it prefetches for a row of codes; and the bytes that it

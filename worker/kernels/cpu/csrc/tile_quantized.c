@@ -83,7 +83,7 @@ INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from
 #define WAY(name, n, parts, bits, table, alone)                                                          \
     static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
                                                      const outputs *to) {                                \
-        return add_groups((way){n, parts, bits, table, 0}, alone, at, from, w, to);                      \
+        return add_groups((way){n, parts, bits, table, 0, n}, alone, at, from, w, to);                   \
     }
 #define WAYS_OF_HALVES(n, parts)                       \
     WAY(halves_alone_##n##_##parts, n, parts, 4, 0, 1) \
@@ -104,10 +104,10 @@ INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from
 // laid: the matrix as it lies in memory, whose form rows are laid for.
 #if defined(__AVX512VNNI__)
 #define WAYS_OF_FIVES(n, parts) WAY(fives_##n##_##parts, n, parts, 5, 0, 0)
-#define OF_BYTES(n, parts)                                             \
-    case n:                                                            \
-        if (w->bits == 8) TAKE(bytes, n, parts);                       \
-        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to); \
+#define OF_BYTES(n, parts)                                                  \
+    case n:                                                                 \
+        if (w->bits == 8) TAKE(bytes, n, parts);                            \
+        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to);      \
         if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to); \
         TAKE(halves, n, parts);
 

@@ -8,6 +8,8 @@ typedef struct {
     long group_quads, head_bytes, group_bytes;
 } run;
 
+enum { AT_ONCE = 6 };  // rows whose sums of a run and products of a group are in registers together
+
 // Adds the products of a run to sums, each group's times its scale.
 INLINE void add_run(row_sums *sums, const uint32_t *x, way f, const run *of, const weights *w, int first, fetch *ahead,
                     long head_step) {
@@ -21,10 +23,10 @@ INLINE void add_run(row_sums *sums, const uint32_t *x, way f, const run *of, con
         prefetch_head(ahead, head_step);
 #if defined(__AVX512VNNI__)
         row_sums products[CHAINS_MOST][QUANTIZED_ROWS];
-        if (f.rows > 5) __asm__ volatile("" : : "r"(sums) : "memory");  // there are no registers for both
         for (int i = 0; i < chains_of(f); i++)
             for (int r = 0; r < f.rows; r++)
                 for (int c = 0; c < columns; c++) products[i][r][c] = whole_all(0);
+        if (f.rows > AT_ONCE) __asm__ volatile("" : : "r"(sums) : "memory");  // there are no registers for both
         add_products_of(products, x, f, whole_all(0), count, codes, first, NULL, ahead);
         for (int r = 0; r < f.rows; r++)
             for (int c = 0; c < columns; c++) sums[r][c] += joined(products, f, r, c) * scales[c];
@@ -32,7 +34,7 @@ INLINE void add_run(row_sums *sums, const uint32_t *x, way f, const run *of, con
         for (int c = 0; c < columns; c++) scales[c] = in_words(scales[c], scales[c]);
         add_products_of((row_sums(*)[QUANTIZED_ROWS])sums, x, f, whole_all(0), count, codes, first, scales, ahead);
 #endif
-        x += count * f.parts * f.rows;
+        x += count * f.side;
     }
 }
 
@@ -42,7 +44,7 @@ INLINE void sum_lows(row_sums *lows, const uint32_t *totals, way f, const run *o
     const char *numbers = of->panel + (w->minimums ? scales_bytes(w) : 0) + first * LANES;
     for (int r = 0; r < f.rows; r++)
         for (int c = 0; c < columns; c++) lows[r][c] = whole_all(0);
-    for (long group = 0; group < of->groups; group += 2, numbers += 2 * of->group_bytes, totals += f.rows) {
+    for (long group = 0; group < of->groups; group += 2, numbers += 2 * of->group_bytes, totals += f.side) {
         whole pairs[COLUMNS];
         for (int c = 0; c < columns; c++) {
             const char *one = numbers + c * LANES;
@@ -63,7 +65,7 @@ INLINE void finish_run(float *const *outs, long place, row_sums *sums, way f, co
     row_sums lows[QUANTIZED_ROWS];
     const int columns = columns_at_once(f), factor = w->factor, minimums = w->minimums;
     const char *behind = of->factors + PANEL * number_bytes(factor);
-    sum_lows(lows, head + f.rows, f, of, w, first);
+    sum_lows(lows, head + f.side, f, of, w, first);
     for (int r = 0; r < f.rows; r++) {
         float *out = outs[r] + place;
         vec scale = broadcast(head + r);
@@ -81,6 +83,29 @@ INLINE void finish_run(float *const *outs, long place, row_sums *sums, way f, co
             vec_store(out + c * LANES, vec_fma(all, scale, before), FLOAT32);
         }
     }
+}
+
+// Multiplies some rows of a tile with a run, from the first of them on.
+INLINE void multiply_some(float *const *outs, long place, const uint32_t *x, const uint32_t *head, way f, const run *of,
+                          const weights *w, int first, int excess, fetch *ahead, long head_step) {
+    row_sums sums[QUANTIZED_ROWS];
+    for (int r = 0; r < f.rows; r++)
+        for (int c = 0; c < columns_at_once(f); c++) sums[r][c] = whole_all(0);
+    add_run(sums, x, f, of, w, first, ahead, head_step);
+    finish_run(outs, place + first * LANES, sums, f, of, w, first, excess, head);
+}
+
+// Multiplies a tile with a run: if it has many rows, one half after the other.
+INLINE void multiply_run(float *const *outs, long place, const uint32_t *x, const uint32_t *head, way f, const run *of,
+                         const weights *w, int first, int excess, fetch *ahead, long head_step) {
+    way half = f;
+    half.rows = f.rows > AT_ONCE + 2 ? f.rows / 2 : f.rows;  // for few more, codes are taken apart once
+    fetch none = {.from = ahead->from};
+    multiply_some(outs, place, x, head, half, of, w, first, excess, ahead, head_step);
+    if (half.rows == f.rows) return;
+    const int done = half.rows;
+    half.rows = f.rows - done;
+    multiply_some(outs + done, place, x + done, head + done, half, of, w, first, excess, &none, 0);
 }
 
 // `add_groups` of a matrix with whole scales. laid: the matrix as it lies in memory, whose form rows are laid for.
@@ -105,15 +130,11 @@ INLINE tile_place add_runs(way f, tile_place at, const groups *from, const weigh
             of.factors = factors_for(&here, group, w);
             fetch pass = ahead;
             for (int first = 0; first < COLUMNS; first += columns) {
-                row_sums sums[QUANTIZED_ROWS];
-                for (int r = 0; r < f.rows; r++)
-                    for (int c = 0; c < columns; c++) sums[r][c] = whole_all(0);
                 pass = ahead;
-                add_run(sums, x, f, &of, w, first, &pass, at.head_step);
-                finish_run(outs, place + first * LANES, sums, f, &of, w, first, excess, head);
+                multiply_run(outs, place, x, head, f, &of, w, first, excess, &pass, at.head_step);
             }
             ahead = pass;
-            x += of.quads * f.parts * f.rows;
+            x += of.quads * f.rows;
             rest -= of.quads;
             of.panel += of.groups * of.head_bytes + of.quads * PANEL * w->bits / 2;
         }
@@ -125,7 +146,7 @@ INLINE tile_place add_runs(way f, tile_place at, const groups *from, const weigh
 #define RUNS(name, n, bits)                                                                              \
     static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
                                                      const weights *laid, const outputs *to) {           \
-        return add_runs((way){n, 1, bits, 0, 1}, at, from, w, laid, to);                                    \
+        return add_runs((way){n, 1, bits, 0, 1, n}, at, from, w, laid, to);                              \
     }
 #if defined(__AVX512VNNI__)
 #define TO_MOST TO_12
