@@ -54,6 +54,9 @@ class ForwardContext:
     kv_lens_host: list[int]  # [B]
     states: StateRows | None = None  # None: no layer has states
     token_types: Tensor | None = None  # [T] int64: 1 for tokens of the second text of a pair; None: all are 0
+    seen: list[int] | None = None
+    """[B]: the first tokens of each sequence that are seen. Others see these, and no token sees others, as
+    where a query is filled up. None: all are seen."""
     plan: dict[Any, Any] | None = None  # the device's plan of this step, which only its own kernels read
     replica_tokens: list[int] = field(default_factory=list[int])  # T of each replica, if they share experts
     chosen: Tensor | None = None  # [T, most] int32: what `ops.choose_tokens` last chose; None: all is read

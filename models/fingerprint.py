@@ -25,7 +25,7 @@ def digest_weights(folder: Path, load_format: str, seed: int) -> str:
     """
     if load_format == "dummy":
         return f"dummy {seed}"
-    files = gguf_parts(folder) or weight_files(folder, load_format)
+    files = [folder] if folder.is_file() else gguf_parts(folder) or weight_files(folder, load_format)
     found = [one for path in files for one in (_zipped(path) if zipfile.is_zipfile(path) else _sampled(path))]
     digest = hashlib.sha256()
     for one in sorted(found):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,18 +16,23 @@ from worker.protocol import Task
 
 GENERATE = "generate"
 
-ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
-"""How two texts are compared: read together, by one vector each, or by one vector for each token."""
+ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse"]
+"""How two texts are compared: read together, by one vector each, by one vector for each token, or by weights
+of tokens."""
 
 _ENDPOINTS = {
     GENERATE: "/v1/chat/completions",
     "embed": "/v1/embeddings",
     "token_embed": "/pooling",
+    "sparse_embed": "/embed_sparse",
     "classify": "/classify",
     "token_classify": "/pooling",
 }
-POOLING: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
+POOLING: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "sparse_embed")
 """The pooling tasks, in the order in which one is chosen where a request names none."""
+
+OUTPUTS: dict[str, Task] = {"dense": "embed", "sparse": "sparse_embed", "tokens": "token_embed"}
+"""What a model may give of a text, in one pass: one vector, weights of tokens, a vector for each token."""
 
 _ALIASES: dict[str, tuple[Task, ...]] = {
     "encode": ("token_embed", "token_classify"),
@@ -41,7 +46,23 @@ _SCORED_BY: dict[Task, ScoreType] = {
     "classify": "cross-encoder",
     "embed": "bi-encoder",
     "token_embed": "late-interaction",
+    "sparse_embed": "sparse",
 }
+
+
+def find_outputs(names: Sequence[str], tasks: Collection[str]) -> tuple[Task, ...]:
+    """The tasks of some outputs, in the order in which they were asked for."""
+    given = [name for name, task in OUTPUTS.items() if task in tasks]
+    missing = [name for name in names if name not in given]
+    if missing or len(set(names)) < len(names) or not names:
+        raise BadRequest(
+            f"This model gives the outputs {', '.join(given) or 'none'}, and not "
+            f"{missing[0][:64]!r}; `outputs` names some of them."
+            if missing
+            else "`outputs` names at least one output, and none of them twice.",
+            "outputs",
+        )
+    return tuple(OUTPUTS[name] for name in names)
 
 
 def find_task(name: str | None, tasks: Collection[str], preferred: Task | None = None) -> Task:
@@ -92,8 +113,11 @@ def score_type(tasks: Collection[str], pooling: PoolingConfig) -> ScoreType | No
     if "classify" in tasks and pooling.num_labels == 1:
         return "cross-encoder"
     made_for_tokens = bool(pooling.token_steps) and not pooling.modes  # such as ColBERT
+    made_for_tokens = made_for_tokens or bool(pooling.token_vectors.skipped)
     if "token_embed" in tasks and (made_for_tokens or "embed" not in tasks):
         return "late-interaction"
+    if "sparse_embed" in tasks and "embed" not in tasks:
+        return "sparse"
     return "bi-encoder" if "embed" in tasks else None
 
 
@@ -199,6 +223,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     score_type: ScoreType | None = None
     score_template: str | None = None
     """A chat template with the roles query and document, or its name, where one text is made of two."""
+    int8_ranges: tuple[tuple[float, ...], ...] = ()
+    """The least of each number of a vector and the greatest; empty if the operator has not said them."""
     limits: Limits = LIMITS
     media: MediaFacts | None = None
     """None if requests can have texts only."""
@@ -241,12 +267,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
                 "prompt",
             )
 
-    def check_text(self, ids: list[int], param: str, index: int) -> None:
+    def longest_text(self, in_windows: bool) -> int:
+        """The longest text in tokens, of those whose parts may be read one by one or of others."""
+        return max(self.max_text_len, (in_windows and self.pooling.max_embed_len) or 0)
+
+    def check_text(self, ids: list[int], param: str, index: int, *, in_windows: bool = False) -> None:
         """Refuses tokens that cannot be pooled, and tells which of a request's texts they are."""
         self.check_token_ids(ids, param)
         if not ids:
             raise BadRequest(f"The decoder prompt cannot be empty ({param} {index} has no tokens).", param)
-        if len(ids) > self.max_text_len:
+        if len(ids) > self.longest_text(in_windows):
             raise self.text_too_long(f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids))
 
     def text_too_long(self, text: str, param: str, found: str, size: int) -> BadRequest:

@@ -9,18 +9,19 @@ under a name, so that its documents bring nothing but themselves and are answere
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
 from models.ops.pooling_ops import Segments
 from models.pooling.config import VectorFacts
-from models.pooling.pooler import PoolBatch, Pooler
+from models.pooling.pooler import Pieces, PoolBatch, Pooler, SparseWeights
 from worker.config import WorkerConfig
 from worker.protocol import QUERY_GONE, Pooling, Task
 from worker.tables.positions import Columns
@@ -31,7 +32,7 @@ MOST_QUERY_BYTES = 64 << 20
 """The bytes of vectors of queries that are stored: beyond, the query that was used longest ago is dropped."""
 
 _TASKS: tuple[Task, ...] = get_args(Task)
-_VECTORS: tuple[Task, ...] = ("embed", "token_embed")
+_VECTORS: tuple[Task, ...] = ("embed", "token_embed", "sparse_embed")
 _UNCUT = 1 << 30
 _WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
 
@@ -170,6 +171,9 @@ class PoolPlan:
     params: list[Pooling]
     segments: Segments  # the hidden states of each sequence
     needed: NeededStates | None  # None: all of the step, in its order
+    texts: list[Sequence[int]]  # the tokens of each sequence
+    pieces: Pieces | None = None
+    counted: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
 
 def segments_of(packet: Packet, lengths: Sequence[int], params: Sequence[Pooling]) -> Segments:
@@ -179,8 +183,38 @@ def segments_of(packet: Packet, lengths: Sequence[int], params: Sequence[Pooling
     )
 
 
+class RowChoice(Protocol):
+    """The part of a pooler that knows which rows of a sequence of these tokens are read."""
+
+    def needed_positions(self, params: Pooling, tokens: Sequence[int]) -> Sequence[int]: ...
+
+    def counted_rows(self, params: Pooling, tokens: Sequence[int]) -> Sequence[int] | None: ...
+
+
+def with_pieces(plan: PoolPlan, packet: Packet, pooler: RowChoice) -> PoolPlan:
+    """The plan, with what the device must know of spans, and of tokens whose vectors do not count."""
+    pieces, counted = None, dict[int, Tensor]()
+    if any(params.spans for params in plan.params):
+        places: list[tuple[int, int, int]] = []
+        for params, (start, first, stop) in zip(plan.params, plan.segments.on_host, strict=True):
+            spans = [(start, start + one, start + other) for one, other in params.spans]
+            places += spans or [(start, first, stop)]
+        segments = Segments(places, packet.ints(np.ravel(places)).view(-1, 3))
+        pieces = Pieces(segments, [len(params.spans) or 1 for params in plan.params])
+    for index, (params, text) in enumerate(zip(plan.params, plan.texts, strict=True)):
+        rows = pooler.counted_rows(params, text) if params.outputs else None
+        if rows is not None:
+            counted[index] = packet.ints(np.asarray(rows, np.int64))
+    return plan if pieces is None and not counted else replace(plan, pieces=pieces, counted=counted)
+
+
 def plan_pools(
-    packet: Packet, columns: Columns, rows: list[int], params: list[Pooling], needed: Sequence[Sequence[int]]
+    packet: Packet,
+    columns: Columns,
+    rows: list[int],
+    params: list[Pooling],
+    needed: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
 ) -> PoolPlan:
     """Plan the pooling of rows of which the positions `needed` are pooled, computed now or earlier."""
     starts = np.array(columns.starts)[rows]
@@ -202,14 +236,25 @@ def plan_pools(
             slots=packet.ints(np.repeat(np.array(columns.slots)[rows][order], lengths)),
             positions=packet.ints(positions),
         ),
+        texts=[texts[index] for index in order],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The sequence of some vectors, and what the host has to know of them."""
+
+    row: int  # index in StepInput.seqs
+    task: Task | None = None  # None: that of the sequence, else another of its outputs
+    tokens: Sequence[int] | None = None  # of a sparse vector: the tokens whose weights these are
+    sparse: SparseWeights | None = None  # of a sparse vector: which weights are kept
 
 
 @dataclass(frozen=True, slots=True)
 class PooledVectors:
     """The results of pooling, on the device, and the sequences that failed before they had one."""
 
-    rows: list[int] = field(default_factory=list[int])  # indices in StepInput.seqs
+    rows: list[PooledRow] = field(default_factory=list[PooledRow])
     vectors: list[Tensor] = field(default_factory=list[Tensor])  # float32 [D] or [K, D] each
     failed: dict[int, str] = field(default_factory=dict[int, str])  # index -> why
 
@@ -218,7 +263,7 @@ def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slo
     """The pooler's input. `hidden` [T, H]: the step's hidden states."""
     needed = plan.needed
     if needed is None:
-        return PoolBatch(hidden, plan.segments, plan.params)
+        return PoolBatch(hidden, plan.segments, plan.params, plan.pieces, plan.counted)
     states = hidden[needed.here]  # [M, H]
     count = len(states)  # M
     if count < len(needed.positions):
@@ -226,28 +271,43 @@ def gather_hidden(plan: PoolPlan, hidden: Tensor, store: HiddenStore | None, slo
             raise ValueError("a pooled sequence needs hidden states of earlier steps, which are not stored")
         older = store.read(slots.block_table, needed.slots[count:], needed.positions[count:])
         states = torch.cat([states, older])  # [N, H]
-    return PoolBatch(states, plan.segments, plan.params)
+    return PoolBatch(states, plan.segments, plan.params, plan.pieces, plan.counted)
 
 
-def apply_late_interaction(plan: PoolPlan, vectors: list[Tensor], queries: QueryStore) -> PooledVectors:
-    """The pooler's vectors, replaced by a score where late interaction is asked for."""
-    for params, own in zip(plan.params, vectors, strict=True):
+def apply_late_interaction(
+    plan: PoolPlan, inputs: PoolBatch, pooler: Pooler, queries: QueryStore
+) -> PooledVectors:
+    """What the pooler makes of its inputs, replaced by a score where late interaction is asked for."""
+    answers = list(_by_sequence(plan, pooler(inputs)))
+    for params, (own, *_) in zip(plan.params, answers, strict=True):
         if params.late_query:  # before any document of the same step
             queries.put(params.late_query, own)
     pooled = PooledVectors()
-    for row, params, own in zip(plan.rows, plan.params, vectors, strict=True):
-        result = _score(params, own, queries)
+    for index, (params, (own, *others)) in enumerate(zip(plan.params, answers, strict=True)):
+        row, result = plan.rows[index], _score(params, own, queries)
         if isinstance(result, str):
             pooled.failed[row] = result
-        else:
-            pooled.rows.append(row)
-            pooled.vectors.append(result)
+            continue
+        for task, each in zip((None, *params.outputs), (result, *others), strict=True):
+            head = pooler.heads[task or params.task]
+            tokens = None if head.sparse is None or head.is_merged else plan.texts[index]
+            pooled.rows.append(PooledRow(row, task, tokens, head.sparse))
+            pooled.vectors.append(each)
     return pooled
+
+
+def _by_sequence(plan: PoolPlan, vectors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The answers of each sequence: that of its task, and those of its other outputs."""
+    start = 0
+    for params in plan.params:
+        stop = start + 1 + len(params.outputs)
+        yield vectors[start:stop]
+        start = stop
 
 
 def _score(params: Pooling, own: Tensor, queries: QueryStore) -> Tensor | str:
     if params.late_query:
-        return max_sim(own, own)
+        return F.pad(max_sim(own, own), (0, 1), value=float(len(own)))
     if not params.late_document:
         return own
     query = queries.get(params.late_document)

@@ -15,14 +15,14 @@ import msgspec
 
 from models.media.item import Kind
 from models.pooling.config import VectorFacts
+from models.pooling.representations import CosineScores
 from worker.buffers import Buffer
 
-Task = Literal["embed", "token_embed", "classify", "token_classify"]
-"""The kinds of pooling: a vector or a row of scores, for a whole sequence or for each of its tokens."""
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed"]
+"""The kinds of pooling: a vector or scores, for a whole sequence or for each token; or weights of tokens."""
 
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """The reason in `StepOutput.failed` if a document cannot be scored: the one failure worth another try."""
-
 REFUSED_ARGUMENTS = "the arguments of the request are refused: "
 """The beginning of a reason in `StepOutput.failed` if the request itself is wrong."""
 
@@ -73,11 +73,17 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     """The position of the second text of a pair, for models that distinguish them; 0 if there is one text."""
     skip: int = 0
     """The number of tokens at the beginning, an instruction, that a vector for the whole text leaves out."""
+    outputs: tuple[Task, ...] = ()
+    """Other tasks that are answered from the same hidden states. All are for vectors then."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Pieces of the text, by positions, each of which gets a vector where the text would get one."""
+    query: bool = False
+    """Whether the text is a query and not a document."""
+    unseen: int = 0
+    """The tokens at the end that none sees, by which a query is filled up. Of encoders only."""
     late_query: str = ""
-    """Late interaction, for token_embed: the worker stores the vectors of this query under this name.
-
-    Queries that come later may replace it. The result is one number, the query's score against itself.
-    """
+    """Late interaction, for token_embed: the worker stores the vectors of this query under this name, until
+    later ones replace it. The result is the query's score against itself, and how many vectors it has."""
     late_document: str = ""
     """Late interaction: the query against which this document is scored. The result is one number."""
 
@@ -233,12 +239,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """The rank of the first token, 1 = most likely."""
 
 
-class Vectors(msgspec.Struct, frozen=True, gc=False):
+class Vectors(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The vectors of one pooled sequence: little-endian float32, row after row."""
 
     data: bytes
     shape: tuple[int, ...]
-    """The shape [D], or [tokens, D]."""
+    """The shape [D], [tokens, D] or [spans, D]; of a sparse vector [K], the weights of `ids`."""
+    ids: bytes = b""  # the tokens of a sparse vector, rising: little-endian int32
+    others: dict[Task, Vectors] = {}
+    """What answers the other tasks of `Pooling.outputs`."""
 
 
 class Balancedness(msgspec.Struct, frozen=True, gc=False):
@@ -302,15 +311,6 @@ class DiskTotals(msgspec.Struct, frozen=True, gc=False):
     """Files that could not be written, could not be read, or were damaged."""
     held: int
     """The bytes of all files in the folder."""
-
-
-class CosineScores(msgspec.Struct, frozen=True, gc=False):
-    """How a model makes scores of cosines between pictures and texts: scale * cosine + bias, activated."""
-
-    scale: float
-    bias: float
-    activation: Literal["softmax", "sigmoid"]
-    """Softmax divides one among all texts that a picture is compared with; sigmoid takes each for itself."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, gc=False):

@@ -253,8 +253,8 @@ class Runner:
 
     def _make_planner(self) -> StepPlanner:
         sizes = self._cache.size.num_blocks, self._config.model.vocab_size
-        needed, compute = self._model.pooler.needed_positions, self._compute
-        return StepPlanner(self._slots, *sizes, needed, compute.lay_out, compute.forms, self._media)
+        pooler, compute = self._model.pooler, self._compute
+        return StepPlanner(self._slots, *sizes, pooler, compute.lay_out, compute.forms, self._media)
 
     def _open_stage(self, in_flight: int) -> Stage | None:
         if self._groups.links is None:
@@ -381,7 +381,7 @@ class Runner:
         if (pools := batch.pooled) is None:
             return PooledVectors()
         inputs = gather_hidden(pools, outcome.hidden, self._cache.hidden, self._slots)
-        return apply_late_interaction(pools, self._model.pooler(inputs), self._queries)
+        return apply_late_interaction(pools, inputs, self._model.pooler, self._queries)
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
         """Run the first steps -> tokens and seconds of each. Raises ValueError if results are not finite."""

@@ -20,6 +20,8 @@ from worker.protocol import Pooling, Sampling, WorkerFacts
 
 POLICIES = ("fcfs", "priority")
 _LARGEST_INT32 = 2**31 - 1
+_VECTORS = ("embed", "token_embed", "sparse_embed")
+"""The tasks of which a sequence may have several answers."""
 _MOST_LENGTH_PENALTY = 10
 _MOST_TIME = 1 << 24
 """The most positions on the axis of time that an item may take, which float32 still tells apart."""
@@ -152,6 +154,8 @@ def _bad_item(media: Media, facts: WorkerFacts) -> str | None:
 def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
     if params.task not in facts.tasks:
         return f"this model has no task {params.task}; it has {', '.join(facts.tasks)}"
+    if bad := _bad_outputs(params, count, facts):
+        return bad
     width = facts.widths[params.task]
     if params.dimensions is not None:
         if params.task not in ("embed", "token_embed"):
@@ -166,6 +170,20 @@ def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"late interaction compares vectors of tokens: its task is token_embed, not {params.task}"
     if params.late_query and params.late_document:
         return "a text is late_query or late_document, not both"
+    return None
+
+
+def _bad_outputs(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
+    if unknown := [task for task in params.outputs if task not in facts.tasks or task not in _VECTORS]:
+        return f"this model has no vectors of the task {unknown[0]}; it has {', '.join(facts.tasks)}"
+    if params.outputs and (params.task not in _VECTORS or params.task in params.outputs):
+        return f"outputs are other vectors than those of the task {params.task}"
+    if (params.outputs or params.spans) and facts.causal and not facts.whole_tasks:
+        return "hidden states of whole texts are not kept: offer token_embed, too (--tasks)"
+    if params.unseen and (facts.causal or not 0 < params.unseen < count):
+        return f"an encoder does not see some of the text's {count} tokens, but not {params.unseen} of them"
+    if any(not 0 <= start < stop <= count for start, stop in params.spans):
+        return f"spans must lie within the text's {count} tokens, and have some"
     return None
 
 

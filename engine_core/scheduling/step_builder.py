@@ -277,7 +277,10 @@ class StepBuilder:
     def _pooled_rows(self, seq: Sequence) -> int:
         """The number of hidden states that are read when this sequence is pooled."""
         params = seq.request.params
-        return seq.prompt_len if isinstance(params, Pooling) and params.task in self._facts.whole_tasks else 1
+        if not isinstance(params, Pooling):
+            return 1
+        is_whole = params.outputs or params.spans or params.task in self._facts.whole_tasks
+        return seq.prompt_len if is_whole else 1
 
 
 def _sampled(work: Work) -> float:

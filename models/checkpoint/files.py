@@ -147,7 +147,12 @@ def _dummy_values(count: int, dtype: torch.dtype, positive: bool, seed: int, dev
 
 
 def open_source(folder: Path, load_format: str, seed: int = 0, device: torch.device = HOST) -> Source:
-    """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values."""
+    """Open a checkpoint, or dummy weights, of which `seed` and `device` decide the values.
+
+    A layer that lies beside a checkpoint in a file of its own is named itself, in place of a folder.
+    """
+    if load_format != "dummy" and folder.suffix in _FILES:
+        return Source(folder.name, _FILES[folder.suffix](folder))
     if load_format not in _NAMES and (loader := model_loader(load_format)) is not None:
         found = load_tensors(loader, folder, load_format)
         return Source(f"what {load_format} reads", {n: _stored_tensor(t, n) for n, t in found.items()})
@@ -323,3 +328,6 @@ _SAFETENSORS = _Format("model.safetensors", "model.safetensors.index.json", "*.s
 _PT = _Format("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", _read_pt)
 _MEDUSA = replace(_PT, single="medusa_lm_head.pt")
 """The file in which heads of Medusa are published. It is read as tensors only, as all pickles are."""
+
+_FILES = {".safetensors": read_safetensors, ".pt": _read_pt}
+"""The ways to read one file. A pickle is read as tensors only here, too."""

@@ -26,10 +26,12 @@ _ADDRESS = re.compile(r"https?://[^/]+/(?P<id>\w[\w.-]*/\w[\w.-]*)(/.*)?")
 _BUILT_IN = ("demo", "minilm")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
+_HEADS = ("sparse_linear.*", "colbert_linear.*")
+"""The layers of BGE-M3 beside its checkpoint."""
 _WEIGHTS = {
-    "auto": ("*.safetensors", "medusa_lm_head.pt"),
+    "auto": ("*.safetensors", "medusa_lm_head.pt", *_HEADS),
     "safetensors": ("*.safetensors",),
-    "pt": ("pytorch_model*.bin", "*/pytorch_model.bin"),
+    "pt": ("pytorch_model*.bin", "*/pytorch_model.bin", *_HEADS),
     "gguf": (),
     "mistral": ("consolidated*.safetensors",),
     "dummy": (),

@@ -6,9 +6,9 @@ only those rows are loaded that are needed, and for vectors none is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -23,17 +23,22 @@ from models.model import ModelSetup, stream_size
 from models.pooling.config import PoolingConfig
 from models.pooling.pooler import (
     ACTIVATIONS,
+    Counted,
     Every,
     Function,
     Merged,
     Pooler,
     Rows,
+    SparseWeights,
     Tagged,
     TaskHead,
+    Weighed,
     normalize,
 )
-from models.pooling.projection import Matrix, Projection
+from models.pooling.projection import FileMatrix, Matrix, Projection
+from models.pooling.representations import Splade, TokenVectors, TokenWeights
 from models.pooling.sentence_files import Mode
+from models.pooling.token_groups import reduce_tokens
 from models.weight_pieces import WeightsError
 
 
@@ -54,6 +59,12 @@ class PoolingModel(nn.Module):
         self.causal: bool = getattr(self.base, "causal", True)
         self._hidden_size = setup.config.hidden_size
         self.default_mode: Mode = getattr(self.base, "default_pooling", "LAST")
+        expansion = setup.pooling.texts.expansion
+        if expansion is not None and not expansion.attends and not getattr(self.base, "hides_tokens", False):
+            raise ConfigError(
+                f"the files of this {setup.config.architecture} fill queries up with tokens that no other "
+                "one sees ('attend' false of 'query_expansion'), which encoders only can do"
+            )
 
     @property
     def stream_size(self) -> int:
@@ -77,7 +88,9 @@ class _Native(PoolingModel):
 
     def __init__(self, setup: ModelSetup) -> None:
         super().__init__(setup)
-        if getattr(self.base, "head", None) is None:
+        if getattr(self.base, "vocabulary", None) is not None:
+            self.pooler = splade_pooler(setup, self.base.vocabulary)
+        elif getattr(self.base, "head", None) is None:
             for_tokens = getattr(self.base, "has_token_rows", True)
             self.pooler = embedding_pooler(setup, self.default_mode, for_tokens=for_tokens)
         else:
@@ -226,8 +239,16 @@ def embedding_pooler(setup: ModelSetup, default: Mode, *, for_tokens: bool = Tru
     """
     heads, projections = _embedding_heads(setup, default)
     if not for_tokens:
-        del heads["token_embed"]
+        heads.pop("token_embed", None)
     return Pooler(heads, projections)
+
+
+def splade_pooler(setup: ModelSetup, logits: Function) -> Pooler:
+    """A pooler that gives a text weights of the vocabulary, made of its tokens' logits."""
+    form = setup.pooling.sparse
+    assert isinstance(form, Splade)
+    rows = Weighed(logits, form)
+    return Pooler({"sparse_embed": _sparse_head(setup, rows, None, setup.config.vocab_size)})
 
 
 def label_pooler(
@@ -255,17 +276,31 @@ def generating_pooler(setup: ModelSetup, classifier: Function | None, default: M
     return Pooler(heads, projections)
 
 
-def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHead], list[Projection]]:
+def _sparse_head(setup: ModelSetup, rows: Rows, project: Function | None, width: int) -> TaskHead:
+    """The head of a text's weights, most of which are zero. No length is normal."""
+    form, most = setup.pooling.sparse, setup.pooling.texts.max_active_dims
+    without = form.without if isinstance(form, TokenWeights) else ()
+    return TaskHead(
+        rows=rows,
+        project=project,
+        width=width,
+        activation=ACTIVATIONS["identity"],
+        activates=False,
+        sparse=SparseWeights(without, most),
+    )
+
+
+def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHead], list[nn.Module]]:
     config = setup.pooling
     modes = config.modes or (default,)
     before = Projection(config.token_steps, setup.config.output_size, setup.folder, setup.load_format)
     after = Projection(config.steps, before.width * len(modes), setup.folder, setup.load_format)
     activates = config.normalize if config.use_activation is None else config.use_activation
 
-    def head(rows: Rows, project: Projection) -> TaskHead:
+    def head(rows: Rows, project: Projection | FileMatrix) -> TaskHead:
         return TaskHead(
             rows=rows,
-            project=project if project.steps else None,
+            project=None if isinstance(project, Projection) and not project.steps else project,
             width=project.width,
             activation=normalize,
             activates=activates,
@@ -275,11 +310,45 @@ def _embedding_heads(setup: ModelSetup, default: Mode) -> tuple[dict[str, TaskHe
 
     # A token is one row: a projection of several rows side by side cannot follow.
     none = Projection((), before.width, setup.folder, setup.load_format)
+    projections: list[nn.Module] = [before, after]
+    if isinstance(config.sparse, Splade):
+        raise ConfigError(
+            f"SPLADE reads the head for masked tokens of an encoder, which {setup.config.architecture} is not"
+        )
+    if config.ends_sparse:
+        return {"sparse_embed": _sparse_head(setup, Merged(modes), after, after.width)}, projections
     heads = {
         "embed": head(Merged(modes), after),
-        "token_embed": head(_token_rows(config, tag=None), after if len(modes) == 1 else none),
+        "token_embed": _token_head(setup, head, after if len(modes) == 1 else none, projections),
     }
-    return heads, [before, after]
+    if isinstance(config.sparse, TokenWeights):
+        path, size = setup.folder / config.sparse.file, setup.config.output_size
+        weigh = FileMatrix(path, size, setup.load_format, outputs=1)
+        projections.append(weigh)
+        heads["sparse_embed"] = _sparse_head(setup, Every(), lambda rows: weigh(rows).relu(), 1)
+    return heads, projections
+
+
+def _token_head(
+    setup: ModelSetup,
+    head: Callable[[Rows, Projection | FileMatrix], TaskHead],
+    after: Projection,
+    projections: list[nn.Module],
+) -> TaskHead:
+    """The head of tokens' vectors: by a layer of their own, if the checkpoint has one."""
+    config, which = setup.pooling, setup.pooling.token_vectors
+    rows = _token_rows(config, tag=None)
+    if isinstance(rows, Every) and which != TokenVectors():
+        rows = Counted(which)
+    if not which.file:
+        made = head(rows, after)
+    else:
+        own = FileMatrix(setup.folder / which.file, setup.config.output_size, setup.load_format)
+        projections.append(own)
+        made = head(rows, own)
+    if which.pooling is None:
+        return made
+    return replace(made, reduce=partial(reduce_tokens, which))
 
 
 def _label_heads(

@@ -14,6 +14,7 @@ from models.checkpoint.weights import Weights
 from models.context import ForwardContext, context
 from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
+from models.ops.encoder_ops import attend_to_seen
 from models.parallel.rank_shares import Span
 from models.quantization.readers.pieces import read_one_scale
 
@@ -218,9 +219,12 @@ class EncoderAttention(nn.Module):
             q, k = ops.rms_norm(q, prep.q_norm, prep.eps), ops.rms_norm(k, prep.k_norm, prep.eps)
         if prep.cos_sin is not None:
             q, k = ops.rotate(q, prep.cos_sin), ops.rotate(k, prep.cos_sin)
+        step = context()
         heads = ops.encoder_attention(
-            *(q, k, v, context()), scale=self.scale, window=self.window, bias=bias, causal=self.causal
+            *(q, k, v, step), scale=self.scale, window=self.window, bias=bias, causal=self.causal
         )
+        if step.seen is not None:
+            attend_to_seen(heads, q, k, v, step, scale=self.scale, window=self.window, bias=bias)
         return heads.flatten(1)
 
 

@@ -38,6 +38,35 @@ def encoder_attention(
     return out
 
 
+def attend_to_seen(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: ForwardContext,
+    *,
+    scale: float,
+    window: int | None,
+    bias: Tensor | None,
+) -> None:
+    """Compute anew, in `out` [T, H, D], the sequences of which some tokens are seen by none.
+
+    There are few, and short ones, so no device has an operation of its own for it.
+    """
+    bias = None if bias is None else bias.to(q.dtype)
+    start = 0
+    for length, seen in zip(context.query_lens_host, context.seen or (), strict=True):
+        rows, keys = slice(start, start + length), slice(start, start + seen)
+        start += length
+        if seen == length:
+            continue
+        distance = distance_between(range(length), range(seen), q.device)
+        near = distance.abs() <= (length if window is None else window)
+        mask = near if bias is None else _added(distance, bias).masked_fill(~near, float("-inf"))
+        queries, visible, values = (x.transpose(0, 1).contiguous() for x in (q[rows], k[keys], v[keys]))
+        out[rows] = _attend_masked(queries, visible, values, mask, scale).transpose(0, 1)
+
+
 _QUERIES = 256
 """The number of queries that are computed at a time, with the keys they can see, if there is a window."""
 

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 
 from models.config import ConfigError, ModelConfig
-from models.pooling.sentence_files import Mode, Modules, Step, TextFacts, read_modules, read_texts
+from models.pooling.representations import (
+    Splade,
+    TokenVectors,
+    TokenWeights,
+    find_token_ids,
+    read_flag_heads,
+    token_vectors,
+)
+from models.pooling.sentence_files import Mode, Modules, Step, read_modules
+from models.pooling.text_files import TextFacts, read_texts
 
 Activation = Literal["identity", "sigmoid", "softmax"]
-Task = Literal["embed", "token_embed", "classify", "token_classify"]
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed"]
 
 _MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
 _QWEN3_RERANKER_TOKENS = ["no", "yes"]
@@ -53,6 +62,12 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka_dimensions: tuple[int, ...] = ()
     """The numbers of dimensions that they may ask for; empty means any."""
 
+    # weights of tokens, and vectors of tokens
+    sparse: Splade | TokenWeights | None = None
+    ends_sparse: bool = False
+    """Whether the vector of a text is a sparse one, because its last step keeps few numbers."""
+    token_vectors: TokenVectors = TokenVectors()
+
     # labels and scores
     num_labels: int = 2
     labels: tuple[str, ...] = ()
@@ -70,11 +85,19 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one task that the operator wants the server to offer."""
     use_activation: bool | None = None
     """Whether vectors are normalised or labels activated; None goes by the checkpoint."""
+    max_embed_len: int | None = None
+    """The longest text in tokens that is read in windows, to one vector. None: none is."""
 
     # texts
     texts: TextFacts = TextFacts()
     use_sep_token: bool | None = None
     """Whether a separator stands between the texts of a pair; None leaves it to the tokenizer."""
+
+    @property
+    def heads_of_tokens(self) -> tuple[TokenWeights | TokenVectors, ...]:
+        """The heads that may have a file of their own beside the checkpoint."""
+        weights = (self.sparse,) if isinstance(self.sparse, TokenWeights) else ()
+        return (*weights, self.token_vectors)
 
 
 class VectorFacts(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +129,7 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
     enable_chunked_processing: bool = False
-    max_embed_len: int | None = None
+    max_embed_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     enable_flash_late_interaction: bool = True
     """A choice between vLLM's ways to compute MaxSim, on which its results do not depend."""
 
@@ -138,9 +161,15 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
     head = _read_head(config)
     modules = read_modules(folder)
     texts = _as_queries(read_texts(folder), config.architecture)
+    splade = Splade() if _upper(asked.pooling_type) == "SPLADE" else modules and modules.splade
+    if splade and not (folder / "config_sentence_transformers.json").exists():
+        texts = msgspec.structs.replace(texts, similarity="dot")
     modes, tokens = _asked_modes(asked)
+    weights, vectors = read_flag_heads(folder)
     if modules is None:
         modules = Modules(normalize=True)
+    elif modules.mask is not None or modules.token_pooling is not None:
+        vectors = token_vectors(folder, modules.mask, modules.token_pooling)
     elif not modules.modes:
         modules = msgspec.structs.replace(modules, normalize=True)  # vectors for tokens are compared by angle
     classifier_tokens, two_way = _classifier_tokens(folder, head, modules, asked)
@@ -155,6 +184,9 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         steps=modules.steps,
         normalize=modules.normalize,
         dimensions=asked.dimensions or texts.truncate_dim,
+        sparse=splade or weights,
+        ends_sparse=modules.is_sparse and modules.splade is None,
+        token_vectors=vectors or TokenVectors(),
         matryoshka=head.is_matryoshka or bool(widths),
         matryoshka_dimensions=widths,
         num_labels=num_labels,
@@ -166,6 +198,7 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         logit_sigma=1.0 if asked.logit_sigma is None else asked.logit_sigma,
         task=_task(asked.task),
         use_activation=asked.activates,
+        max_embed_len=asked.max_embed_len,
         texts=texts,
         use_sep_token=head.use_sep_token,
     )
@@ -199,10 +232,10 @@ def _read_asked(pooler_config: Mapping[str, object]) -> PoolerConfig:
         raise ConfigError(f"--pooler-config: {error}; its fields are {fields}") from None
     if asked.logit_sigma == 0:
         raise ConfigError("--pooler-config: logit_sigma cannot be 0 (division by zero)")
-    if asked.enable_chunked_processing or asked.max_embed_len is not None:
+    if asked.max_embed_len is not None and not asked.enable_chunked_processing:
         raise ConfigError(
-            "--pooler-config: enable_chunked_processing and max_embed_len (long texts in pieces) are not "
-            "supported: leave them out; requests may say truncate_prompt_tokens"
+            "--pooler-config: max_embed_len is the length of texts that are read in windows: say "
+            '"enable_chunked_processing": true, too'
         )
     if asked.dimensions is not None and asked.dimensions < 1:
         raise ConfigError(f"--pooler-config: dimensions is {asked.dimensions}, but must be at least 1")
@@ -225,10 +258,14 @@ def _asked_modes(asked: PoolerConfig) -> tuple[tuple[Mode, ...], Literal["ALL", 
         raise ConfigError("--pooler-config: set pooling_type, or seq_pooling_type and tok_pooling_type")
     if general in ("ALL", "STEP"):
         of_tokens = general
+    elif general == "SPLADE":  # no vector, but weights of the vocabulary
+        general = None
     elif general is not None:
         of_text = general
     if of_text is not None and of_text not in _MODES:
-        raise ConfigError(f"--pooler-config: no pooling {of_text}; there are {', '.join(_MODES)}, ALL, STEP")
+        raise ConfigError(
+            f"--pooler-config: no pooling {of_text}; there are {', '.join(_MODES)}, ALL, STEP, SPLADE"
+        )
     if of_tokens not in (None, "ALL", "STEP"):
         raise ConfigError(f"--pooler-config: tok_pooling_type is {of_tokens!r}, but must be ALL or STEP")
     return () if of_text is None else (of_text,), of_tokens
@@ -243,6 +280,7 @@ _TASKS: dict[str, Task | None] = {
     "token_embed": "token_embed",
     "classify": "classify",
     "token_classify": "token_classify",
+    "sparse_embed": "sparse_embed",
     # As vLLM 0.11 called them; "encode" was whatever the model did.
     "score": "classify",
     "reward": "token_classify",
@@ -282,22 +320,15 @@ def _classifier_tokens(
 
 
 def _token_ids(folder: Path, names: tuple[str | int, ...]) -> tuple[int, ...]:
-    from tokenizers import Tokenizer  # a worker needs it for nothing else, and may not have it
-
     if all(isinstance(name, int) for name in names):
         return cast("tuple[int, ...]", names)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} is needed to look up 'classifier_from_token'; or give the tokens' ids")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    ids = [name if isinstance(name, int) else tokenizer.token_to_id(name) for name in names]
+    texts = [name for name in names if isinstance(name, str)]
+    found = iter(find_token_ids(folder, texts))
+    ids = [name if isinstance(name, int) else next(found) for name in names]
     if None in ids:
         raise ConfigError(
-            f"'classifier_from_token' names {names[ids.index(None)]!r}, which is no token of {path}; "
-            "words that make several tokens cannot be used"
+            f"'classifier_from_token' names {names[ids.index(None)]!r}, which is no token of "
+            f"{folder / 'tokenizer.json'}; words that make several tokens cannot be used"
         )
     return tuple(cast("list[int]", ids))
 

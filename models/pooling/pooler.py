@@ -8,8 +8,10 @@ once, and everything is on devices that promise no such bits. All arithmetic is 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -19,6 +21,7 @@ from models import ops
 from models.checkpoint.weights import Weights, load
 from models.ops.pooling_ops import Segments
 from models.pooling.config import Activation
+from models.pooling.representations import Splade, TokenVectors
 from models.pooling.sentence_files import Mode
 
 Function = Callable[[Tensor], Tensor]
@@ -42,6 +45,21 @@ class PoolingLike(Protocol):
         """The number of tokens at the beginning that are an instruction and stay out of a text's vector."""
         ...
 
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Other tasks that are answered from the same hidden states."""
+        ...
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Pieces of the text, from one position to another, each of which gets a vector of its own."""
+        ...
+
+    @property
+    def query(self) -> bool:
+        """Whether the text is a query, and not a document."""
+        ...
+
 
 @dataclass(slots=True)
 class PoolBatch:
@@ -50,6 +68,24 @@ class PoolBatch:
     hidden: Tensor  # [N, H]: hidden states
     segments: Segments  # P sequences
     params: Sequence[PoolingLike]
+    pieces: Pieces | None = None  # None: each sequence is merged to one row
+    counted: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """The rows whose vectors count, counted from the first of a sequence, for those where not all do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The rows of which merged ones are made, where a sequence may have several."""
+
+    segments: Segments
+    counts: Sequence[int]
+    """The number of pieces of each sequence."""
+
+    def of(self, members: Sequence[int]) -> tuple[Segments, list[int]]:
+        """The pieces of some sequences, and their numbers."""
+        ends = list(accumulate(self.counts))
+        chosen = [at for i in members for at in range(ends[i] - self.counts[i], ends[i])]
+        return self.segments.of(chosen), [self.counts[i] for i in members]
 
 
 class Rows(Protocol):
@@ -60,7 +96,7 @@ class Rows(Protocol):
     name: str
     """What the spaces of vectors call it."""
 
-    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+    def needed_positions(self, tokens: Sequence[int], *, query: bool) -> Sequence[int]:
         """The positions of a sequence whose rows are needed, in order. Known before anything is computed."""
         ...
 
@@ -73,7 +109,7 @@ class Merged:
         self.needs_all = self.modes != ("LAST",)
         self.name = "_".join(modes).lower()
 
-    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+    def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return range(0 if self.needs_all else len(tokens) - 1, len(tokens))
 
     def __call__(self, rows: Tensor, segments: Segments) -> Tensor:
@@ -82,13 +118,61 @@ class Merged:
         return merged[0] if len(merged) == 1 else torch.cat(merged, dim=-1)
 
 
+_LOGITS_AT_ONCE = 64
+"""Tokens whose logits are in memory at a time: a vocabulary has as many as 250,000."""
+
+
+class Weighed:
+    """One row for the whole sequence, of the width of the vocabulary: what SPLADE makes of tokens' logits."""
+
+    needs_all = True
+
+    def __init__(self, logits: Function, form: Splade) -> None:
+        self._logits = logits
+        self.name = f"splade_{form.pooling_strategy}_{form.activation_function}"
+        self._takes_largest = form.pooling_strategy == "max"
+        self._logarithms = 2 if form.activation_function == "log1p_relu" else 1
+
+    def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
+        return range(len(tokens))
+
+    def __call__(self, rows: Tensor, segments: Segments) -> Tensor:
+        """Weigh the tokens [N, H] of each of P sequences -> [P, V] float32."""
+        return torch.stack([self._weigh(rows[first:stop]) for _, first, stop in segments.on_host])
+
+    def _weigh(self, rows: Tensor) -> Tensor:
+        pieces = (self._logits(part.clone()) for part in rows.split(_LOGITS_AT_ONCE))
+        if self._takes_largest:  # the logarithm rises, so it can follow
+            return self._activate(torch.stack([piece.amax(0) for piece in pieces]).amax(0))
+        return torch.stack([self._activate(piece).sum(0) for piece in pieces]).sum(0)
+
+    def _activate(self, logits: Tensor) -> Tensor:
+        weights = logits.relu()
+        for _ in range(self._logarithms):
+            weights = weights.log1p()
+        return weights
+
+
+class Counted:
+    """One row for each token whose vector counts when texts are compared."""
+
+    needs_all = True
+
+    def __init__(self, which: TokenVectors) -> None:
+        self._which = which
+        self.name = f"tokens_{zlib.crc32(repr(which).encode()):08x}"
+
+    def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
+        return self._which.counts(tokens, query=query)
+
+
 class Every:
     """One row for each token."""
 
     needs_all = True
     name = "tokens"
 
-    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+    def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return range(len(tokens))
 
 
@@ -101,7 +185,7 @@ class Tagged:
         self.tag = tag
         self.name = f"tokens_{tag}"
 
-    def needed_positions(self, tokens: Sequence[int]) -> Sequence[int]:
+    def needed_positions(self, tokens: Sequence[int], *, query: bool = False) -> Sequence[int]:
         return [position for position, token in enumerate(tokens) if token == self.tag]
 
 
@@ -138,6 +222,16 @@ def normalize(rows: Tensor) -> Tensor:
     return ops.normalize(rows)
 
 
+@dataclass(frozen=True)
+class SparseWeights:
+    """A choice among the weights that a head computes."""
+
+    without: tuple[int, ...] = ()
+    """Tokens that get none."""
+    most: int | None = None
+    """The greatest number of weights of a text: the largest are kept."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskHead:
     """The parts that answer one task: hidden states pass `before`, `rows`, `project` and `activation`."""
@@ -155,30 +249,54 @@ class TaskHead:
     before: Function | None = None
     """A function of every token's row ahead of merging, if there is one."""
 
+    sparse: SparseWeights | None = None
+    """Set if most numbers are zero: they are the weights of tokens of the text, or of the vocabulary."""
+    reduce: Callable[[Tensor, bool], Tensor] | None = None
+    """What makes fewer of a text's finished rows [K, D], given whether it is a query."""
+
     @property
     def is_merged(self) -> bool:
-        return isinstance(self.rows, Merged)
+        return isinstance(self.rows, Merged | Weighed)
 
     def cut(self, dimensions: int | None) -> int:
+        if self.sparse:
+            return self.width
         return min(dimensions or self.dimensions or self.width, self.width)
 
-    def pool(self, rows: Tensor, segments: Segments, members: Sequence[int]) -> Tensor:
-        """Merge and project hidden states [N, H] of sequences, those of `members` -> [R, width] float32.
-
-        R is the number of members if each is merged into one row, else that of their rows.
-        """
-        lengths, chosen = segments.lengths, segments.of(members)
-        if not isinstance(self.rows, Merged) and chosen is not segments:
-            parts = rows.split(lengths)
-            rows, lengths = torch.cat([parts[i] for i in members]), chosen.lengths
+    def pool(self, batch: PoolBatch, members: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Merge and project hidden states of the sequences `members` -> rows [R, width] float32, and how many
+        of them are each one's."""
+        rows, segments, lengths = batch.hidden, batch.segments, batch.segments.lengths
+        chosen = segments.of(members)
+        if not isinstance(self.rows, Merged | Weighed):
+            rows, lengths = self._choose(batch, members, chosen)
         before, project = self.before, self.project
         if before is not None:
             rows = ops.apart(lambda part: before(part.float()), rows, lengths)
-        if isinstance(self.rows, Merged):
-            rows, lengths = self.rows(rows, chosen), [1] * len(members)
-        return (
-            rows.float() if project is None else ops.apart(lambda part: project(part.float()), rows, lengths)
-        )
+        counts = lengths
+        if isinstance(self.rows, Merged | Weighed):
+            counts = [1] * len(members)
+            if batch.pieces is not None:
+                chosen, counts = batch.pieces.of(members)
+            rows, lengths = self.rows(rows, chosen), [1] * sum(counts)
+        if project is not None:
+            rows = ops.apart(lambda part: project(part.float()), rows, lengths)
+        return rows.float(), counts
+
+    def _choose(self, batch: PoolBatch, members: Sequence[int], chosen: Segments) -> tuple[Tensor, list[int]]:
+        """The rows of these sequences that have a vector each, and how many those are."""
+        counts = not self.sparse and not batch.counted.keys().isdisjoint(members)
+        if chosen is batch.segments and not counts:
+            return batch.hidden, chosen.lengths
+        parts = batch.hidden.split(batch.segments.lengths)
+        own = [parts[i] for i in members]
+        if counts:
+            chosen_rows = batch.counted
+            own = [
+                part[chosen_rows[i]] if i in chosen_rows else part
+                for i, part in zip(members, own, strict=True)
+            ]
+        return torch.cat(own), [len(part) for part in own]
 
     def finish(self, rows: Tensor, use_activation: bool | None, dimensions: int | None) -> Tensor:
         """Cut and activate rows [R, width] -> [R, the cut width]."""
@@ -188,7 +306,7 @@ class TaskHead:
 
 
 class Pooler(nn.Module):
-    """A pooler answers each sequence of a batch by the head of its task.
+    """A pooler answers each sequence of a batch by the heads of its tasks, from one pass of the model.
 
     `projections` are the heads whose weights lie beside the checkpoint. Other heads belong to the model,
     which fills them.
@@ -209,23 +327,43 @@ class Pooler(nn.Module):
 
     def needed_positions(self, params: PoolingLike, tokens: Sequence[int]) -> Sequence[int]:
         """The positions of a sequence of these tokens whose hidden states `forward` must get, in order."""
-        return self._head(params.task).rows.needed_positions(tokens)
+        if params.outputs or params.spans:
+            return range(len(tokens))
+        return self._head(params.task).rows.needed_positions(tokens, query=params.query)
+
+    def counted_rows(self, params: PoolingLike, tokens: Sequence[int]) -> Sequence[int] | None:
+        """The rows that have vectors of their own, if several heads read a sequence and not all have."""
+        head = self.heads.get("token_embed")
+        if not params.outputs or head is None or "token_embed" not in (params.task, *params.outputs):
+            return None
+        counted = head.rows.needed_positions(tokens, query=params.query)
+        return None if len(counted) == len(tokens) else counted
 
     def width(self, params: PoolingLike) -> int:
         """The width of each vector with which `forward` answers."""
         return self._head(params.task).cut(params.dimensions)
 
     def forward(self, batch: PoolBatch) -> list[Tensor]:
-        """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D]."""
-        lengths = batch.segments.lengths
-        answers: dict[int, Tensor] = {}
-        for (task, use_activation, dimensions), members in _alike(batch.params).items():
-            head = self._head(task)
-            pooled = head.pool(batch.hidden, batch.segments, members)
+        """Answer in the order of the batch, in float32: [D] for a merged sequence, else [K, D].
+
+        A sequence has an answer for its task, and behind it one for each of its other outputs. If it has
+        spans, its merged answers are [spans, D]. A sparse head answers with the weights of all tokens: [V] of
+        the vocabulary, or [L, 1] of the text.
+        """
+        found: dict[int, Tensor] = {}
+        for (task, use_activation, dimensions), asked in _alike(batch.params).items():
+            head, members = self._head(task), [member for _, member in asked]
+            pooled, counts = head.pool(batch, members)
             finished = head.finish(pooled, use_activation, dimensions)
-            pieces = finished if head.is_merged else finished.split([lengths[i] for i in members])
-            answers |= zip(members, pieces, strict=True)
-        return [answers[i] for i in range(len(lengths))]
+            simple = head.is_merged and batch.pieces is None
+            pieces = finished if simple else finished.split(counts)
+            for (place, member), piece in zip(asked, pieces, strict=True):
+                params = batch.params[member]
+                if head.reduce is not None:
+                    piece = head.reduce(piece, params.query)
+                is_one = head.is_merged and not simple and not params.spans
+                found[place] = piece[0] if is_one else piece
+        return [found[place] for place in range(len(found))]
 
     def _head(self, task: str) -> TaskHead:
         if task not in self.heads:
@@ -233,9 +371,16 @@ class Pooler(nn.Module):
         return self.heads[task]
 
 
-def _alike(params: Sequence[PoolingLike]) -> dict[tuple[str, bool | None, int | None], list[int]]:
-    """The indices of the sequences that are finished in the same way, by (task, activation, dimensions)."""
-    groups: dict[tuple[str, bool | None, int | None], list[int]] = {}
-    for index, asked in enumerate(params):
-        groups.setdefault((asked.task, asked.use_activation, asked.dimensions), []).append(index)
+_Way = tuple[str, bool | None, int | None]
+"""A task, and the activation and dimensions that were asked for."""
+
+
+def _alike(params: Sequence[PoolingLike]) -> dict[_Way, list[tuple[int, int]]]:
+    """The answers that are computed in the same way: the place of each, and the index of its sequence."""
+    groups: dict[_Way, list[tuple[int, int]]] = {}
+    place = 0
+    for member, asked in enumerate(params):
+        for task in (asked.task, *asked.outputs) if asked.outputs else (asked.task,):
+            groups.setdefault((task, asked.use_activation, asked.dimensions), []).append((place, member))
+            place += 1
     return groups

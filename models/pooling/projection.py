@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint.files import open_source
 from models.checkpoint.weights import Weights, open_weights
 from models.layers.linear import frozen
-from models.pooling.sentence_files import Dense, LayerNorm, Normalize, Step
+from models.pooling.sentence_files import Dense, LayerNorm, Normalize, SparseAutoEncoder, Step
 from models.quantization.matrices import read_plain_matrix
 from models.weight_pieces import WeightsError
 
@@ -65,6 +66,10 @@ class Projection(nn.Module):
                 case LayerNorm():
                     self._check(step.folder, step.dimension)
                     modules.append(_LayerNorm(step.dimension, folder / step.folder, load_format))
+                case SparseAutoEncoder():
+                    self._check(step.folder, step.input_dim)
+                    modules.append(_SparseAutoEncoder(step, folder / step.folder, load_format))
+                    self.width = step.hidden_dim
                 case Normalize():
                     modules.append(_Normalize())
         self.steps = nn.ModuleList(modules)
@@ -77,6 +82,29 @@ class Projection(nn.Module):
     def _check(self, name: str, reads: int) -> None:
         if reads != self.width:
             raise WeightsError(f"{name} expects vectors of {reads} numbers, but is given {self.width}")
+
+
+class FileMatrix(nn.Module):
+    """A linear layer in a file of its own beside the checkpoint, as BGE-M3 has them."""
+
+    def __init__(self, path: Path, inputs: int, load_format: str, *, outputs: int | None = None) -> None:
+        """`outputs` None leaves their number to the file."""
+        super().__init__()
+        self.path = path
+        self.load_format = load_format
+        if outputs is None:
+            weight = open_source(path, "auto").tensors.get("weight")
+            outputs = weight.shape[0] if weight is not None and weight.shape else inputs
+        self.width = outputs
+        self.linear = Matrix(inputs, outputs, bias=True)
+
+    def pull(self, weights: Weights) -> None:
+        own = _open(self.path, self.load_format, weights)
+        self.linear.pull(own)
+        own.reading.finish()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.linear(rows)
 
 
 class _Dense(nn.Module):
@@ -122,6 +150,36 @@ class _LayerNorm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return F.layer_norm(rows, [self.size], self.weight, self.bias)
+
+
+class _SparseAutoEncoder(nn.Module):
+    """Rows [K, input_dim] -> [K, hidden_dim], of which all but the largest numbers are zero."""
+
+    before: nn.Parameter
+    behind: nn.Parameter
+
+    def __init__(self, step: SparseAutoEncoder, folder: Path, load_format: str) -> None:
+        super().__init__()
+        self.step = step
+        self.folder = folder
+        self.load_format = load_format
+        self.encoder = Matrix(step.input_dim, step.hidden_dim, bias=False)
+
+    def pull(self, weights: Weights) -> None:
+        own = _open(self.folder, self.load_format, weights)
+        self.encoder.pull(own.first("decoder.linear", "encoder"))  # one matrix, saved once
+        self.before = frozen(own.take("pre_bias", [self.step.input_dim]))
+        self.behind = frozen(own.take("latent_bias", [self.step.hidden_dim]))
+        own.ignore("decoder", "stats_last_nonzero")  # for training
+        own.reading.finish()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.step.normalize:
+            rows = rows - rows.mean(-1, keepdim=True)
+            rows = rows / (rows.std(-1, keepdim=True) + 1e-5)
+        wide = self.encoder(rows - self.before) + self.behind
+        largest = wide.topk(self.step.k, dim=-1)
+        return torch.zeros_like(wide).scatter_(-1, largest.indices, largest.values.relu())
 
 
 class _Normalize(nn.Module):

@@ -8,18 +8,15 @@ read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
 from models.config import ConfigError
-from models.media.files import has_files
 from models.plain_files import lies_within, read_text_bytes
+from models.pooling.representations import PUNCTUATION, ExpansionFile, MaskFile, Splade, TokenPooling
 
 Mode = Literal["CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN"]
-Similarity = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
-"""The last two compare a vector for each token; the mean is over the tokens of the query."""
-
 _MODES: dict[str, Mode] = {
     "cls": "CLS",
     "max": "MAX",
@@ -37,16 +34,12 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+_KINDS = (
+    *(*TRANSFORMERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore"),
+    *("SpladePooling", "SparseAutoEncoder", "MultiVectorMask", "HierarchicalTokenPooling"),
+)
 _LIBRARIES = ("sentence_transformers.", "pylate.")
-_TRANSFORMER_FILES = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-_PADDING = frozenset(
-    ("padding", "padding_side", "pad_to_multiple_of", "truncation", "return_tensors", "logits_to_keep")
-)
-"""Arguments of a processor on which no vector depends."""
 _TOKENS, _SENTENCE = "token_embeddings", "sentence_embedding"
 
 
@@ -74,7 +67,17 @@ class Normalize(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Step = Dense | LayerNorm | Normalize
+class SparseAutoEncoder(msgspec.Struct, frozen=True, tag=True):
+    """Makes a vector wide, and keeps its `k` largest numbers, as far as they are above zero."""
+
+    input_dim: int
+    hidden_dim: int = 512
+    k: int = 8
+    normalize: bool = False
+    folder: str = ""
+
+
+Step = Dense | LayerNorm | Normalize | SparseAutoEncoder
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,39 +94,16 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether vectors are brought to length 1 at the end."""
     score_tokens: tuple[int, ...] = ()
     """The tokens by whose logits a causal model scores: (false, true), or (true,) alone."""
+    splade: Splade | None = None
+    mask: MaskFile | None = None
+    token_pooling: TokenPooling | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.splade is not None or any(isinstance(step, SparseAutoEncoder) for step in self.steps)
 
 
-class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How each text becomes a conversation, in the form in which the model was trained."""
-
-    add_generation_prompt: bool = False
-    kwargs: dict[str, object] = {}
-    """Variables for the chat template."""
-    add_special_tokens: bool = False
-    """Whether the tokenizer adds its own tokens to what the template has written."""
-
-
-class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that the server needs: how texts become tokens, and how vectors are compared."""
-
-    max_len: int | None = None
-    lower_case: bool = False
-    prompts: dict[str, str] = {}
-    default_prompt_name: str | None = None
-    suffix: str = ""
-    """What is written behind each text."""
-    has_special: bool = False
-    """Whether the special tokens are in what is written, so that the tokenizer adds none."""
-    chat: ChatForm | None = None
-    """Set if the chat template writes each text as what a user says, and an instruction as the system."""
-    similarity: Similarity = "cosine"
-    """The measure by which two texts are compared."""
-    truncate_dim: int | None = None
-    activation: str | None = None
-    """The activation of a cross-encoder's scores, as the name of a class of torch.nn."""
-
-
-class _Module(msgspec.Struct):
+class Module(msgspec.Struct):
     type: str
     path: str = ""
     idx: int = 0
@@ -144,100 +124,81 @@ class _ScoreFile(msgspec.Struct):
     false_token_id: int | None = None
 
 
-class _TransformerFile(msgspec.Struct):
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-    modality_config: dict[str, dict[str, object]] = {}
-    processing_kwargs: dict[str, dict[str, object]] = {}
-
-
-class _SettingsFile(msgspec.Struct):
+class SettingsFile(msgspec.Struct):
     prompts: dict[str, str | None] = {}
     default_prompt_name: str | None = None
     similarity_fn_name: str | None = None
     truncate_dim: int | None = None
     activation_fn: str | None = None
+    max_active_dims: int | None = None
+    model_type: str | None = None
+    # PyLate's
+    query_prefix: str | None = None
+    document_prefix: str | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    do_query_expansion: bool | None = None
+    attend_to_expansion_tokens: bool | None = None
+    skiplist_words: tuple[str, ...] | None = None
+
+    @property
+    def is_pylate(self) -> bool:
+        """Whether PyLate up to version 3 wrote this: what it computes is not all in modules.json."""
+        return self.model_type == "ColBERT"
+
+    @property
+    def expansion(self) -> ExpansionFile | None:
+        marks = (self.query_prefix, self.document_prefix, self.query_length, self.document_length)
+        if self.do_query_expansion is False or not (self.is_pylate or any(marks)):
+            return None
+        return ExpansionFile("fixed", self.query_length or 32, self.attend_to_expansion_tokens is True)
+
+    @property
+    def all_prompts(self) -> dict[str, str]:
+        prompts = {name: prompt or "" for name, prompt in self.prompts.items()}
+        for name, prefix in (("query", self.query_prefix), ("document", self.document_prefix)):
+            if prefix:
+                prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
+        return prompts
 
 
 def makes_vectors(folder: Path) -> bool:
     """Whether the checkpoint was made for vectors, whatever its architecture is called."""
-    return any(module.kind == "Pooling" for module in _modules(folder))
+    kinds = {module.kind for module in list_modules(folder)}
+    return not kinds.isdisjoint(("Pooling", "SpladePooling", "MultiVectorMask"))
+
+
+def read_markers(folder: Path) -> list[str]:
+    """Tokens of the vocabulary that PyLate writes before texts, which are one token each."""
+    settings = read_settings(folder)
+    prefixes = [prefix for prefix in (settings.query_prefix, settings.document_prefix) if prefix]
+    return [name for prefix in prefixes if prefix.strip() for name in (prefix, prefix.split()[0])]
 
 
 def makes_scores(folder: Path) -> bool:
     """Whether a model that generates scores by the logits of one or two tokens."""
-    return any(module.kind == "LogitScore" for module in _modules(folder))
+    return any(module.kind == "LogitScore" for module in list_modules(folder))
 
 
 def read_modules(folder: Path) -> Modules | None:
     """Read modules.json and the files it names; None if the folder has no modules.json."""
-    modules = _modules(folder)
+    modules = list_modules(folder)
     if not modules:
         return None
     chain = _Chain(folder)
     for module in modules:
         chain.add(module)
-    return chain.result()
+    found, settings = chain.result(), read_settings(folder)
+    if not settings.is_pylate:
+        return found
+    words = settings.skiplist_words
+    mask = found.mask or (PUNCTUATION if words is None else MaskFile(words))
+    return msgspec.structs.replace(found, mask=mask, normalize=True)
 
 
-def read_texts(folder: Path) -> TextFacts:
-    settings_path = folder / "config_sentence_transformers.json"
-    settings = _read(settings_path, _SettingsFile) if settings_path.exists() else _SettingsFile()
-    places = [folder / module.path for module in _modules(folder) if module.kind == "Transformer"] or [folder]
-    paths = (place / name for place in places for name in _TRANSFORMER_FILES)
-    transformer_path = next((path for path in paths if path.is_file()), None)
-    transformer = _read(transformer_path, _TransformerFile) if transformer_path else _TransformerFile()
-    embeds = any(module.kind == "Pooling" for module in _modules(folder))
-    chat = None
-    if embeds and transformer_path is not None:  # pairs are written by a template anyway
-        chat = _chat_form(transformer_path, transformer, has_processor=has_files(folder))
-    prompts = {name: prompt or "" for name, prompt in settings.prompts.items()}
-    if settings.default_prompt_name is not None and settings.default_prompt_name not in prompts:
-        raise ConfigError(
-            f"{settings_path}: 'default_prompt_name' is {settings.default_prompt_name!r}, "
-            f"but there are {', '.join(prompts) or 'no prompts'}"
-        )
-    return TextFacts(
-        max_len=transformer.max_seq_length,
-        lower_case=transformer.do_lower_case,
-        prompts=prompts,
-        default_prompt_name=settings.default_prompt_name,
-        similarity=_similarity(settings_path, settings.similarity_fn_name),
-        truncate_dim=settings.truncate_dim,
-        activation=settings.activation_fn,
-        chat=chat,
-    )
-
-
-def _chat_form(path: Path, file: _TransformerFile, *, has_processor: bool) -> ChatForm | None:
-    message = file.modality_config.get("message")
-    if message is None:
-        return None
-    for name, usual in (("method", "forward"), ("method_output_name", "last_hidden_state")):
-        if message.get(name, usual) != usual:
-            raise ConfigError(
-                f"{path}: '{name}' of 'message' in 'modality_config' is {message[name]!r}, and only "
-                f"{usual!r} is served"
-            )
-    for kind, given in file.processing_kwargs.items():
-        if kind != "chat_template" and (unknown := sorted(given.keys() - _PADDING)):
-            raise ConfigError(
-                f"{path}: '{unknown[0]}' of '{kind}' in 'processing_kwargs' is not supported: vectors would "
-                "differ. If it is one of a picture's settings, remove it there and say it with "
-                "--mm-processor-kwargs."
-            )
-    kwargs = dict(file.processing_kwargs.get("chat_template", {}))
-    kwargs.pop("restore_suffix", None)  # which is about texts that are cut
-    generation = kwargs.pop("add_generation_prompt", False) is True
-    return ChatForm(add_generation_prompt=generation, kwargs=kwargs, add_special_tokens=has_processor)
-
-
-def _similarity(path: Path, name: str | None) -> Similarity:
-    known = {similarity: similarity for similarity in get_args(Similarity)}
-    similarity = known.get((name or "cosine").lower())  # PyLate writes MaxSim
-    if similarity is None:
-        raise ConfigError(f"{path}: 'similarity_fn_name' is {name!r}, but must be one of {', '.join(known)}")
-    return similarity
+def read_settings(folder: Path) -> SettingsFile:
+    path = folder / "config_sentence_transformers.json"
+    return read_file(path, SettingsFile) if path.exists() else SettingsFile()
 
 
 class _Chain:
@@ -250,24 +211,40 @@ class _Chain:
         self.token_steps: list[Step] = []
         self.steps: list[Step] = []
         self.score_tokens: tuple[int, ...] = ()
+        self.splade: Splade | None = None
+        self.mask: MaskFile | None = None
+        self.token_pooling: TokenPooling | None = None
 
-    def add(self, module: _Module) -> None:
+    def add(self, module: Module) -> None:
         path = self.folder / module.path / "config.json"
+        if self.token_pooling is not None or (self.splade is not None and module.kind != "Dropout"):
+            raise ConfigError(
+                f"{self.folder / 'modules.json'}: {module.kind} behind the pooling of tokens is not supported"
+            )
         match module.kind:
-            case "Transformer" | "Dropout":
+            case "Transformer" | "MLMTransformer" | "Dropout":
                 pass
+            case "SpladePooling":
+                self.splade = read_file(path, Splade)
+            case "SparseAutoEncoder":
+                step = msgspec.structs.replace(read_file(path, SparseAutoEncoder), folder=module.path)
+                self._add_step(module, step, _SENTENCE, None)
+            case "MultiVectorMask":
+                self.mask = read_file(path, MaskFile)
+            case "HierarchicalTokenPooling":
+                self.token_pooling = read_file(path, TokenPooling)
             case "Pooling":
                 self._add_pooling(path)
             case "Dense":
                 self._add_dense(module, path)
             case "LayerNorm":
-                norm = msgspec.structs.replace(_read(path, LayerNorm), folder=module.path)
+                norm = msgspec.structs.replace(read_file(path, LayerNorm), folder=module.path)
                 self._add_step(module, norm, _SENTENCE, None)
             case "Normalize":
-                file = _read(path, _NormalizeFile) if path.is_file() else _NormalizeFile()
+                file = read_file(path, _NormalizeFile) if path.is_file() else _NormalizeFile()
                 self._add_step(module, Normalize(), file.module_input_name, file.module_output_name)
             case "LogitScore":
-                file = _read(path, _ScoreFile)
+                file = read_file(path, _ScoreFile)
                 both = (file.false_token_id, file.true_token_id)
                 self.score_tokens = tuple(token for token in both if token is not None)
             case _:
@@ -288,21 +265,24 @@ class _Chain:
             steps=tuple(self.steps),
             normalize=normalize,
             score_tokens=self.score_tokens,
+            splade=self.splade,
+            mask=self.mask,
+            token_pooling=self.token_pooling,
         )
 
     def _add_pooling(self, path: Path) -> None:
         if self.modes:
             raise ConfigError(f"{self.folder / 'modules.json'} has more than one Pooling")
-        fields = _read(path, dict[str, object])
+        fields = read_file(path, dict[str, object])
         self.modes = _pooling_modes(path, fields)
         self.include_prompt = fields.get("include_prompt", True) is not False
 
-    def _add_dense(self, module: _Module, path: Path) -> None:
-        step = msgspec.structs.replace(_read(path, Dense), folder=module.path)
+    def _add_dense(self, module: Module, path: Path) -> None:
+        step = msgspec.structs.replace(read_file(path, Dense), folder=module.path)
         default = _TOKENS if module.type.startswith("pylate.") else _SENTENCE
         self._add_step(module, step, step.module_input_name or default, step.module_output_name)
 
-    def _add_step(self, module: _Module, step: Step, reads: str, writes: str | None) -> None:
+    def _add_step(self, module: Module, step: Step, reads: str, writes: str | None) -> None:
         expected = _SENTENCE if self.modes else _TOKENS
         if reads != expected or (writes or reads) != expected:
             raise ConfigError(
@@ -327,11 +307,11 @@ def _pooling_modes(path: Path, fields: dict[str, object]) -> tuple[Mode, ...]:
     return tuple(_MODES[str(name)] for name in names)
 
 
-def _modules(folder: Path) -> list[_Module]:
+def list_modules(folder: Path) -> list[Module]:
     path = folder / "modules.json"
     if not path.exists():
         return []
-    modules = _read(path, list[_Module])
+    modules = read_file(path, list[Module])
     if outside := [module.path for module in modules if not lies_within(module.path)]:
         raise ConfigError(f"{path}: {outside[0]!r} is outside of the model's folder")
     return sorted(modules, key=lambda module: module.idx)
@@ -340,7 +320,7 @@ def _modules(folder: Path) -> list[_Module]:
 _File = TypeVar("_File")
 
 
-def _read(path: Path, kind: type[_File]) -> _File:
+def read_file(path: Path, kind: type[_File]) -> _File:
     try:
         return msgspec.json.decode(read_text_bytes(path), type=kind)
     except msgspec.DecodeError as error:

@@ -10,15 +10,15 @@ from pydantic import Field, model_validator
 
 from server.api.fields import FIRST_ERROR, MEANINGLESS, Body, Text, Texts, optional
 from server.api.messages import Content, Message, picture_alone
-from server.api.pooling_bodies import EmbeddingRequest
+from server.api.pooling_bodies import OUTPUTS_TEXT, EmbeddingRequest, Outputs
 from server.api.shared_fields import Int64, RequestTerms, check_cache_salt
 from server.errors import BadRequest, invalid
 from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt, prompt_for
+from server.requests.pooling import QUERIES, PoolingParams, Source, Truncation, find_prompt, prompt_for
 from worker.protocol import Task
 
-EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 class CohereInput(Body):
@@ -56,6 +56,7 @@ class CohereRequest(Body):
     truncate: Literal["NONE", "START", "END"] = Field(
         default="END", description="The end of too long a text that is cut; NONE refuses it."
     )
+    outputs: Outputs | None = optional(OUTPUTS_TEXT)
     max_tokens: Annotated[int, Field(ge=1)] | None = optional("The longest text, in tokens.")
     priority: Int64 = 0
     request_id: str | None = None
@@ -100,7 +101,12 @@ class CohereRequest(Body):
         return RequestTerms(self.model, self.request_id, self.priority, self.cache_salt or "")
 
     def params(self) -> PoolingParams:
-        return PoolingParams(task="embed", dimensions=self.output_dimension)
+        return PoolingParams(
+            task="embed",
+            dimensions=self.output_dimension,
+            outputs=self.outputs,
+            query=self.input_type in QUERIES,
+        )
 
     def prompt(self, task: Task, facts: Facts) -> str:
         """The instruction that is written before each text."""
@@ -138,9 +144,14 @@ class CohereEmbeddings(msgspec.Struct):
     """Vectors, with one list for each type that was asked for."""
 
     float: list[Any] | UnsetType = UNSET
+    int8: list[Any] | UnsetType = UNSET
+    uint8: list[Any] | UnsetType = UNSET
     binary: list[Any] | UnsetType = UNSET
     ubinary: list[Any] | UnsetType = UNSET
     base64: list[Any] | UnsetType = UNSET
+    sparse: list[Any] | UnsetType = UNSET
+    """Other outputs than dense vectors, if they were asked for."""
+    tokens: list[Any] | UnsetType = UNSET
 
 
 class CohereEmbedded(msgspec.Struct):

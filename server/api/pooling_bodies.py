@@ -23,10 +23,13 @@ from server.api.fields import (
     read_sources,
 )
 from server.api.messages import Message, Messages, TemplateOptions, picture_alone
+from server.api.piece_fields import PieceFields
 from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
+from server.requests.pieces import Span
 from server.requests.pooling import (
+    QUERIES,
     PoolingParams,
     Source,
     Truncation,
@@ -34,6 +37,7 @@ from server.requests.pooling import (
     find_prompt,
     prompt_for,
 )
+from server.requests.spaces import short_digest
 from server.requests.vectors import EmbedDtype, Endianness
 from worker.protocol import Task
 
@@ -42,6 +46,12 @@ _SHAPES = (
     "messages, and all of a list of the same kind"
 )
 _OLD_NAMES = ("normalize", "normalized", "activation", "softmax")
+
+Outputs = Annotated[list[Text], Field(min_length=1), FIRST_ERROR]
+OUTPUTS_TEXT = (
+    "What is given of each text from one pass, if the model does: dense, sparse (weights of tokens), tokens "
+    "(a vector for each). null: what the endpoint gives usually."
+)
 
 UNSUPPORTED: dict[str, Neutral] = {
     "padding": ("do_not_pad", False),
@@ -169,8 +179,12 @@ class TextBody(PoolingBody, TemplateOptions):
         return ""
 
 
-class VectorsBody(TextBody):
+class VectorsBody(TextBody, PieceFields):
     """Fields for the instruction that texts are read with, and for the form of their vectors."""
+
+    unsupported = UNSUPPORTED
+    bounds = TextBody.bounds
+    stand_ins = {**TextBody.stand_ins, "spans": None, "chunking": None, "span_unit": None}
 
     modality: Literal["text", "image"] = Field(
         default="text", description="image: each of `input` is the URL of a picture, as Infinity has it."
@@ -187,11 +201,16 @@ class VectorsBody(TextBody):
         description="bytes: the bare numbers, and a header `metadata` that tells which are whose; "
         "bytes_only: without it.",
     )
-    embed_dtype: EmbedDtype = Field(default="float32", description="Number type of base64 and bytes.")
+    embed_dtype: EmbedDtype = Field(
+        default="float32",
+        description="Number type. int8 and uint8 divide each number's range into 255 steps, as "
+        "sentence-transformers does; binary and ubinary have a bit for each number.",
+    )
     endianness: Endianness = Field(default="native", description="Byte order of base64 and bytes.")
     dimensions: int | None = optional(
         "Keep so many numbers of each vector, if the task makes any and the model was trained for it."
     )
+    outputs: Outputs | None = optional(OUTPUTS_TEXT)
 
     @model_validator(mode="after")
     def check_prompt(self) -> Self:
@@ -202,6 +221,16 @@ class VectorsBody(TextBody):
             raise BadRequest(
                 "Prompts are written before texts only, not before ids or messages.", "prompt_name"
             )
+        return self
+
+    @model_validator(mode="after")
+    def check_cut_texts(self) -> Self:
+        if (self.spans or self.chunking) and (self.messages or self.modality == "image"):
+            raise BadRequest(
+                "Texts and token ids are cut into pieces, and not messages or pictures.", "spans"
+            )
+        if (self.spans or self.chunking) and self.encoding_format in ("bytes", "bytes_only"):
+            raise BadRequest("An answer of bytes has no place for pieces. Use float or base64.", "spans")
         return self
 
     @model_validator(mode="after")
@@ -217,9 +246,9 @@ class VectorsBody(TextBody):
 
     @model_validator(mode="after")
     def check_encoding(self) -> Self:
-        if self.encoding_format == "float" and self.embed_dtype != "float32":
+        if self.encoding_format == "float" and self.embed_dtype.startswith("fp8"):
             raise BadRequest(
-                "`embed_dtype` is for the encoding formats base64, bytes and bytes_only.", "embed_dtype"
+                "Numbers of 8 bits are for the encoding formats base64, bytes and bytes_only.", "embed_dtype"
             )
         return self
 
@@ -228,10 +257,27 @@ class VectorsBody(TextBody):
             return prompt_for(self.input_type, facts)
         return find_prompt(self.prompt_name, facts, task)
 
+    def values(self, facts: Facts) -> str:
+        """The kind of numbers of the vectors, for the name of their space."""
+        if self.embed_dtype in ("binary", "ubinary"):
+            return self.embed_dtype
+        if self.embed_dtype not in ("int8", "uint8"):
+            return "float"
+        return f"{self.embed_dtype}_{short_digest(facts.int8_ranges) if facts.int8_ranges else 'alone'}"
+
+    def vector_params(self, task: str | None) -> PoolingParams:
+        return PoolingParams(
+            task=task,
+            use_activation=self.use_activation,
+            dimensions=self.dimensions,
+            outputs=self.outputs,
+            query=(self.input_type or self.prompt_name) in QUERIES,
+        )
+
 
 class EmbeddingRequest(VectorsBody):
     def params(self) -> PoolingParams:
-        return PoolingParams(task="embed", use_activation=self.use_activation, dimensions=self.dimensions)
+        return self.vector_params("embed")
 
 
 class PicturesRequest(EmbeddingRequest):
@@ -240,12 +286,18 @@ class PicturesRequest(EmbeddingRequest):
 
 class PoolingRequest(VectorsBody):
     task: Text | None = optional(
-        "embed, token_embed, classify or token_classify; also encode, score and reward. null: "
+        "embed, token_embed, sparse_embed, classify or token_classify; also encode, score and reward. null: "
         "the first of them that the model does."
     )
 
+    @model_validator(mode="after")
+    def check_task(self) -> Self:
+        if self.task is not None and self.outputs is not None:
+            raise BadRequest("`task` and `outputs` both choose what is given; give one.", "outputs")
+        return self
+
     def params(self) -> PoolingParams:
-        return PoolingParams(task=self.task, use_activation=self.use_activation, dimensions=self.dimensions)
+        return self.vector_params(self.task)
 
 
 class ClassifyRequest(TextBody):
@@ -286,15 +338,23 @@ class PooledList(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct, kw_only=True):
+    """A text's vectors: those of the outputs that were asked for, or the dense one."""
+
     index: int
     object: str = "embedding"
-    embedding: msgspec.Raw
+    embedding: msgspec.Raw | UnsetType = UNSET
+    sparse: msgspec.Raw | UnsetType = UNSET
+    tokens: msgspec.Raw | UnsetType = UNSET
+    spans: list[Span] | UnsetType = UNSET
+    """The pieces of which `embedding` has a vector each."""
 
 
 class PoolingData(msgspec.Struct, kw_only=True):
     index: int
     object: str = "pooling"
-    data: msgspec.Raw
+    data: msgspec.Raw | dict[str, msgspec.Raw]
+    """By output, if the request names some."""
+    spans: list[Span] | UnsetType = UNSET
 
 
 class Classification(msgspec.Struct, kw_only=True):

@@ -42,6 +42,9 @@ Texts = Annotated[list[Side], PlainValidator(_sides, json_schema_input_type=str 
 OneText = Annotated[Side, PlainValidator(_side, json_schema_input_type=str | dict[str, Any])]
 
 
+Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
 class ComparingBody(PoolingBody):
     """Fields of every endpoint that compares texts."""
 
@@ -53,6 +56,17 @@ class ComparingBody(PoolingBody):
     chat_template_kwargs: dict[str, Any] | None = optional(
         "Arguments of the template, for models that read both texts through one."
     )
+    weights_for_different_modes: Annotated[list[Weight], Field(min_length=3, max_length=3)] | None = optional(
+        "Compares by all that the model gives from one pass: how much dense vectors count, weights of tokens "
+        "and vectors of tokens, as for BGE-M3. null: by what the model usually compares."
+    )
+
+    @model_validator(mode="after")
+    def check_weights(self) -> Self:
+        weights = self.weights_for_different_modes
+        if weights is not None and not any(weights):
+            raise BadRequest("One of the weights, at least, must be above 0.", "weights_for_different_modes")
+        return self
 
     @property
     def names(self) -> tuple[str, str]:
@@ -65,6 +79,7 @@ class ComparingBody(PoolingBody):
         return False
 
     def options(self, facts: Facts) -> ScoreOptions:
+        weights = self.weights_for_different_modes
         return ScoreOptions(
             use_activation=self.use_activation,
             truncation=self.truncation(facts),
@@ -73,6 +88,7 @@ class ComparingBody(PoolingBody):
             instruction=self.instruction,
             template_kwargs=self.chat_template_kwargs,
             names=self.names,
+            weights=None if weights is None else (weights[0], weights[1], weights[2]),
         )
 
 

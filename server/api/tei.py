@@ -15,7 +15,7 @@ from server.api.scores import RerankRequest
 from server.api.shared_fields import RequestTerms
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import PoolingParams, Source, Truncation, find_prompt
+from server.requests.pooling import QUERIES, PoolingParams, Source, Truncation, find_prompt
 from server.requests.scoring import Pairs, ScoreOptions
 from worker.protocol import Task
 
@@ -74,8 +74,17 @@ class EmbedRequest(InputsBody):
 
 
 class EmbedAllRequest(InputsBody):
+    dimensions: int | None = None
+
     def params(self) -> PoolingParams:
-        return PoolingParams(task="token_embed")
+        return PoolingParams(
+            task="token_embed", dimensions=self.dimensions, query=self.prompt_name in QUERIES
+        )
+
+
+class EmbedSparseRequest(InputsBody):
+    def params(self) -> PoolingParams:
+        return PoolingParams(task="sparse_embed", query=self.prompt_name in QUERIES)
 
 
 Pair = tuple[str, str]

@@ -29,7 +29,6 @@ from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
-from server.requests.vectors import as_array
 from server.text.tokenizer import LONG_TEXT, unpack
 
 SECONDS_TO_END = 3.0
@@ -188,7 +187,7 @@ class AsyncLLM:
             replica=data_parallel_rank,
             media_items=media,
         )
-        pooled = PoolingOutput(as_array(answer.vectors).copy())
+        pooled = PoolingOutput.of(answer.vectors)
         metrics.add_pooled(answer)
         yield PoolingRequestOutput(name, pooled, unpack(item.tokens), answer.cached, metrics=metrics)
 

@@ -29,7 +29,6 @@ from server.offline.request_outputs import (
 from server.requests.beam_search import BeamSearchParams, search_params
 from server.requests.pooling import Item
 from server.requests.sampling import RequestOutputKind, SamplingParams
-from server.requests.vectors import as_array
 from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 
@@ -257,7 +256,7 @@ class PoolingRequest:
         return True
 
     def output(self) -> Output | None:
-        pooled = PoolingOutput(as_array(self.vectors).copy())  # a copy can be written to, and made a tensor
+        pooled = PoolingOutput.of(self.vectors)
         return PoolingRequestOutput(
             self.request_id, pooled, self.tokens, self._cached, error=self._error, metrics=self._metrics
         )

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine_core.protocol import Pooled
 from server.errors import ApiError
 from server.requests.timing import EngineTimes
-from server.requests.vectors import Floats
+from server.requests.vectors import Floats, as_array
+from worker.protocol import Vectors
 
 Form = TypeVar("Form")
 Result = TypeVar("Result")
@@ -144,7 +148,18 @@ class BeamSearchOutput:
 @dataclass(slots=True)
 class PoolingOutput:
     data: Floats
-    """[D], or a row for each token."""
+    """[D], or a row for each token; of a sparse vector [K], the weights of `ids`."""
+    ids: NDArray[np.int32] | None = None
+    """The tokens of a sparse vector, rising."""
+    others: dict[str, PoolingOutput] = field(default_factory=dict[str, "PoolingOutput"])
+    """What answers the other tasks of `PoolingParams.outputs`, by task."""
+
+    @classmethod
+    def of(cls, vectors: Vectors) -> PoolingOutput:
+        """A copy, which can be written to and made a tensor."""
+        ids = np.frombuffer(vectors.ids, "<i4").copy() if vectors.ids else None
+        others = {task: cls.of(each) for task, each in vectors.others.items()}
+        return cls(as_array(vectors).copy(), ids, others)
 
 
 @dataclass(slots=True)

@@ -230,6 +230,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments for the template where a request gives none."""
     trust_request_chat_template: Annotated[bool, Doc(TEXT)] = False
     """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
+    int8_ranges: Annotated[str | None, Doc(TEXT)] = None
+    """A file with the least and the greatest of each number of vectors, for the types int8 and uint8: .npy,
+    or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
     default_prompt_name: Annotated[str | None, Doc(TEXT)] = None
     """The prompt that is written before texts to embed where a request names none."""
     space_name: Annotated[str | None, Doc(TEXT)] = None

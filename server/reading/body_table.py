@@ -27,6 +27,7 @@ from server.api.pooling_bodies import (
     PicturesRequest,
     PoolingRequest,
     TextBody,
+    VectorsBody,
 )
 from server.api.prewarm import PrewarmRequest
 from server.api.scores import RerankRequest, ScoreRequest
@@ -35,6 +36,7 @@ from server.api.tei import (
     EitherRerank,
     EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     SimilarityRequest,
     TextsRequest,
@@ -46,6 +48,7 @@ from server.model_facts import Facts
 from server.reading import other_apis, prompts
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
+from server.requests.pieces import Span, cut_items, read_in_windows
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.spaces import NONE, prompt_part, short_digest
@@ -89,6 +92,8 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
     """What the space of their vectors says of how the texts were read."""
     many: bool = True
     """Whether the texts came in a list, as the answer then does."""
+    spans: list[list[Span]] = []
+    """The pieces of each text that get a vector each, if the texts are cut."""
 
 
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
@@ -99,10 +104,16 @@ def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     sources, name, prompt = body.sources, body.texts_field, body.prompt(params.task, facts)
     special = not isinstance(body, TextBody) or body.add_special_tokens is not False
     _check_count(len(sources), name, facts)
-    texts = TextReader(facts, context.tokenizer, body.truncation(facts), prompt, special, name)
+    in_windows = params.task == "embed" and not params.outputs
+    texts = TextReader(
+        facts, context.tokenizer, body.truncation(facts), prompt, special, name, in_windows=in_windows
+    )
     repeated = [msgspec.json.encode(text) for text in sources] if isinstance(body, CohereRequest) else []
     told = prompt_part(prompt, special=special) if isinstance(sources[0], str) else "ids"
-    return ReadTexts(texts.read_all(sources, params), repeated, told)
+    items, spans = texts.read_all(sources, params), list[list[Span]]()
+    if isinstance(body, VectorsBody) and (cutting := body.cutting(sources)) is not None:
+        items, spans = cut_items(cutting, items, sources, texts)
+    return ReadTexts(read_in_windows(items, facts), repeated, told, spans=spans)
 
 
 def _read_conversations(
@@ -267,6 +278,7 @@ CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
 EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
+EMBED_SPARSE = _pooling("embed_sparse", EmbedSparseRequest)
 OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
 OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
@@ -292,6 +304,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/v2/embed": COHERE,
     "/embed": EMBED,
     "/embed_all": EMBED_ALL,
+    "/embed_sparse": EMBED_SPARSE,
     "/predict": PREDICT,
     "/prewarm": PREWARM,
     "/similarity": SIMILARITY,

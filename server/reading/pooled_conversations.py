@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from models.pooling.sentence_files import ChatForm
+from models.pooling.text_files import ChatForm
 from server.api.messages import Message, TemplateOptions
 from server.api.pooling_bodies import TextBody
 from server.errors import BadRequest
@@ -123,7 +123,7 @@ def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContex
     parts = _parts([*pairs.queries, *pairs.documents], context)
     if any(part not in context.media for part in parts):
         raise MediaNeeded(parts, salt, {}, {})
-    if facts.score_type == "cross-encoder":
+    if facts.score_type == "cross-encoder" and options.weights is None:
         one = len(pairs.queries) == 1
         both = [(pairs.queries[0 if one else i], document) for i, document in enumerate(pairs.documents)]
         return Compared([], _read_together(both, options, context))
@@ -131,6 +131,7 @@ def read_media_pairs(pairs: Pairs, options: ScoreOptions, context: ReadingContex
     return Compared(
         _read_apart(pairs.queries, "query", first, options, context),
         _read_apart(pairs.documents, "document", second, options, context),
+        weights=options.weights,
     )
 
 
@@ -147,7 +148,7 @@ def _read_apart(
     conversations = [[Message(role="user", content=side)] for side in sides]
     special, prompt = adds_special(context), prompt_for(kind, context.facts)
     reader = TextReader(context.facts, context.tokenizer, options.truncation, prompt, special, name)
-    params = vector_params(context.facts)
+    params = vector_params(context.facts, options.weights, query=kind == "query")
     return read_conversations(conversations, TextBody.model_construct(), context, reader, params)
 
 

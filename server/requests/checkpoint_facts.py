@@ -21,6 +21,7 @@ from server.model_facts import GENERATE, Facts, read_defaults, score_type
 from server.options.server_config import ServerConfig
 from server.requests.scoring import QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
+from server.requests.vectors import read_ranges
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
@@ -111,6 +112,7 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
         reading_digest=digest_reading(tokenizer.digest, pooling),
+        int8_ranges=() if config.int8_ranges is None else _ranges(config.int8_ranges, ready),
     )
     return msgspec.structs.replace(facts, space_name=checked_name(config.space_name, facts))
 
@@ -119,6 +121,16 @@ def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) ->
     """The longest text to pool: the limit of a sentence encoder, unless the operator has set one."""
     limit, longest = pooling.texts.max_len, ready.worker.max_model_len
     return longest if limit is None or config.engine.worker.max_model_len is not None else min(limit, longest)
+
+
+def _ranges(file: str, ready: Ready) -> tuple[tuple[float, ...], ...]:
+    ranges, widths = read_ranges(Path(file).expanduser()), ready.worker.widths
+    if ranges.shape[1] not in (widths.get("embed"), widths.get("token_embed")):
+        raise ConfigError(
+            f"--int8-ranges: {file} has ranges for {ranges.shape[1]} numbers, and the model's vectors have "
+            f"{widths.get('embed', widths.get('token_embed', 'none'))}"
+        )
+    return tuple(map(tuple, ranges.tolist()))
 
 
 def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:

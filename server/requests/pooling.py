@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from engine_core.prompt_media import Media
+from models.pooling.representations import Expansion
 from server.errors import BadRequest, invalid
 from server.media.kept_items import Item as MediaItem
 from server.media.prompt import Placed, as_media
-from server.model_facts import Facts, find_task
+from server.model_facts import OUTPUTS, Facts, find_outputs, find_task
 from server.requests.unsupported_parameters import UnsupportedPooling
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Pooling, Task
@@ -32,7 +33,8 @@ TEXTS_AT_ONCE = 256
 TOKENS_AT_ONCE = 1 << 17
 """Tokens of one request's texts that are sent in one turn of the event loop."""
 
-_VECTORS: tuple[Task, ...] = ("embed", "token_embed")
+QUERIES = ("query", "search_query")
+"""The names of prompts and purposes of texts that are queries."""
 
 
 class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
@@ -50,13 +52,34 @@ class PoolingParams(UnsupportedPooling, kw_only=True, repr_omit_defaults=True):
     truncate_prompt_tokens: int | None = None
     """The length in tokens to which a text is cut; -1 is what the model can read. None refuses too long a
     text."""
+    outputs: list[str] | None = None
+    """What the model gives of each text from one pass, in place of the task: dense, sparse, tokens."""
+    query: bool = False
+    """Whether the texts are queries, which some models read in another way than documents."""
 
     def resolve(self, facts: Facts) -> Pooling:
         self.check_unsupported(UnsupportedPooling.__struct_fields__)
-        task = find_task(self.task, facts.tasks, facts.pooling.task)
+        if self.outputs is not None:
+            task, *others = find_outputs(self.outputs, facts.tasks)
+        else:
+            task, others = find_task(self.task, facts.tasks, facts.pooling.task), []
         if self.dimensions is not None:
-            _check_dimensions(self.dimensions, task, facts)
-        return Pooling(task=task, use_activation=self.activates(), dimensions=self.dimensions)
+            for each in (task, *others):
+                _check_dimensions(self.dimensions, each, facts, lone=not others)
+        if self.query and others and "token_embed" in (task, *others) and facts.pooling.texts.expansion:
+            raise BadRequest("This model fills queries up for `tokens`, which come alone then.", "outputs")
+        activates = self.activates()
+        if activates is not None and task == "sparse_embed" and not others:
+            raise BadRequest(
+                "Weights of tokens are not normalised; leave out `use_activation`.", "use_activation"
+            )
+        return Pooling(
+            task=task,
+            use_activation=activates,
+            dimensions=self.dimensions,
+            outputs=tuple(others),
+            query=self.query,
+        )
 
     def activates(self) -> bool | None:
         """The value of `use_activation`, by whichever of its names it was given."""
@@ -81,6 +104,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     params: Pooling
     media: list[Placed] = []
     """The media items in it, in order."""
+    windows: list[Item] = []
+    """The rest of a text that is longer than the model reads, each part of which is read by itself."""
 
     @property
     def length(self) -> int:
@@ -145,6 +170,8 @@ class TextReader:
     add_special_tokens: bool = True
     name: str = "input"
     """Name of the request's field, for errors."""
+    in_windows: bool = False
+    """Whether texts may be longer than the model reads at a time, because their vectors can be joined."""
     is_written: bool = False
     """Whether a template has written the texts, so that no more text is put around them."""
 
@@ -162,26 +189,37 @@ class TextReader:
             for index, source in enumerate(sources, first)
             if isinstance(source, str)
         ]
+        keep, texts_of = self._keep(params), self.facts.pooling.texts
         encoded = iter(
             self.tokenizer.encode_many(
-                texts,
-                self.adds_special_to(texts[0] if texts else ""),
-                self.truncation.keep,
-                left=self.truncation.left,
+                texts, self.adds_special_to(texts[0] if texts else ""), keep, left=self.truncation.left
             )
         )
         of_text = self._without_prompt(params)
+        expansion = texts_of.expansion if params.query and "token_embed" in outputs_of(params) else None
         return [
-            Item(self._checked(next(encoded), index), of_text)
+            _filled(self._checked(next(encoded), index, params), of_text, expansion)
             if isinstance(source, str)
-            else Item(self._checked(self._cut(source), index), params)
+            else _filled(self._checked(self._cut(source, keep), index, params), params, expansion)
             for index, source in enumerate(sources, first)
         ]
+
+    def _keep(self, params: Pooling) -> int | None:
+        """The number of tokens to which a text is cut: models may read shorter queries than documents."""
+        keep, most = self.truncation.keep, self.facts.pooling.texts.most_tokens(query=params.query)
+        return keep if keep is None or most is None else min(keep, most)
+
+    def written(self, text: str) -> tuple[str, int]:
+        """What is tokenized of a text, and where in it the text begins."""
+        whole = self._with_form(text)
+        found = whole.find(text)
+        return (whole.lower() if self.facts.pooling.texts.lower_case else whole), max(0, found)
 
     def _written(self, text: str, index: int) -> str:
         written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:
-            check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer)
+            most = self.facts.longest_text(self.in_windows)
+            check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer, most)
         else:  # Text beyond this would be cut after encoding anyway.
             most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
             written = written[-most:] if self.truncation.left else written[:most]
@@ -215,27 +253,52 @@ class TextReader:
         closing = ids[-1:] and ids[-1] in self.tokenizer.special_ids
         return msgspec.structs.replace(params, skip=len(ids) - bool(closing))
 
-    def _cut(self, ids: list[int]) -> list[int]:
-        keep = self.truncation.keep
+    def _cut(self, ids: list[int], keep: int | None) -> list[int]:
         if keep is None or len(ids) <= keep:
             return ids
         return ids[-keep:] if self.truncation.left else ids[:keep]
 
-    def _checked(self, ids: list[int], index: int) -> list[int]:
-        self.facts.check_text(ids, self.name, index)
+    def _checked(self, ids: list[int], index: int, params: Pooling) -> list[int]:
+        self.facts.check_text(ids, self.name, index, in_windows=self.in_windows)
+        most = self.facts.pooling.texts.most_tokens(query=params.query)
+        if most is not None and len(ids) > most:
+            kind = "query" if params.query else "document"
+            raise invalid(
+                "input_tokens",
+                f"This model reads a {kind} of up to {most} tokens, and {self.name} {index} has {len(ids)}. "
+                "Reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with `truncate` where "
+                "the endpoint has that.",
+                len(ids),
+            )
         return ids
 
 
-def check_characters(size: int, text: str, facts: Facts, tokenizer: Tokenizer) -> None:
+def outputs_of(params: Pooling) -> tuple[Task, ...]:
+    """The tasks that are answered of a text."""
+    return (params.task, *params.outputs)
+
+
+def _filled(ids: list[int], params: Pooling, expansion: Expansion | None) -> Item:
+    """The item of a text. A query is filled up if the model was trained so."""
+    missing = 0 if expansion is None else max(0, expansion.length - len(ids))
+    if expansion is None or not missing:
+        return Item(ids, params)
+    unseen = 0 if expansion.attends else missing
+    return Item([*ids, *[expansion.token] * missing], msgspec.structs.replace(params, unseen=unseen))
+
+
+def check_characters(
+    size: int, text: str, facts: Facts, tokenizer: Tokenizer, most: int | None = None
+) -> None:
     """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
-    if size > facts.max_text_len * tokenizer.longest_token:
+    if size > (most or facts.max_text_len) * tokenizer.longest_token:
         raise facts.text_too_long(text, "input_text", f"{size} characters", size)
 
 
 def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:
     """The instruction of that name. None is the default one, which is for vectors, if there is any."""
     prompts = facts.pooling.texts.prompts
-    if name is None and task not in _VECTORS:
+    if name is None and task not in OUTPUTS.values():
         return ""
     if name is None:
         return prompts.get(facts.default_prompt_name or "", "")
@@ -268,8 +331,10 @@ def prompt_for(input_type: str, facts: Facts) -> str:
     return find_prompt(input_type, facts, param="input_type")
 
 
-def _check_dimensions(asked: int, task: Task, facts: Facts) -> None:
-    if task not in _VECTORS:
+def _check_dimensions(asked: int, task: Task, facts: Facts, *, lone: bool) -> None:
+    if task == "sparse_embed" and not lone:
+        return
+    if task not in ("embed", "token_embed"):
         raise BadRequest(
             f"Task {task!r} only supports ['use_activation'] parameters, "
             "does not support ['dimensions'] parameters",

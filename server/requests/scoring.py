@@ -16,7 +16,7 @@ import msgspec
 from server.errors import BadRequest, Unavailable
 from server.model_facts import Facts, no_scores
 from server.requests import pooling
-from server.requests.vectors import compare, scalar
+from server.requests.vectors import as_array, by_task, compare, compare_sparse, scalar
 from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling, Vectors
 
@@ -44,6 +44,10 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 break before it."""
 
 
+Weights = tuple[float, float, float]
+"""How much the dense vectors count in a score, the weights of tokens, and the vectors of tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
     use_activation: bool | None = None
@@ -56,6 +60,7 @@ class ScoreOptions:
     template_kwargs: dict[str, Any] | None = None
     names: tuple[str, str] = ("query", "document")
     """Names of the request's fields, for errors."""
+    weights: Weights | None = None
 
 
 Side = str | list[dict[str, str]]
@@ -91,6 +96,8 @@ class Compared(msgspec.Struct, frozen=True, gc=False):
     """The documents, or each pair of texts if the model reads both as one; then there are no queries."""
     repeated: list[bytes] = []
     """The documents as JSON, if the answer shall repeat them."""
+    weights: Weights | None = None
+    """Set if all outputs of the model are compared."""
 
     def query_of(self, document: int) -> pooling.Item:
         return self.queries[0 if len(self.queries) == 1 else document]
@@ -101,26 +108,34 @@ def read_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts, tokenizer: Tok
     check_pairs(pairs, options, facts)
     queries = cut_all(pairs.queries, options.max_tokens_per_query, tokenizer)
     documents = cut_all(pairs.documents, options.max_tokens_per_doc, tokenizer)
-    if facts.score_type == "cross-encoder":
+    if facts.score_type == "cross-encoder" and options.weights is None:
         one = len(queries) == 1
         texts = [(queries[0 if one else i], document) for i, document in enumerate(documents)]
         return Compared([], _read_together(texts, options, facts, tokenizer))
     items = [
         pooling.TextReader(
             facts, tokenizer, options.truncation, pooling.prompt_for(kind, facts), name=name
-        ).read_all(texts, vector_params(facts))
+        ).read_all(texts, vector_params(facts, options.weights, query=kind == "query"))
         for kind, name, texts in (
             ("query", options.names[0], queries),
             ("document", options.names[1], documents),
         )
     ]
-    return Compared(items[0], items[1])
+    return Compared(items[0], items[1], weights=options.weights)
 
 
-def vector_params(facts: Facts) -> Pooling:
-    """How texts are pooled whose vectors are compared."""
-    task = "embed" if facts.score_type == "bi-encoder" else "token_embed"
-    return pooling.PoolingParams(task=task).resolve(facts)
+def vector_params(facts: Facts, weights: Weights | None, *, query: bool) -> Pooling:
+    """How texts are pooled whose vectors are compared: first those of tokens, which the worker keeps."""
+    if weights is not None:
+        outputs = [
+            name for name, weight in zip(("dense", "sparse", "tokens"), weights, strict=True) if weight
+        ]
+        return pooling.PoolingParams(
+            outputs=sorted(outputs, key=lambda name: name != "tokens"), query=query
+        ).resolve(facts)
+    tasks = {"bi-encoder": "embed", "sparse": "sparse_embed"}
+    task = tasks.get(facts.score_type or "", "token_embed")
+    return pooling.PoolingParams(task=task, query=query).resolve(facts)
 
 
 def check_pairs(pairs: Pairs, options: ScoreOptions, facts: Facts) -> None:
@@ -145,6 +160,8 @@ def cut_all(sides: Sequence[Side], most_tokens: int, tokenizer: Tokenizer) -> li
 
 def compare_all(compared: Compared, facts: Facts) -> Scorer:
     """Makes the scorer."""
+    if compared.weights is not None:
+        return _compare_in_all_ways(compared, compared.weights)
     match facts.score_type:
         case "cross-encoder":
             return _compare_pairs(compared)
@@ -152,6 +169,8 @@ def compare_all(compared: Compared, facts: Facts) -> Scorer:
             return _compare_vectors(compared, facts)
         case "late-interaction":
             return _compare_tokens(compared, facts)
+        case "sparse":
+            return _compare_sparse(compared, facts)
         case None:
             raise no_scores(facts.tasks, facts.pooling.num_labels)
 
@@ -252,11 +271,64 @@ def _compare_vectors(compared: Compared, facts: Facts) -> Scorer:
     ]
 
 
+def _compare_sparse(compared: Compared, facts: Facts) -> Scorer:
+    count, similarity = len(compared.queries), facts.pooling.texts.similarity
+    answers = yield [*compared.queries, *compared.documents]
+    return [
+        compare_sparse(answers[0 if count == 1 else i], vector, similarity)
+        for i, vector in enumerate(answers[count:])
+    ]
+
+
 def _compare_tokens(compared: Compared, facts: Facts) -> Scorer:
     """The vectors of a query's tokens stay in the worker, and each document is scored there."""
+    is_mean = facts.pooling.texts.similarity == "meanmaxsim"
+    scores: list[float] = []
+    for query, document in (yield from _ask_all_late(compared)):
+        scores.append(scalar(document) / _vectors_of(query) if is_mean else scalar(document))
+    return scores
+
+
+def _vectors_of(query: Vectors) -> float:
+    """The number of the vectors of a query in late interaction."""
+    return max(1.0, float(as_array(query)[1]))
+
+
+def _compare_in_all_ways(compared: Compared, weights: Weights) -> Scorer:
+    """The mean of the measures of all outputs, as FlagEmbedding computes it for BGE-M3: of dense vectors and
+    of weights of tokens the inner product, and for tokens' vectors the mean of the best matches."""
+    if weights[2]:
+        answers = yield from _ask_all_late(compared)
+    else:
+        count = len(compared.queries)
+        found = yield [*compared.queries, *compared.documents]
+        answers = [(found[0 if count == 1 else i], one) for i, one in enumerate(found[count:])]
+    scores: list[float] = []
+    for index, (query, document) in enumerate(answers):
+        ours, theirs = (
+            by_task(vectors, item.params)
+            for vectors, item in ((query, compared.query_of(index)), (document, compared.documents[index]))
+        )
+        total = 0.0
+        if "embed" in ours:
+            total += weights[0] * compare(ours["embed"], theirs["embed"], "dot")
+        if "sparse_embed" in ours:
+            total += weights[1] * compare_sparse(ours["sparse_embed"], theirs["sparse_embed"])
+        if "token_embed" in ours:
+            total += weights[2] * scalar(document) / _vectors_of(query)
+        scores.append(total / sum(weights))
+    return scores
+
+
+Answered = tuple[Vectors, Vectors]
+"""The answers to a query and to one of its documents."""
+
+
+def _ask_all_late(compared: Compared) -> Generator[list[pooling.Item], list[Vectors], list[Answered]]:
+    """Asks for all queries, some at a time, and for their documents."""
     queries, documents = compared.queries, compared.documents
     step = len(documents) if len(queries) == 1 else QUERIES_AT_ONCE
-    scores: list[float] = []
+    answered: list[Answered] = []
     for start in range(0, len(documents), step):
         some = queries if len(queries) == 1 else queries[start : start + step]
         group = some, documents[start : start + step]
@@ -264,20 +336,19 @@ def _compare_tokens(compared: Compared, facts: Facts) -> Scorer:
             answers = yield from _ask_late(*group)
         except Unavailable:  # the worker has dropped a query to make space for others
             answers = yield from _ask_late(*group)
-        scores += map(scalar, answers)
-    if facts.pooling.texts.similarity == "meanmaxsim":
-        return [total / compared.query_of(i).length for i, total in enumerate(scores)]
-    return scores
+        answered += answers
+    return answered
 
 
 def _ask_late(
     queries: list[pooling.Item], documents: list[pooling.Item]
-) -> Generator[list[pooling.Item], list[Vectors], list[Vectors]]:
+) -> Generator[list[pooling.Item], list[Vectors], list[Answered]]:
     """Asks for one query and all documents, or for one query for each."""
     names = [uuid.uuid4().hex for _ in queries]
-    yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
+    own = yield [_renamed(item, late_query=name) for item, name in zip(queries, names, strict=True)]
     each = names * len(documents) if len(names) == 1 else names
-    return (yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)])
+    found = yield [_renamed(item, late_document=name) for item, name in zip(documents, each, strict=True)]
+    return [(own[0 if len(own) == 1 else index], one) for index, one in enumerate(found)]
 
 
 def _renamed(item: pooling.Item, **names: str) -> pooling.Item:

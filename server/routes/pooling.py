@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from server.access.client_identity import require_right
 from server.api import pooling_bodies as bodies
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
 from server.api.scores import Ranked, RankedDocument, Ranking, Score, ScoreRequest, best_first
@@ -18,7 +16,7 @@ from server.api.tei import EitherRerank, RankedText, TextsRequest
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.model_facts import Facts
+from server.model_facts import OUTPUTS, Facts
 from server.reading.body_table import (
     CLASSIFY,
     COHERE,
@@ -31,27 +29,38 @@ from server.reading.body_table import (
     ReadTexts,
 )
 from server.requests.pooling import Item
-from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, label_probs
+from server.requests.vectors import (
+    VectorForm,
+    as_array,
+    as_json,
+    by_task,
+    label_probs,
+    sparse_json,
+)
 from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,
     FEW_VECTORS,
     POOLS,
     SCORES,
+    VECTORS,
     PoolingCall,
     maybe_in_thread,
+    require_outputs,
 )
 from server.routes.request_context import cancelled_when_client_leaves, read_texts
-from worker.protocol import Vectors
+from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 scores = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
+
+_NAMES = {task: name for name, task in OUTPUTS.items()}
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
 
 
-@router.post("/v1/embeddings", dependencies=EMBEDS)
+@router.post("/v1/embeddings", dependencies=VECTORS)
 @cancelled_when_client_leaves
 async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, or for each conversation."""
@@ -61,10 +70,18 @@ async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> 
 async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Reading[ReadTexts]) -> Response:
     call = PoolingCall(request, body, "embd-")
     found = await read_texts(request, body, reading)
-    call.find_space(found)
-    return await _pool(
-        call, body, found.items, lambda index, vector: bodies.Embedding(index=index, embedding=vector)
-    )
+    call.find_space(found, body.values(call.facts))
+
+    def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.Embedding:
+        return bodies.Embedding(
+            index=index,
+            embedding=written.get("embed", UNSET),
+            sparse=written.get("sparse_embed", UNSET),
+            tokens=written.get("token_embed", UNSET),
+            spans=found.spans[index] if found.spans else UNSET,
+        )
+
+    return await _pool(call, body, found.items, entry)
 
 
 @router.post("/embeddings_image", dependencies=EMBEDS)
@@ -80,11 +97,14 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
     """Vectors, or labels, for each text or for each of its tokens."""
     call = PoolingCall(request, body, "pooling-")
     found = await read_texts(request, body, POOLING)
-    require_right(request, found.items[0].params.task)
-    call.find_space(found)
-    return await _pool(
-        call, body, found.items, lambda index, vector: bodies.PoolingData(index=index, data=vector)
-    )
+    call.find_space(found, body.values(call.facts))
+
+    def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
+        spans = found.spans[index] if found.spans else UNSET
+        named = {_NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
+        return bodies.PoolingData(index=index, data=named or next(iter(written.values())), spans=spans)
+
+    return await _pool(call, body, found.items, entry)
 
 
 @router.post("/classify", dependencies=CLASSIFIES)
@@ -108,17 +128,19 @@ async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
     return call.answer(_labelled(i, as_array(one), labels) for i, one in enumerate(vectors))
 
 
-@router.post("/v2/embed", dependencies=EMBEDS)
+@router.post("/v2/embed", dependencies=VECTORS)
 @cancelled_when_client_leaves
 async def embed_for_cohere(body: CohereRequest, request: Request) -> Response:
     """Embed texts like Cohere's API: vectors in each of the types asked for."""
     call = PoolingCall(request, body)
     found = await read_texts(request, body, COHERE)
     space = call.find_space(found, body.values)
-    vectors = await call.run(found.items)
+    params = found.items[0].params
+    require_outputs(request, params)
+    outputs = [by_task(one, params) for one in await call.run(found.items)]
     return await maybe_in_thread(
-        lambda: json_response(_for_cohere(call, body, vectors, found.repeated, space)),
-        len(vectors) > FEW_VECTORS,
+        lambda: json_response(_for_cohere(call, body, outputs, found.repeated, space)),
+        len(outputs) > FEW_VECTORS,
     )
 
 
@@ -142,10 +164,16 @@ async def _pool(
     call: PoolingCall,
     body: bodies.VectorsBody,
     items: list[Item],
-    entry: Callable[[int, msgspec.Raw], msgspec.Struct],
+    entry: Callable[[int, dict[Task, msgspec.Raw]], msgspec.Struct],
 ) -> Response:
     """The vectors of the items: as JSON, where `entry` makes one of the list, or as bytes."""
+    params = items[0].params
+    require_outputs(call.request, params)
     is_bytes = body.encoding_format in ("bytes", "bytes_only")
+    if is_bytes and (params.outputs or params.task == "sparse_embed"):
+        raise BadRequest(
+            "An answer of bytes has place for one output, dense or tokens. Use float or base64.", "outputs"
+        )
     if is_bytes and call.wants_diagnosis:
         raise BadRequest(
             "An answer of bytes has no place for `cache_diagnosis`. Use float or base64.", "include"
@@ -159,18 +187,33 @@ async def _pool(
     vectors = await call.run(items)
     if is_bytes:
         return await maybe_in_thread(lambda: _bytes(call, body, vectors), len(vectors) > FEW_VECTORS)
-    return call.answer(entry(index, _written(one, body)) for index, one in enumerate(vectors))
+    outputs = [by_task(one, params) for one in vectors]
+    write = {task: _writer([one[task] for one in outputs], task, body, call.facts) for task in outputs[0]}
+    return call.answer(
+        entry(index, {task: write[task](each) for task, each in one.items()})
+        for index, one in enumerate(outputs)
+    )
 
 
-def _written(vectors: Vectors, form: bodies.VectorsBody) -> msgspec.Raw:
-    if form.encoding_format == "base64":
-        return msgspec.Raw(as_base64_json(vectors, form.embed_dtype, form.endianness))
-    return msgspec.Raw(as_json(vectors))
+def _writer(
+    vectors: Sequence[Vectors], task: Task, body: bodies.VectorsBody, facts: Facts
+) -> Callable[[Vectors], msgspec.Raw]:
+    if task == "sparse_embed":
+        return lambda one: msgspec.Raw(sparse_json(one))
+    return form_of(vectors, body, facts).write
+
+
+def form_of(vectors: Sequence[Vectors], body: bodies.VectorsBody, facts: Facts) -> VectorForm:
+    """The form in which a request wants some vectors."""
+    ranges = np.array(facts.int8_ranges, np.float32) if facts.int8_ranges else None
+    is_base64 = body.encoding_format == "base64"
+    return VectorForm.of(vectors, body.embed_dtype, body.endianness, base64=is_base64, ranges=ranges)
 
 
 def _bytes(call: PoolingCall, form: bodies.VectorsBody, vectors: Sequence[Vectors]) -> Response:
     """The bare numbers, one vector after the other, with a header that tells them apart if asked for."""
-    parts = [as_bytes(one, form.embed_dtype, form.endianness) for one in vectors]
+    written = form_of(vectors, form, call.facts)
+    parts = [written.bytes(one) for one in vectors]
     headers = {}
     if form.encoding_format == "bytes":
         metadata = {
@@ -203,23 +246,34 @@ def _ranges(
 def _for_cohere(
     call: PoolingCall,
     body: CohereRequest,
-    vectors: Sequence[Vectors],
+    outputs: Sequence[dict[Task, Vectors]],
     texts: Sequence[bytes],
     space: str | UnsetType,
 ) -> CohereEmbedded:
-    types = body.types
+    vectors, types = (
+        [one["embed"] for one in outputs if "embed" in one],
+        body.types if "embed" in outputs[0] else [],
+    )
     if ("binary" in types or "ubinary" in types) and vectors[0].shape[-1] % 8:
         raise BadRequest(
             f"Binary vectors need a number of dimensions that eight divides, not {vectors[0].shape[-1]}.",
             "embedding_types",
         )
-    written: dict[str, Callable[[Vectors], object]] = {
-        "float": lambda one: msgspec.Raw(as_json(one)),
-        "binary": partial(as_bits, signed=True),
-        "ubinary": partial(as_bits, signed=False),
-        "base64": lambda one: msgspec.Raw(as_base64_json(one)),
+    ranges = np.array(call.facts.int8_ranges, np.float32) if call.facts.int8_ranges else None
+    forms = {
+        kind: VectorForm.of(
+            vectors,
+            "float32" if kind in ("float", "base64") else kind,
+            base64=kind == "base64",
+            ranges=ranges,
+        )
+        for kind in types
     }
-    embeddings = CohereEmbeddings(**{kind: list(map(written[kind], vectors)) for kind in types})
+    embeddings = CohereEmbeddings(**{kind: list(map(form.write, vectors)) for kind, form in forms.items()})
+    if "sparse_embed" in outputs[0]:
+        embeddings.sparse = [msgspec.Raw(sparse_json(one["sparse_embed"])) for one in outputs]
+    if "token_embed" in outputs[0]:
+        embeddings.tokens = [msgspec.Raw(as_json(one["token_embed"])) for one in outputs]
     return CohereEmbedded(
         id=call.id,
         embeddings=embeddings,

@@ -22,15 +22,16 @@ from server.errors import ApiError
 from server.http.endpoint import ITEMS, SPACE
 from server.http.middleware import Attributes
 from server.http.sse import encode
-from server.model_facts import POOLING, no_scores, no_task, require_task
+from server.model_facts import OUTPUTS, POOLING, no_scores, no_task, require_task
 from server.reading.body_table import PoolingRequestBody, ReadTexts
 from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
+from server.requests.pieces import join_windows
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
 from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
 from server.text.tokenizer import unpack
-from worker.protocol import Vectors
+from worker.protocol import Pooling, Vectors
 
 FEW_VECTORS = 256
 """So many vectors are compared or written in the event loop; more of them in a thread."""
@@ -43,6 +44,20 @@ T = TypeVar("T")
 async def require_embed(request: Request) -> None:
     require_right(request, "embed")
     require_task("embed", frontend_of(request).facts.tasks)
+
+
+async def require_vectors(request: Request) -> None:
+    """Require a task of which the body names the outputs."""
+    require_right(request, *OUTPUTS.values())
+    tasks = frontend_of(request).facts.tasks
+    if not any(task in tasks for task in OUTPUTS.values()):
+        raise no_task("embed", tasks)
+
+
+def require_outputs(request: Request, params: Pooling) -> None:
+    """Require the right to each of the outputs that a body names."""
+    for task in (params.task, *params.outputs):
+        require_right(request, task)
 
 
 async def require_classify(request: Request) -> None:
@@ -67,6 +82,7 @@ async def require_scores(request: Request) -> None:
 
 
 EMBEDS = [*COMPUTES, Depends(require_embed)]
+VECTORS = [*COMPUTES, Depends(require_vectors)]
 CLASSIFIES = [*COMPUTES, Depends(require_classify)]
 POOLS = [*COMPUTES, Depends(require_pooling)]
 SCORES = [*COMPUTES, Depends(require_scores)]
@@ -81,7 +97,7 @@ class PoolingCall(EngineCall):
         frontend.check_model(terms.model)
         super().__init__(request, terms, prefix)
         self.tokens = self._media = 0
-        self._request = request
+        self.request = request
         self._group = frontend.new_group()
         self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
@@ -94,7 +110,15 @@ class PoolingCall(EngineCall):
 
     async def run(self, items: Sequence[Item]) -> list[Vectors]:
         """The vectors of these texts, in order."""
-        return [answer.vectors for answer in await self.compute(items)]
+        if not any(item.windows for item in items):
+            return [answer.vectors for answer in await self.compute(items)]
+        parts = [[item, *item.windows] for item in items]
+        answers = iter(await self.compute([window for windows in parts for window in windows]))
+        found = [[next(answers).vectors for _ in windows] for windows in parts]
+        return [
+            join_windows(item, own, self.facts) if item.windows else own[0]
+            for item, own in zip(items, found, strict=True)
+        ]
 
     async def compute(self, items: Sequence[Item], *, stores: bool = False) -> list[Pooled]:
         """What the engine answers to each of these texts; `stores` has them on disk before, if it has one."""
@@ -114,7 +138,7 @@ class PoolingCall(EngineCall):
             request_id=self.id,
             replica=self._replica,
             admission=admission,
-            media_items=self._request.scope.get(ITEMS, {}),
+            media_items=self.request.scope.get(ITEMS, {}),
             **options,
         )
         self.times.add_round(answers)
@@ -164,7 +188,7 @@ class PoolingCall(EngineCall):
             check_space(self._required_space, space)
             self._required_space = None
         if space is not None:
-            self._request.scope[SPACE] = self._space = str(space)
+            self.request.scope[SPACE] = self._space = str(space)
         return self._space
 
     def usage(self) -> Usage:
@@ -185,8 +209,8 @@ class PoolingCall(EngineCall):
     def admit(self, texts: int) -> Admission:
         """Lets the request in with so many texts. Later calls change nothing."""
         if self._admission is None:
-            places = self.frontend.places_for(texts, caller_of(self._request))
-            self._admission = admit(self._request, self.frontend, places)
+            places = self.frontend.places_for(texts, caller_of(self.request))
+            self._admission = admit(self.request, self.frontend, places)
             self.id = self._admission.take_id(self.id)
         return self._admission
 

@@ -1,4 +1,4 @@
-"""The endpoints of text-embeddings-inference: /embed, /embed_all, /predict, /similarity and /info."""
+"""The endpoints of text-embeddings-inference: /embed and its kin, /predict, /similarity and /info."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from fastapi.responses import JSONResponse
 
 from server.access.client_identity import require_right
 from server.api.scores import best_first
-from server.api.tei import EmbedAllRequest, EmbedRequest, Prediction, PredictRequest, SimilarityRequest
+from server.api.tei import (
+    EmbedAllRequest,
+    EmbedRequest,
+    EmbedSparseRequest,
+    Prediction,
+    PredictRequest,
+    SimilarityRequest,
+)
 from server.http.endpoint import Endpoint
 from server.http.sse import encode
 from server.model_facts import GENERATE, Facts, require_task
-from server.reading.body_table import EMBED, EMBED_ALL, PREDICT, SIMILARITY, Reading, ReadTexts
+from server.reading.body_table import EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, Reading, ReadTexts
 from server.requests.spaces import usual_space
-from server.requests.vectors import as_array, as_json, compare
+from server.requests.vectors import as_array, as_json, compare, sparse_pairs_json
 from server.routes.pooling import label_of
 from server.routes.pooling_call import CLASSIFIES, EMBEDS, POOLS, PoolingCall, written_list
 from server.routes.request_context import (
@@ -43,6 +50,18 @@ async def embed_all(body: EmbedAllRequest, request: Request) -> Response:
     require_right(request, "token_embed")
     require_task("token_embed", frontend_of(request).facts.tasks)
     return await _vectors(body, EMBED_ALL, request)
+
+
+@router.post("/embed_sparse", dependencies=POOLS)
+@cancelled_when_client_leaves
+async def embed_sparse(body: EmbedSparseRequest, request: Request) -> Response:
+    """Weigh the tokens of each text, or those of the vocabulary: by SPLADE, BGE-M3 and their like."""
+    require_right(request, "sparse_embed")
+    require_task("sparse_embed", frontend_of(request).facts.tasks)
+    call = PoolingCall(request, body)
+    found = await read_texts(request, body, EMBED_SPARSE)
+    call.find_space(found)
+    return written_list(map(sparse_pairs_json, await call.run(found.items)))
 
 
 async def _vectors(

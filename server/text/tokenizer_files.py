@@ -18,6 +18,7 @@ import tokenizers
 
 from models.gguf.folder import NO_TOKENIZER
 from models.plain_files import FileError, check_regular, read_json
+from models.pooling.sentence_files import read_markers
 from server.text.chat_template import AskedFormat, ChatTemplate, compile_template, read_templates
 from server.text.tokenizer import NoTokenizer, Tokenizer
 
@@ -74,6 +75,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             path = self._converted(folder) / "tokenizer.json"
         config = _read_json(folder / "tokenizer_config.json")
         named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
+        named |= {f"marker {name}": name for name in read_markers(folder)}
         if self.chat_template is not None:
             templates = {"default": template_text(self.chat_template)}
             # The operator's template is checked now. One of the checkpoint may be broken while it is unused.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,14 +10,29 @@ from torch import Tensor
 from models.context import ForwardContext
 from worker.devices.cpu import Cpu
 from worker.pooling import PoolPlan
-from worker.protocol import NewSeq, SeqStep, StepInput
+from worker.protocol import NewSeq, Pooling, SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import SampleTargets
-from worker.steps.batch import Batch, NeededPositions, StepPlanner
+from worker.steps.batch import Batch, StepPlanner
 from worker.tables.slots import Slots
 from worker.tables.staging import Staging
 
 BLOCKS = 10
+
+NeededPositions = Callable[[Pooling, Sequence[int]], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A pooler that reads the positions that a function names."""
+
+    needed: NeededPositions
+
+    def needed_positions(self, params: Pooling, tokens: Sequence[int]) -> Sequence[int]:
+        return self.needed(params, tokens)
+
+    def counted_rows(self, params: Pooling, tokens: Sequence[int]) -> None:
+        """All of them count."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Table:
             self.device.staging_buffer, steps_ahead=1, words=8
         )  # too few: packets must grow
         needed = needed_positions or (lambda _, tokens: range(len(tokens)))
-        self.planner = StepPlanner(self.slots, BLOCKS, 100, needed)
+        self.planner = StepPlanner(self.slots, BLOCKS, 100, Needed(needed))
         self.number = 0
 
     def step(self, *seqs: SeqStep, new: list[NewSeq] | None = None) -> LaidOut:

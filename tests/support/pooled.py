@@ -22,7 +22,7 @@ from models.model import ServedModel
 from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.pooling.config import read_pooling
-from models.pooling.pooler import PoolBatch
+from models.pooling.pooler import Pieces, PoolBatch
 
 PROMPTS = [random.Random(seed).choices(range(5, 300), k=length) for seed, length in enumerate((23, 1, 9, 14))]
 NO, YES = 71, 200
@@ -37,6 +37,9 @@ class Params:
     use_activation: bool | None = None
     dimensions: int | None = None
     skip: int = 0
+    outputs: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    query: bool = False
 
 
 @cache
@@ -112,8 +115,21 @@ def pool(
         rows[list(pooler.needed_positions(one, tokens))]
         for rows, one, tokens in zip(hidden, asked, sequences, strict=True)
     ]
+    found = [pooler.counted_rows(one, tokens) for one, tokens in zip(asked, sequences, strict=True)]
+    counted = {at: torch.tensor(list(rows)) for at, rows in enumerate(found) if rows is not None}
     with torch.inference_mode():
-        return pooler(PoolBatch(torch.cat(needed), packed(needed, asked), asked))
+        segments = packed(needed, asked)
+        return pooler(PoolBatch(torch.cat(needed), segments, asked, pieces_of(segments, asked), counted))
+
+
+def pieces_of(segments: Segments, asked: Sequence[Any]) -> Pieces | None:
+    """The pieces of sequences, if some have spans."""
+    if not any(each.spans for each in asked):
+        return None
+    places: list[tuple[int, int, int]] = []
+    for each, place in zip(asked, segments.on_host, strict=True):
+        places += [(place[0], place[0] + one, place[0] + other) for one, other in each.spans] or [place]
+    return Pieces(Segments(places, torch.tensor(places)), [len(each.spans) or 1 for each in asked])
 
 
 def packed(rows: Sequence[Tensor], asked: Sequence[Any]) -> Segments:

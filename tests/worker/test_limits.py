@@ -11,7 +11,7 @@ from sizes import MODEL, worker_config
 
 from models.conversion.conversion_choice import Conversion
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import TextFacts
+from models.pooling.text_files import TextFacts
 from models.quantization.config import MADE_ON_LOADING, METHODS
 from worker.devices.cpu import Cpu
 from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits

@@ -65,10 +65,11 @@ def _digest_vectors(config: WorkerConfig, weights: str) -> str:
     """
     folder, options, pooling = Path(config.folder), config.options, config.pooling
     steps = [step for step in (*pooling.token_steps, *pooling.steps) if not isinstance(step, Normalize)]
+    beside = [step.folder for step in steps] + [head.file for head in pooling.heads_of_tokens if head.file]
     processors = [path.read_bytes() for name in _PROCESSORS if (path := folder / name).is_file()]
     parts = (
         weights,
-        [digest_weights(folder / step.folder, options.load_format, options.seed) for step in steps],
+        [digest_weights(folder / name, options.load_format, options.seed) for name in beside],
         msgspec.json.encode(_of_layers(config.model.whole or config.model.raw), order="sorted"),
         options.quantization if options.quantization in MADE_ON_LOADING else None,
         processors,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from worker.media import StepMedia
-from worker.pooling import PoolPlan, plan_pools, segments_of
-from worker.protocol import Pooling, SeqStep, StepInput
+from worker.pooling import PoolPlan, RowChoice, plan_pools, segments_of, with_pieces
+from worker.protocol import SeqStep, StepInput
 from worker.sampling.logprobs import PromptLogprobPlan
 from worker.sampling.sampler import GREEDY, SampleTargets, plan_sampling
 from worker.steps.guesses import give_rows, may_guess, state_rows
@@ -22,9 +22,6 @@ from worker.tables.positions import Columns, LayOut, StepTokens, lay_out
 from worker.tables.recorded_forms import Form, Forms, MixedForm, StagedForm, can_choose, find_form, send_form
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
-
-NeededPositions = Callable[[Pooling, Sequence[int]], Sequence[int]]
-"""The type of a function that names the positions of a sequence of these tokens that its pooling reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class StepPlanner:
     slots: Slots
     num_blocks: int
     vocab_size: int
-    needed_positions: NeededPositions
+    pooler: RowChoice
     lay_out: LayOut = lay_out
     forms: Forms | None = None
     media: StepMedia | None = None
@@ -66,7 +63,7 @@ class StepPlanner:
         remembered = self.slots.first_remembered
         states = None if remembered is None else state_rows(asked.seqs, remembered)
         columns = Columns.of(step.seqs, states)
-        types = self._token_types(columns)
+        types, seen = self._token_types(columns), self._seen_tokens(columns)
         has_media = self.media is not None and (self.slots.media or self.media.sees_prompts)
         media = self.media.read(columns) if self.media is not None and has_media else None
         staged, forms = None, self.forms
@@ -76,7 +73,7 @@ class StepPlanner:
         form = find_form(forms, step.seqs, self.slots) if forms is not None and may_replay else None
         if forms is not None and form is not None:
             return self._plan_form(forms, form, step, columns, packet)
-        if forms is not None and media is None:
+        if forms is not None and media is None and seen is None:
             staged = self._stage_mixed(forms, step.seqs, columns, types, packet)
 
         write_tables = self._stage_tables(asked, packet)
@@ -95,6 +92,7 @@ class StepPlanner:
             ids, context = finish()
             if token_types is not None:
                 context.token_types = token_types.long()
+            context.seen = seen
             if show_media is not None:
                 show_media(context)
             return ids, context
@@ -217,10 +215,17 @@ class StepPlanner:
         if len(asked) < len(chosen):
             raise ValueError("a step pools a sequence that was not admitted for it")
         texts = [self.slots.texts[slot] for slot in held]
-        needed = [self.needed_positions(params, text) for params, text in zip(asked, texts, strict=True)]
+        needed = [
+            self.pooler.needed_positions(params, text) for params, text in zip(asked, texts, strict=True)
+        ]
         if not any(columns.starts) and [len(own) for own in needed] == columns.counts:  # an encoder's texts
-            return PoolPlan(chosen, asked, segments_of(packet, columns.counts, asked), None)
-        return plan_pools(packet, columns, chosen, asked, needed)
+            segments = segments_of(packet, columns.counts, asked)
+            plan = PoolPlan(chosen, asked, segments, None, texts)
+        else:
+            plan = plan_pools(packet, columns, chosen, asked, needed, texts)
+        if any(params.outputs or params.spans for params in asked):
+            return with_pieces(plan, packet, self.pooler)
+        return plan
 
     def _token_types(self, columns: Columns) -> list[int] | None:
         """The type of each token: 1 in the second text of a pair, else 0. None if all are 0."""
@@ -232,6 +237,16 @@ class StepPlanner:
             return None
         lengths = zip(begins, columns.counts, strict=True)  # a text is computed whole
         return [int(0 < second <= at) for second, count in lengths for at in range(count)]
+
+    def _seen_tokens(self, columns: Columns) -> list[int] | None:
+        """The first tokens of each text that others see; None if those are all."""
+        if self.slots.paged:
+            return None
+        pooling = self.slots.pooling
+        unseen = [params.unseen if (params := pooling[slot]) else 0 for slot in columns.slots]
+        if not any(unseen):
+            return None
+        return [count - few for count, few in zip(columns.counts, unseen, strict=True)]
 
     def _prompt_logprobs(self, columns: Columns) -> list[PromptLogprobPlan]:
         """The hidden state of position p predicts token p + 1, as long as that belongs to the prompt."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.pooling import PooledVectors
+from models.pooling.pooler import SparseWeights
+from worker.pooling import PooledRow, PooledVectors
 from worker.protocol import ExpertReport, StepOutput, TokenLogprobs, Vectors
 from worker.sampling.logprobs import unpack_logprobs
 from worker.sampling.sampler import SampledTokens
@@ -81,8 +83,8 @@ class StepHandle:
 
     _batch: Batch
     _shapes: list[tuple[int, int]]
-    _vectors: list[tuple[int, tuple[int, ...]]]
-    """Index in the rows of the step and shape of each pooled sequence's vectors."""
+    _vectors: list[tuple[PooledRow, tuple[int, ...]]]
+    """The shape of the vectors of each pooled sequence, of which those of other outputs follow the first."""
     _refused: dict[int, str]
     _compiled: int
     """How many kernels the worker has compiled so far."""
@@ -137,12 +139,23 @@ class StepHandle:
         for row, shape in self._vectors:
             stop = start + prod(shape)
             numbers = words[start:stop].view(np.float32)
-            slot = self._batch.step.seqs[row].slot
-            if all_finite or np.isfinite(numbers).all():
-                pooled[slot] = Vectors(data=numbers.tobytes(), shape=shape)
-            else:
-                failed[slot] = NOT_FINITE_VALUES
+            slot = self._batch.step.seqs[row.row].slot
             start = stop
+            if not (all_finite or np.isfinite(numbers).all()):
+                pooled.pop(slot, None)
+                failed[slot] = NOT_FINITE_VALUES
+            elif slot in failed:  # by another of its outputs
+                continue
+            else:
+                if row.sparse is not None:
+                    vectors = sparse_vectors(numbers, row.tokens, row.sparse)
+                else:
+                    vectors = Vectors(data=numbers.tobytes(), shape=shape)
+                if row.task is None:
+                    pooled[slot] = vectors
+                else:
+                    first = pooled[slot]
+                    pooled[slot] = msgspec.structs.replace(first, others={**first.others, row.task: vectors})
         return pooled
 
     def _logprobs(self, tables: Iterator[np.ndarray]) -> list[TokenLogprobs | None]:
@@ -154,3 +167,21 @@ class StepHandle:
             for row, entry in zip(wanted.rows_host, unpack_logprobs(next(tables)), strict=True):
                 entries[sampled.rows[row]] = entry
         return entries
+
+
+def sparse_vectors(weights: np.ndarray, tokens: Sequence[int] | None, kept: SparseWeights) -> Vectors:
+    """The weights above zero, by token: of the whole vocabulary, or of a text's `tokens`.
+
+    Of several for one token the largest counts.
+    """
+    if tokens is not None:
+        at = np.asarray(tokens, np.int64)
+        table = np.zeros(int(at.max(initial=0)) + 1, np.float32)
+        np.maximum.at(table, at, weights)
+        weights = table
+    ids = np.flatnonzero(weights > 0)
+    if kept.without:
+        ids = ids[~np.isin(ids, kept.without)]
+    if kept.most is not None and len(ids) > kept.most:
+        ids = np.sort(ids[np.argsort(-weights[ids], kind="stable")[: kept.most]])
+    return Vectors(weights[ids].tobytes(), (len(ids),), ids.astype("<i4").tobytes())

@@ -15,6 +15,7 @@ from models.families.encoders.encoder import (
     plain_layers,
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import BERT_NAMES, ROBERTA_NAMES
 from models.model import ModelSetup
 
 _NAMES = LayerNames(
@@ -77,6 +78,7 @@ BertModel, BertForSequenceClassification, BertForTokenClassification = encoder_c
     partial(Head, dense=("bert.pooler.dense", "pooler.dense")),
     prefix=("bert",),
     heads=("cls", "classifier"),
+    vocabulary=BERT_NAMES,
 )
 
 RobertaModel, RobertaForSequenceClassification, RobertaForTokenClassification = encoder_classes(
@@ -85,6 +87,7 @@ RobertaModel, RobertaForSequenceClassification, RobertaForTokenClassification = 
     partial(Head, dense=("classifier.dense",), out="classifier.out_proj"),
     prefix=("roberta",),
     heads=("lm_head", "classifier"),
+    vocabulary=ROBERTA_NAMES,
 )
 
 ElectraModel, ElectraForSequenceClassification, ElectraForTokenClassification = encoder_classes(

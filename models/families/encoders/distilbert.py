@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from models.config import Size, family_fields
 from models.families.encoders.encoder import Embeddings, Encoder, LayerNames, plain_layers
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import VocabularyNames
 from models.model import ModelSetup
 
 _EPS = 1e-12
@@ -46,4 +47,11 @@ DistilBertModel, DistilBertForSequenceClassification, DistilBertForTokenClassifi
     partial(Head, dense=("pre_classifier",), activation=F.relu),
     prefix=("distilbert",),
     heads=("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier"),
+    vocabulary=VocabularyNames(
+        dense="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector",
+        bias="vocab_projector.bias",
+        eps=_EPS,
+    ),
 )

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights, load
+from models.families.encoders.vocabulary_head import VocabularyHead, VocabularyNames
 from models.layers.attention import Attention
 from models.model import ModelSetup
 from models.pooling.projection import Matrix
+from models.pooling.representations import Splade
 from models.pooling.sentence_files import Mode
 
 
@@ -23,6 +25,8 @@ class EncoderModel(nn.Module):
     """A trunk and, if there is one, its head."""
 
     causal: ClassVar[bool] = False
+    hides_tokens: ClassVar[bool] = True
+    """Whether a text may have tokens that no other one sees."""
     default_pooling: Mode = "CLS"
     """The way tokens are merged if neither the checkpoint nor the operator says."""
     token_head: ClassVar[bool] = False
@@ -32,18 +36,25 @@ class EncoderModel(nn.Module):
     heads: ClassVar[tuple[str, ...]]
     """The names of all heads in the family: a checkpoint may have more of them than are used."""
 
-    def __init__(self, trunk: nn.Module, head: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        head: nn.Module | None = None,
+        vocabulary: VocabularyHead | None = None,
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
+        self.vocabulary = vocabulary
 
     def pull(self, weights: Weights) -> None:
         trunk = weights.first(*self.prefix, "")
         weights.ignore(*self.heads)
         trunk.ignore("pooler")
         load(self.trunk, trunk)
-        if self.head is not None:
-            load(self.head, weights)
+        for head in (self.head, self.vocabulary):
+            if head is not None:
+                load(head, weights)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         return self.trunk(ids, positions, stream)
@@ -60,12 +71,18 @@ def encoder_classes(
     *,
     prefix: tuple[str, ...],
     heads: tuple[str, ...],
+    vocabulary: VocabularyNames | None = None,
 ) -> tuple[type[EncoderModel], type[EncoderModel], type[EncoderModel]]:
-    """A family's classes: its trunk alone, with `head` for whole texts, and with a matrix for tokens."""
+    """A family's classes: its trunk alone, with `head` for whole texts, and with a matrix for tokens.
+
+    The first has the head for masked tokens, too, if SPLADE reads it.
+    """
 
     def derive(ending: str, head: Callable[[ModelSetup], nn.Module] | None, token_head: bool = False) -> Any:
         def build(self: EncoderModel, setup: ModelSetup) -> None:
-            EncoderModel.__init__(self, trunk(setup), None if head is None else head(setup))
+            inner = trunk(setup)
+            own = None if head is None else head(setup)
+            EncoderModel.__init__(self, inner, own, _splade_head(setup, vocabulary, inner, own))
 
         names = {"prefix": prefix, "heads": heads, "token_head": token_head}
         members = {"__init__": build, "__module__": trunk.__module__, **names}
@@ -76,6 +93,13 @@ def encoder_classes(
         derive("ForSequenceClassification", head),
         derive("ForTokenClassification", Head, token_head=True),
     )
+
+
+def _splade_head(
+    setup: ModelSetup, names: VocabularyNames | None, trunk: nn.Module, head: nn.Module | None
+) -> VocabularyHead | None:
+    reads = head is None and isinstance(setup.pooling.sparse, Splade)
+    return VocabularyHead(setup, names, trunk) if reads else None
 
 
 class Head(nn.Module):

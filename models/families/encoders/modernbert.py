@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from models import ops
 from models.config import ConfigError, Eps, ModelConfig, Size, family_fields
 from models.families.encoders.encoder_model import EncoderModel, Head
+from models.families.encoders.vocabulary_head import VocabularyHead, VocabularyNames
 from models.layers.attention import EncoderAttention
 from models.layers.embedding import Embedding
 from models.layers.linear import Linear, RowLinear
@@ -22,6 +23,7 @@ from models.layers.rotary import Rope, Rotary, read_rope
 from models.layers.stages import Layers, if_held
 from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
+from models.pooling.representations import Splade
 
 _NEAR, _FAR = "sliding_attention", "full_attention"
 
@@ -136,6 +138,21 @@ def _head(setup: ModelSetup) -> Head:
     )
 
 
+def _vocabulary(setup: ModelSetup, trunk: ModernBert) -> VocabularyHead:
+    fields = family_fields(setup.config, ModernBertFields)
+    names = VocabularyNames(
+        dense="head.dense",
+        norm="head.norm",
+        decoder="decoder",
+        bias="decoder.bias",
+        activation=fields.classifier_activation,
+        eps=fields.norm_eps,
+        dense_bias=fields.classifier_bias,
+        norm_bias=fields.norm_bias,
+    )
+    return VocabularyHead(setup, names, trunk)
+
+
 class _ModernBert(EncoderModel):
     prefix = ("model",)
     heads = ("head", "decoder", "classifier")
@@ -143,7 +160,9 @@ class _ModernBert(EncoderModel):
 
 class ModernBertModel(_ModernBert):
     def __init__(self, setup: ModelSetup) -> None:
-        super().__init__(ModernBert(setup))
+        trunk = ModernBert(setup)
+        reads = isinstance(setup.pooling.sparse, Splade)
+        super().__init__(trunk, vocabulary=_vocabulary(setup, trunk) if reads else None)
 
 
 class ModernBertForSequenceClassification(_ModernBert):

@@ -18,6 +18,7 @@ from models.families.encoders.encoder import (
     plain_layers,
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import ROBERTA_NAMES
 from models.layers.linear import frozen
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
@@ -91,4 +92,5 @@ MPNetModel, MPNetForSequenceClassification, MPNetForTokenClassification = encode
     partial(Head, dense=("classifier.dense",), out="classifier.out_proj"),
     prefix=("mpnet",),
     heads=("lm_head", "classifier"),
+    vocabulary=ROBERTA_NAMES,
 )

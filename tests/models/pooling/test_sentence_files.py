@@ -10,7 +10,8 @@ from later import Later
 from pooling_files import ST, put_json, put_modules, read
 
 from models.config import ConfigError
-from models.pooling.sentence_files import ChatForm, Dense, LayerNorm, Normalize, makes_vectors
+from models.pooling.sentence_files import Dense, LayerNorm, Normalize, makes_vectors
+from models.pooling.text_files import ChatForm
 
 
 def test_a_folder_without_any(tmp_path: Path) -> None:

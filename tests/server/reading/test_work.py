@@ -10,7 +10,7 @@ from fake_frontend import FakeFrontend
 from pydantic import TypeAdapter
 
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import TextFacts
+from models.pooling.text_files import TextFacts
 from server.api.fields import LONG
 from server.reading.body_table import BY_NAME
 from server.reading.prompts import A_LOT, ReadingContext, ReadingOptions

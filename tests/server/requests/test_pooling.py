@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import zoo
 from pooling_facts import bert, facts, raw_bert
 from tokenizers.processors import TemplateProcessing
 
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import TextFacts
+from models.pooling.representations import Expansion
+from models.pooling.text_files import TextFacts
 from server.errors import BadRequest
 from server.model_facts import find_task, score_type
 from server.requests.pooling import PoolingParams, TextReader, Truncation, find_prompt, prompt_for
@@ -177,3 +179,32 @@ def test_how_texts_are_compared() -> None:
     assert score_type((*vectors, *labels), PoolingConfig(num_labels=1)) == "cross-encoder"
     assert score_type(labels, PoolingConfig(num_labels=3)) is None
     assert score_type(("generate",), PoolingConfig()) is None
+
+
+# Queries and documents of models that read them in different ways
+
+
+def test_queries_are_filled_up_and_bounded() -> None:
+    tokenizer = bert()
+    expansion = Expansion(length=12, token=7, fixed=True, attends=False)
+    texts = TextFacts(expansion=expansion, document_length=6)
+    known = facts(tasks=("token_embed",), pooling=PoolingConfig(texts=texts))
+    query = PoolingParams(task="token_embed", query=True).resolve(known)
+    reader = TextReader(known, tokenizer, name="input")
+    ids = tokenizer.encode("fox dog")
+    missing = 12 - len(ids)
+    [item] = reader.read(["fox dog"], query)
+    assert item.tokens == [*ids, *[7] * missing]
+    assert item.params.unseen == missing and item.params.query
+    [item] = TextReader(known, tokenizer, Truncation(20)).read(["fox dog " * 9], query)
+    assert len(item.tokens) == 12 and item.params.unseen == 0
+    with pytest.raises(BadRequest, match="reads a query of up to 12 tokens"):
+        reader.read(["fox dog " * 5], query)
+    with pytest.raises(BadRequest, match="reads a document of up to 6 tokens"):
+        reader.read(["fox dog " * 3], msgspec.structs.replace(query, query=False))
+    seen = facts(
+        tasks=("token_embed",),
+        pooling=PoolingConfig(texts=TextFacts(expansion=msgspec.structs.replace(expansion, attends=True))),
+    )
+    [item] = TextReader(seen, tokenizer, name="input").read(["fox dog"], query)
+    assert len(item.tokens) == 12 and item.params.unseen == 0

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from fake_frontend import vectors
+from later import Later
 
-from server.requests.vectors import as_array, as_base64_json, as_bits, as_bytes, as_json, compare
+from server.errors import BadRequest
+from server.requests.vectors import VectorForm, as_array, as_bytes, as_json, compare, read_ranges
 
 RANDOM = np.random.default_rng(0)
 NUMBERS = np.concatenate(
@@ -55,7 +60,9 @@ def test_byte_orders() -> None:
 def test_all_forms_hold_the_same_bits() -> None:
     one = vectors(NUMBERS)
     from_json = np.array(json.loads(as_json(one)), dtype=np.float32)
-    from_base64 = np.frombuffer(base64.b64decode(json.loads(as_base64_json(one))), "<f4")
+    from_base64 = np.frombuffer(
+        base64.b64decode(msgspec.json.decode(VectorForm(base64=True).write(one))), "<f4"
+    )
     assert from_json.tobytes() == from_base64.tobytes() == NUMBERS.tobytes()
     assert json.loads(as_json(vectors([[1, 2], [3, 4]]))) == [[1, 2], [3, 4]]
     assert np.shares_memory(as_array(one), np.frombuffer(one.data, np.uint8))
@@ -63,8 +70,8 @@ def test_all_forms_hold_the_same_bits() -> None:
 
 def test_bits() -> None:
     one = vectors([1, -1, 0, 2, -3, -4, 5, 6, 1, 1, 1, 1, 1, 1, 1, 1])
-    assert as_bits(one, signed=False) == [0b10010011, 255]
-    assert as_bits(one, signed=True) == [0b10010011 - 128, 127]
+    assert msgspec.json.decode(VectorForm("ubinary").write(one)) == [0b10010011, 255]
+    assert msgspec.json.decode(VectorForm("binary").write(one)) == [0b10010011 - 128, 127]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +85,68 @@ def test_bits() -> None:
         ("manhattan", -torch.cdist(PAIR[0][None], PAIR[1][None], p=1)),
     ],
 )
-def test_measures_are_those_of_sentence_transformers(similarity, expected) -> None:
-    assert compare(*map(vectors, PAIR), similarity) == pytest.approx(float(expected))
+def test_measures_are_those_of_sentence_transformers(similarity: Any, expected: Any) -> None:
+    assert compare(vectors(PAIR[0]), vectors(PAIR[1]), similarity) == pytest.approx(float(expected))
 
 
 def test_a_vector_of_zeros_is_like_no_other() -> None:
     assert compare(vectors([0, 0]), vectors([1, 0]), "cosine") == 0.0
+
+
+# Small vectors, as sentence-transformers makes them
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("shape", [(6, 20), (3, 4, 20)])
+def test_quantized_as_sentence_transformers_does(dtype: Any, shape: tuple[int, ...]) -> None:
+    rows = RANDOM.standard_normal(shape).astype(np.float32)
+    rows[..., 3] = 0.5  # of no range
+    quantize = Later("sentence_transformers.util.quantization").quantize_embeddings
+    asked = [vectors(one) for one in rows]
+    flat = rows.reshape(-1, 20)
+    known = (0.5 * np.stack([flat.min(0), flat.max(0)])).astype(np.float32)
+    for ranges in (None, known):
+        expected = quantize(list(rows) if rows.ndim > 2 else rows, dtype, ranges=ranges)
+        for form in (
+            VectorForm.of(asked, dtype, ranges=ranges),
+            VectorForm.of(asked, dtype, base64=True, ranges=ranges),
+        ):
+            for one, other in zip(asked, expected, strict=True):
+                written = msgspec.json.decode(form.write(one))
+                if form.base64:
+                    written = (
+                        np.frombuffer(base64.b64decode(written), other.dtype).reshape(other.shape).tolist()
+                    )
+                assert written == other.tolist()
+
+
+def test_plain_numbers_of_16_bits() -> None:
+    one = vectors([1 / 3, -2.5])
+    assert (
+        msgspec.json.decode(VectorForm("float16").write(one)) == np.array([1 / 3, -2.5], np.float16).tolist()
+    )
+    expected = torch.tensor([1 / 3, -2.5]).bfloat16().float().tolist()
+    assert msgspec.json.decode(VectorForm("bfloat16").write(one)) == expected
+
+
+def test_ranges_of_a_file(tmp_path: Path) -> None:
+    ranges = np.array([[0, -1], [1, 2]], np.float32)
+    np.save(tmp_path / "ranges.npy", ranges)
+    (tmp_path / "ranges.json").write_text("[[0, -1], [1, 2]]")
+    for name in ("ranges.npy", "ranges.json"):
+        assert np.array_equal(read_ranges(tmp_path / name), ranges)
+    np.save(tmp_path / "objects.npy", np.array([None, {}]))
+    for name, content in (
+        ("missing.npy", None),
+        ("objects.npy", None),
+        ("three.json", "[[0], [1], [2]]"),
+        ("ragged.json", "[[0], [1, 2]]"),
+        ("turned.json", "[[1], [0]]"),
+        ("infinite.json", "[[0], [1e999]]"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match="--int8-ranges"):
+            read_ranges(tmp_path / name)
+    with pytest.raises(BadRequest, match="has ranges for 2 numbers, and these vectors have 3"):
+        VectorForm.of([vectors([1, 2, 3])], "int8", ranges=ranges)

@@ -15,7 +15,7 @@ from fake_frontend import BOS, FakeFrontend, vectors
 from starlette.types import ASGIApp
 
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import TextFacts
+from models.pooling.text_files import TextFacts
 from server.errors import Internal
 
 pytestmark = pytest.mark.usefixtures("embedder")
@@ -97,7 +97,7 @@ async def test_messages_have_a_field_of_their_own(client: httpx.AsyncClient, fro
             "maximum context length is 128 tokens. However, input 0 contains 201",
         ),
         ({"input": "a", "encoding_format": "xyz"}, "body.encoding_format", "'float', 'base64', 'bytes'"),
-        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "base64, bytes and bytes_only"),
+        ({"input": "a", "embed_dtype": "fp8_e4m3"}, "embed_dtype", "base64, bytes and bytes_only"),
         ({"input": "a", "dimensions": 10**9}, "dimensions", "does not support Matryoshka"),
         ({"input": "a", "dimension": 4}, "dimension", "did you mean `dimensions`?"),
         ({"input": "a", "normalize": True, "use_activation": False}, "use_activation", "mean the same"),
@@ -284,15 +284,17 @@ async def test_how_cohere_cuts(client: httpx.AsyncClient, frontend: FakeFrontend
     assert (
         "maximum context length" in (await refusal(client, COHERE, texts=[long], truncate="NONE"))["message"]
     )
-    for body, told in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({}, "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"),
         ({"texts": []}, "Exactly one of texts, images, or inputs"),
         ({"texts": ["a"], "images": ["data:"]}, "Exactly one of texts, images, or inputs"),
-        ({"texts": ["a"], "embedding_types": ["int8"]}, "'float', 'binary', 'ubinary' or 'base64'"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "'float', 'int8', 'uint8', 'binary'"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, "one vector does not have"),
         ({"texts": ["a"], "max_tokens": 129}, "cannot be greater than"),
         ({"texts": ["a"], "max_tokens": 9, "truncate": "NONE"}, "truncate NONE forbids"),
         ({"texts": ["a"], "input_type": "poem"}, "no prompt named 'poem'"),
-    ):
+    ]
+    for body, told in refused:
         assert told in (await refusal(client, COHERE, **body))["message"]
     frontend.answer_of = lambda item: vectors([1, 2, 3])
     error = await refusal(client, COHERE, texts=["a"], embedding_types=["binary"])

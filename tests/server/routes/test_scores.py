@@ -11,7 +11,7 @@ from fake_api import post, refusal
 from fake_frontend import BOS, FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
-from models.pooling.sentence_files import TextFacts
+from models.pooling.text_files import TextFacts
 from server.errors import Unavailable
 
 

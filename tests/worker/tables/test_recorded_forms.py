@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from laid_out import Needed
 
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.steps.batch import Batch, StepPlanner
@@ -44,7 +45,7 @@ class Recorded:
 
     def step(self, seqs: list[SeqStep], *new: NewSeq, fresh: bool = False) -> Batch:
         self.packet.reset()
-        planner = StepPlanner(self.slots, 20, 100, lambda _, tokens: tokens[-1:], forms=self)
+        planner = StepPlanner(self.slots, 20, 100, Needed(lambda _, tokens: tokens[-1:]), forms=self)
         batch = planner.plan(StepInput(1, list(new), seqs, fresh), self.packet)
         if batch.form is None:
             batch.lay_out()

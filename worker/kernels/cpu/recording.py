@@ -180,7 +180,7 @@ class _Replayed:
         step = context()
         if stream is not None or step.token_types is not None or ids.data_ptr() != self._fixed_ids:
             return self._forward(ids, positions, stream)
-        if step.media is not None or step.axes is not None or step.last is not None:
+        if step.media is not None or step.axes is not None or step.last is not None or step.seen:
             return self._forward(ids, positions, stream)
         if ids.shape[0] != self._tokens:
             self._tokens = ids.shape[0]

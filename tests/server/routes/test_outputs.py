@@ -1,0 +1,249 @@
+"""Several representations of a text in one answer, and scores by all of them."""
+
+from __future__ import annotations
+
+import array
+import base64
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from fake_api import post, refusal
+from fake_frontend import BOS, FakeFrontend, vectors
+
+from models.pooling.config import PoolingConfig
+from models.pooling.sentence_files import Mode
+from models.pooling.text_files import TextFacts
+from server.requests.pooling import Item
+from server.text.tokenizer import unpack
+from worker.protocol import Vectors
+
+pytestmark = pytest.mark.usefixtures("embedder")
+
+EMBED, POOL, COHERE, SPARSE = "/v1/embeddings", "/pooling", "/v2/embed", "/embed_sparse"
+WEIGHTS = Vectors(array.array("f", [0.5, 2.0]).tobytes(), (2,), array.array("i", [3, 70]).tobytes())
+OF_TASK = {
+    "embed": vectors([1, 2, 3, 4, 0, 0, 0, 0]),
+    "sparse_embed": WEIGHTS,
+    "token_embed": vectors([[1, 0], [0, 1]]),
+}
+JSON = {
+    "dense": [1, 2, 3, 4, 0, 0, 0, 0],
+    "sparse": {"indices": [3, 70], "values": [0.5, 2]},
+    "tokens": [[1, 0], [0, 1]],
+}
+
+
+def answer(item: Item) -> Vectors:
+    params = item.params
+    first = (
+        vectors([2, 4])
+        if params.late_query
+        else vectors([3])
+        if params.late_document
+        else OF_TASK[params.task]
+    )
+    return msgspec.structs.replace(first, others={task: OF_TASK[task] for task in params.outputs})
+
+
+@pytest.fixture
+def all_three(frontend: FakeFrontend) -> FakeFrontend:
+    frontend.serve("embed", "token_embed", "sparse_embed", score_type="bi-encoder")
+    frontend.answer_of = answer
+    return frontend
+
+
+async def test_outputs(client: httpx.AsyncClient, all_three: FakeFrontend) -> None:
+    outputs = ["sparse", "dense", "tokens"]
+    [entry] = (await post(client, EMBED, input="a", outputs=outputs))["data"]
+    assert (entry["embedding"], entry["sparse"], entry["tokens"]) == (
+        *(JSON[name] for name in ("dense", "sparse", "tokens")),
+    )
+    assert all_three.pooled[-1][0][0].params.outputs == ("embed", "token_embed")
+    [entry] = (await post(client, POOL, input="a", outputs=["tokens", "sparse"]))["data"]
+    assert entry["data"] == {name: JSON[name] for name in ("tokens", "sparse")}
+    [entry] = (await post(client, POOL, input="a", task="sparse_embed"))["data"]
+    assert entry["data"] == JSON["sparse"]
+    [entry] = (await post(client, EMBED, input="a", outputs=["sparse"]))["data"]
+    assert "embedding" not in entry
+    coded = (await post(client, EMBED, input="a", outputs=["dense", "tokens"], encoding_format="base64"))[
+        "data"
+    ][0]
+    assert np.frombuffer(base64.b64decode(coded["tokens"]), "<f4").tolist() == [1, 0, 0, 1]
+    many = await post(client, COHERE, texts=["a", "b"], outputs=outputs, embedding_types=["float", "ubinary"])
+    assert many["embeddings"] == {
+        "float": [JSON["dense"]] * 2,
+        "ubinary": [[0xF0]] * 2,
+        "sparse": [JSON["sparse"]] * 2,
+        "tokens": [JSON["tokens"]] * 2,
+    }
+    assert await post(client, SPARSE, inputs=["a"]) == [
+        [{"index": 3, "value": 0.5}, {"index": 70, "value": 2}]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            EMBED,
+            {"outputs": ["dense", "labels"]},
+            "gives the outputs dense, sparse, tokens, and not 'labels'",
+        ),
+        (EMBED, {"outputs": ["dense", "dense"]}, "none of them twice"),
+        (EMBED, {"outputs": []}, "at least 1 item"),
+        (EMBED, {"outputs": ["sparse"], "dimensions": 2}, "dimensions"),
+        (EMBED, {"outputs": ["sparse"], "normalize": False}, "not normalised"),
+        (EMBED, {"outputs": ["dense", "sparse"], "encoding_format": "bytes_only"}, "place for one output"),
+        (POOL, {"outputs": ["dense"], "task": "embed"}, "both choose"),
+    ],
+)
+async def test_refusals(
+    client: httpx.AsyncClient, all_three: FakeFrontend, path: str, body: dict[str, Any], told: str
+) -> None:
+    assert told in (await refusal(client, path, input="a", **body))["message"]
+
+
+async def test_outputs_that_a_model_does_not_give(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    error = await refusal(client, EMBED, input="a", outputs=["dense", "sparse"])
+    assert "gives the outputs dense, tokens, and not 'sparse'" in error["message"]
+    error = await refusal(client, SPARSE, inputs="a")
+    assert "does not do the task 'sparse_embed'" in error["message"]
+    frontend.serve("sparse_embed")
+    frontend.answer_of = answer
+    assert (await post(client, EMBED, input="a", outputs=["sparse"]))["data"][0]["sparse"] == JSON["sparse"]
+    error = await refusal(client, EMBED, input="a")
+    assert "It does: sparse_embed (POST /embed_sparse)" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "score"),
+    [
+        ([1, 1, 1], (30 + 4.25 + 3 / 4) / 3),
+        ([0.4, 0.2, 0.4], 0.4 * 30 + 0.2 * 4.25 + 0.4 * 3 / 4),
+        ([0, 2, 0], 4.25),
+        ([1, 3, 0], (30 + 3 * 4.25) / 4),
+    ],
+)
+async def test_scores_by_all_outputs(
+    client: httpx.AsyncClient, all_three: FakeFrontend, weights: list[float], score: float
+) -> None:
+    """FlagEmbedding's formula: the score of tokens is a mean over the vectors of the query, which has 4."""
+    for path, body in (
+        ("/score", {"text_1": "a", "text_2": ["b"]}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        found = await post(client, path, weights_for_different_modes=weights, **body)
+        [entry] = found.get("data") or found["results"]
+        assert entry.get("score", entry.get("relevance_score")) == pytest.approx(score)
+
+
+async def test_weights_that_mean_nothing(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    texts: dict[str, Any] = {"text_1": "a", "text_2": "b"}
+    frontend.serve("embed", "token_embed", score_type="bi-encoder")
+    for weights, told in (
+        ([0, 0, 0], "above 0"),
+        ([1, 1], "at least 3"),
+        ([1, -1, 1], "greater than or equal"),
+    ):
+        error = await refusal(client, "/score", weights_for_different_modes=weights, **texts)
+        assert told in error["message"]
+    error = await refusal(client, "/score", weights_for_different_modes=[1, 1, 1], **texts)
+    assert "and not 'sparse'" in error["message"]
+
+
+async def test_sparse_vectors_are_compared(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    pooling = PoolingConfig(texts=TextFacts(similarity="dot"))
+    frontend.serve("sparse_embed", score_type="sparse", pooling=pooling)
+    frontend.answer_of = answer
+    found = await post(client, "/score", text_1="a", text_2=["b", "c"])
+    assert [entry["score"] for entry in found["data"]] == [4.25, 4.25]
+
+
+# Pieces of texts
+
+
+def piecewise(item: Item) -> Vectors:
+    """The sum of the tokens of each span, or of all."""
+    tokens = unpack(item.tokens)
+    spans = item.params.spans
+    return vectors([[sum(tokens[start:stop])] for start, stop in spans] if spans else [sum(tokens), 0])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "spans"),
+    [
+        ({"spans": [[0, 2], [1, 4]]}, [[97 + 98], [98 + 99 + 100]], [[0, 2], [1, 4]]),
+        ({"spans": [[0, 2], [2, 5]], "span_unit": "tokens"}, [[BOS + 97], [98 + 99 + 100]], [[0, 2], [2, 5]]),
+        (
+            {"chunking": {"size": 2, "overlap": 1}},
+            [[BOS + 97], [195], [197], [199]],
+            [[0, 1], [0, 2], [1, 3], [2, 4]],
+        ),
+        ({"chunking": {"size": 3}, "span_unit": "tokens"}, [[BOS + 195], [199]], [[0, 3], [3, 5]]),
+        ({"chunking": {"size": 99}}, [[BOS + 394]], [[0, 4]]),
+    ],
+)
+async def test_pieces(
+    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], expected: Any, spans: Any
+) -> None:
+    frontend.answer_of = piecewise
+    for path, field in ((EMBED, "embedding"), (POOL, "data")):
+        [entry] = (await post(client, path, input="abcd", **body))["data"]
+        assert (entry[field], entry["spans"]) == (expected, spans)
+    many = (await post(client, EMBED, input=[[7, 8, 9], [5, 6]], spans=[[[0, 3]], [[0, 1], [1, 2]]]))["data"]
+    assert [entry["embedding"] for entry in many] == [[[24]], [[5], [6]]]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"spans": [[0, 5]]}, "within its 4 characters"),
+        ({"spans": [[2, 2]]}, "a start below its stop"),
+        ({"spans": [[-1, 2]]}, "a start below its stop"),
+        ({"spans": [[0, 6]], "span_unit": "tokens"}, "within its 5 tokens"),
+        ({"spans": []}, "a list of pairs"),
+        ({"spans": [[0, 1.5]]}, "a list of pairs"),
+        ({"spans": [[[0, 1]], [[0, 1]]]}, "has 2 lists, and there are 1 texts"),
+        ({"spans": [[0, 1]], "chunking": {"size": 2}}, "both cut the texts"),
+        ({"chunking": {"size": 2, "overlap": 2}}, "must be less than `size`"),
+        ({"span_unit": "tokens"}, "there are none"),
+        ({"spans": [[0, 1]], "outputs": ["tokens"]}, "have dense vectors"),
+        ({"spans": [[0, 1]], "truncate_prompt_tokens": 2}, "was cut"),
+        ({"spans": [[0, 1]], "encoding_format": "bytes"}, "no place for pieces"),
+    ],
+)
+async def test_pieces_that_there_are_not(
+    client: httpx.AsyncClient, frontend: FakeFrontend, body: dict[str, Any], told: str
+) -> None:
+    assert told in (await refusal(client, EMBED, input="abcd", **body))["message"]
+
+
+async def test_long_texts_are_read_in_windows(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.answer_of = piecewise
+    long = [[1, 2, 3, 4, 5, 6, 7], [9]]
+    cases: list[tuple[tuple[Mode, ...], list[list[int]], list[float]]] = [
+        (("MEAN",), [[1, 2, 3], [4, 5, 6], [7]], [(6 * 3 + 15 * 3 + 7) / 7, 0]),
+        (("CLS",), [[1, 2, 3]], [6, 0]),
+        (("LAST",), [[7]], [7, 0]),
+    ]
+    pooling = PoolingConfig()
+    for modes, windows, expected in cases:
+        pooling = PoolingConfig(modes=modes, max_embed_len=8, normalize=False)
+        frontend.serve("embed", max_text_len=3, pooling=pooling)
+        found = [entry["embedding"] for entry in (await post(client, EMBED, input=long))["data"]]
+        assert found == [pytest.approx(expected), [9, 0]]
+        assert frontend.pooled_tokens() == [*windows, [9]]
+    unit = msgspec.structs.replace(pooling, modes=("MEAN",), normalize=True)
+    frontend.serve("embed", max_text_len=3, pooling=unit)
+    assert (await post(client, EMBED, input=long[0]))["data"][0]["embedding"] == [1, 0]
+    pieces = (await post(client, EMBED, input=long[0], chunking={"size": 2, "overlap": 1}))["data"][0]
+    assert pieces["embedding"] == [[3], [5], [7], [9], [11], [13]]
+    assert frontend.pooled_tokens() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert (
+        "A piece of 4 tokens"
+        in (await refusal(client, EMBED, input=long[0], chunking={"size": 4}))["message"]
+    )
+    assert "maximum context length" in (await refusal(client, EMBED, input=[1] * 9))["message"]
