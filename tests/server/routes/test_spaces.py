@@ -10,7 +10,7 @@ from fake_api import post
 from fake_frontend import FakeFrontend
 
 from models.pooling.config import PoolingConfig, VectorFacts
-from models.pooling.sentence_files import TextFacts
+from models.pooling.text_files import TextFacts
 
 EMBED = "/v1/embeddings"
 COMPARED = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
