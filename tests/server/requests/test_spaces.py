@@ -8,7 +8,8 @@ from pooling_facts import facts as plain_facts
 
 from models.config import ConfigError
 from models.pooling.config import PoolingConfig, VectorFacts
-from models.pooling.sentence_files import Dense, TextFacts
+from models.pooling.sentence_files import Dense
+from models.pooling.text_files import TextFacts
 from server.errors import BadRequest, SpaceMismatch
 from server.model_facts import Facts
 from server.requests.spaces import check_space, checked_name, find_space, prompt_part, usual_space
