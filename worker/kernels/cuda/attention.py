@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,65 +140,56 @@ def _attend(
     card: Card, heads: Heads, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, scoring: _Scoring
 ) -> Tensor:
     """Compute all blocks. `k` and `v` are [blocks, G, block_size, D], or [T, G, D] of texts."""
-    paged, softcap, table = k.dim() == 4, scoring.softcap, context.block_table
-    form = scoring.form(heads, context.block_size if paged else 0)
+    paged, softcap = k.dim() == 4, scoring.softcap
     planned = launches_of(card, context, (heads, q.dtype, paged))
     out = empty_results(planned, q)
+    further = (
+        *(scoring.by_distance, scoring.sinks, scoring.last),
+        *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
+        *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0)))),
+    )
+    form = scoring.form(heads, context.block_size if paged else 0)
+    attend_blocks(attend, heads.keys, planned, (q, k, v), out, context, further, form)
+    return out
+
+
+def attend_blocks(
+    kernel: Any,
+    programs: int,
+    planned: Sequence[Launch],
+    inputs: tuple[Tensor, ...],
+    out: Tensor,
+    context: ForwardContext,
+    further: tuple[Any, ...],
+    form: Any,
+) -> None:
+    """Compute blocks of queries into out [T, heads, D] by so many programs each, and join splits of keys.
+
+    The results of splits are of the tokens of these splits only: a prompt beside them may have thousands.
+    `further`: what the kernel takes behind the plan of the step, before its form.
+    """
+    table, (_, heads, dim), wide = context.block_table, out.shape, padded(out.shape[2])
     for blocks in planned:
-        tiles = blocks.tiles
-        results = SplitResults.of(blocks, heads.group, q)
+        tiles, each = blocks.tiles, blocks.tiles.queries // form.group
+        partial = logs = None
+        if blocks.split:
+            places = (blocks.split * each, heads)
+            partial = torch.empty(*places, dim, dtype=torch.float32, device=out.device)
+            logs = torch.empty(places, dtype=torch.float32, device=out.device)
         launch(
-            attend,
-            (len(blocks.rows), heads.keys),
-            *(q, k, v, out, *results.tensors, scoring.by_distance, scoring.sinks, table),
-            *(context.kv_lens, context.query_starts, blocks.rows, blocks.tokens, scoring.last),
-            *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
-            *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0))), table.stride(0)),
+            kernel,
+            (len(blocks.rows), programs),
+            *(*inputs, out, partial, logs, table, context.kv_lens, context.query_starts),
+            *(blocks.rows, blocks.tokens, table.stride(0), *further),
             *(form, tiles.queries, tiles.keys, blocks.split > 0),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        results.join_into(out, context)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class SplitResults:
-    """The results of the splits of a launch, before they are joined; none if no keys are split.
-
-    They are of the tokens of these splits only: a prompt beside them may have thousands.
-    """
-
-    blocks: Launch
-    each: int
-    """The tokens of a block."""
-    partial: Tensor | None = None  # [tokens of all splits, heads, D] float32
-    logs: Tensor | None = None  # [tokens of all splits, heads] float32
-
-    @classmethod
-    def of(cls, blocks: Launch, group: int, q: Tensor) -> SplitResults:
-        """Memory for the results of queries [T, heads, D]."""
-        each = blocks.tiles.queries // group
-        if not blocks.split:
-            return cls(blocks, each)
-        places = (blocks.split * each, q.shape[1])
-        partial = torch.empty(*places, q.shape[2], dtype=torch.float32, device=q.device)
-        return cls(blocks, each, partial, torch.empty(places, dtype=torch.float32, device=q.device))
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.partial, self.logs
-
-    def join_into(self, out: Tensor, context: ForwardContext) -> None:
-        """Join the splits of each token and head, if there are some; out [T, heads, D]."""
-        blocks, (_, heads, dim) = self.blocks, out.shape
-        if not blocks.split:
-            return
-        wide = padded(dim)
-        launch(
-            join,
-            (blocks.split, heads),
-            *(self.partial, self.logs, out, context.query_starts, blocks.rows, blocks.tokens),
-            *(heads, dim, wide, self.each, min(_JOINED, 8192 // wide)),
-            num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
-        )
+        if blocks.split:
+            launch(
+                join,
+                (blocks.split, heads),
+                *(partial, logs, out, context.query_starts, blocks.rows, blocks.tokens),
+                *(heads, dim, wide, each, min(_JOINED, 8192 // wide)),
+                num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
+            )

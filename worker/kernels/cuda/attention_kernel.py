@@ -210,9 +210,9 @@ def write(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attend(
-    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, bias_ptr, sinks_ptr, table_ptr, lens_ptr, starts_ptr,
-    rows_ptr, tokens_ptr, last_ptr, scale, softcap, value_scale, q_stride, k_stride, v_stride, table_stride,
-    FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, logs_ptr, table_ptr, lens_ptr, starts_ptr, rows_ptr,
+    tokens_ptr, table_stride, bias_ptr, sinks_ptr, last_ptr, scale, softcap, value_scale, q_stride, k_stride,
+    v_stride, FORM: constexpr, BM: constexpr, BN: constexpr, SPLIT: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one key head, or one split of its keys."""
     entry, head = tl.program_id(0), tl.program_id(1)

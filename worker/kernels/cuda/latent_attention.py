@@ -28,7 +28,7 @@ from models.context import ForwardContext
 from models.layers.attention import CachedAttention
 from models.layers.latent_attention import LatentAttention
 from models.ops import latent_ops
-from worker.kernels.cuda.attention import DTYPES, LOG2E, SplitResults
+from worker.kernels.cuda.attention import DTYPES, LOG2E, attend_blocks
 from worker.kernels.cuda.attention_kernel import add_scores, block_of, tiles_of, visible, write
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch, empty_results, launches_of
 from worker.kernels.cuda.capabilities import Card, latent_heads
@@ -150,7 +150,7 @@ def _add_tile(
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_latent(
     q_ptr, rope_ptr, keys_ptr, out_ptr, partial_ptr, logs_ptr, table_ptr, lens_ptr, starts_ptr, rows_ptr,
-    tokens_ptr, scale, q_stride, table_stride, FORM: constexpr, BM: constexpr, BN: constexpr,
+    tokens_ptr, table_stride, scale, q_stride, FORM: constexpr, BM: constexpr, BN: constexpr,
     SPLIT: constexpr,
 ):  # fmt: skip
     """Compute one block of queries [BM] of one part of the heads, or one split of its cached rows.
@@ -317,17 +317,5 @@ def _attend(
     scale: float,
 ) -> None:
     """Compute blocks over the cache, or over keys and values that were made, into out [T, heads, value]."""
-    table = context.block_table
-    for blocks in planned:
-        tiles = blocks.tiles
-        results = SplitResults.of(blocks, form.group, out)
-        launch(
-            attend_latent,
-            (len(blocks.rows), -(-form.heads // form.group)),
-            *(q, q_rope, keys, out, *results.tensors, table, context.kv_lens, context.query_starts),
-            *(blocks.rows, blocks.tokens, scale * LOG2E, q.stride(0), table.stride(0)),
-            *(form, tiles.queries, tiles.keys, blocks.split > 0),
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
-        results.join_into(out, context)
+    parts, further = -(-form.heads // form.group), (scale * LOG2E, q.stride(0))
+    attend_blocks(attend_latent, parts, planned, (q, q_rope, keys), out, context, further, form)
