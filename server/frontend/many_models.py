@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,7 +22,6 @@ from server.frontend.frontend import Frontend
 from server.frontend.model_engines import ModelEngines, ModelState, close_frontend
 from server.frontend.model_set import ModelSet, Slot
 from server.http.error_answers import READY, Status, loading
-from server.media.reader import MediaReader
 from server.metrics.server_metrics import Metrics
 from server.model_facts import ANY_MODEL, TAG
 from server.options.model_list import ModelEntry
@@ -32,6 +31,11 @@ LOOK_SECONDS = 10.0
 """Seconds between looks whether models have grown beyond the budget."""
 
 _log = logging.getLogger(__name__)
+
+
+class MediaLimit(NamedTuple):
+    most_bytes: int
+    """The most bytes of all media of a request."""
 
 
 class ManyModels:
@@ -98,7 +102,7 @@ class ManyModels:
         states = [self._engines.states.get(entry.id) or self._add(entry) for entry in entries]
         for state, entry in zip(states, entries, strict=True):
             state.entry = entry
-            state.slot.pinned = entry.pinned
+            self._set.add(state.slot, pinned=entry.pinned)
         before = self.states
         names = {entry.name: state for entry, state in zip(entries, states, strict=True)}
         aliases = {name: one for one, entry in zip(states, entries, strict=True) for name in entry.aliases}
@@ -124,7 +128,6 @@ class ManyModels:
             self.metrics.show_beside(metrics)
         state = ModelState(entry, metrics, Slot(entry.name))
         self._engines.states[entry.id] = state
-        self._set.slots.append(state.slot)
         return state
 
     # Requests.
@@ -135,8 +138,6 @@ class ManyModels:
         self.require_ready()
         self._count(1)
         try:
-            if state.slot.removed and state.slot not in self._set.slots:
-                self._set.slots.append(state.slot)
             frontend = await self._set.enter(state.slot, retry=retry)
             try:
                 yield frontend
@@ -168,10 +169,9 @@ class ManyModels:
         return await self._set.unload(state.slot)
 
     @property
-    def media(self) -> MediaReader | None:
-        """The reader of the loaded model that takes the largest media."""
-        readers = [each.media for each in self.loaded if each.media is not None]
-        return max(readers, key=lambda each: each.most_bytes, default=None)
+    def media(self) -> MediaLimit:
+        """What may come beside texts, for whichever model."""
+        return MediaLimit(max(state.entry.config.media.max_media_mb for state in self.states) << 20)
 
     # The life of the server.
 
@@ -219,6 +219,7 @@ class ManyModels:
     def fail(self, reason: str, code: Reason = "engine_given_up") -> None:
         """End all requests, as nothing can be served any more."""
         self.dead = reason if self.dead is None else self.dead
+        self._set.refuse()
         for client in self._clients:
             client.fail(reason, code)
         self.died.set()

@@ -6,7 +6,6 @@ The supervisor starts and ends the engines, as `report` tells it, and says what 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 import os
@@ -56,6 +55,8 @@ class ModelState:
     pid: int = 0
     facts: Facts | None = None
     """What was found when it was loaded last."""
+    downloaded: float | None = None
+    """The part of it that is here, while it is downloaded."""
     max_len: int | None = None
     """The longest text that its files speak of."""
     tasks: tuple[str, ...] = ()
@@ -68,8 +69,9 @@ class ModelState:
     @property
     def progress(self) -> str:
         """How far a load has come, for people."""
-        now = None if self.client is None else self.client.progress
-        return "waits for its turn" if now is None else f"{now.phase} {now.fraction:.0%}"
+        if self.client is not None:
+            return f"{self.client.progress.phase} {self.client.progress.fraction:.0%}"
+        return "waits for its turn" if self.downloaded is None else f"download {self.downloaded:.0%}"
 
 
 class ModelEngines:
@@ -133,8 +135,7 @@ class ModelEngines:
         await close_frontend(served)
         self.close_client(state)
         _log.info("%s is unloaded", slot.name)
-        del served
-        gc.collect()
+        served.__dict__.clear()  # its tokenizer goes now, and not when the collector finds it in a circle
         await asyncio.to_thread(BODY_MEMORY.trim)
 
     async def taken_beside(self, loaded: Iterable[Slot[Frontend]]) -> int:
@@ -172,7 +173,12 @@ class ModelEngines:
     def _estimate(self, state: ModelState) -> int:
         """The bytes that a model will take. It is downloaded if it is not here."""
         config = state.entry.config
-        folder = find_checkpoint(config.engine, lambda _: None)
+
+        def report(fraction: float) -> None:
+            state.downloaded = fraction if fraction < 1 else None
+
+        folder = find_checkpoint(config.engine, report)
+        state.downloaded = None
         model = read_config(folder, config.engine.hf_overrides)
         runner = make_worker_config(config.engine, model, folder).conversion
         generates = runner.runner == GENERATE

@@ -103,6 +103,8 @@ class ModelSet(Generic[T]):
         `retry`: it is loaded also if that has just failed.
         """
         slot.waiting += 1
+        if slot not in self.slots:  # it was removed while the request was on its way
+            self.slots.append(slot)
         try:
             if slot.error is not None and not retry and self._clock() - slot.failed < RETRY_SECONDS:
                 raise slot.error
@@ -148,6 +150,12 @@ class ModelSet(Generic[T]):
             slot.error, slot.failed, slot.served = error, self._clock(), None
             self._free(slot)
 
+    def add(self, slot: Slot[T], *, pinned: bool) -> None:
+        """Serve a model from now on, or again."""
+        slot.pinned, slot.removed = pinned, False
+        if slot not in self.slots:
+            self.slots.append(slot)
+
     def remove(self, slot: Slot[T]) -> None:
         """Serve a model no more, but to those who use it."""
         slot.removed, slot.pinned = True, False
@@ -162,9 +170,14 @@ class ModelSet(Generic[T]):
             while await self._excess(0) > 0 and (idle := self._idle()):
                 await self.unload(idle[0])
 
+    def refuse(self) -> None:
+        """Let nobody in any more; whoever waits is refused."""
+        self._closed = True
+        self._notice()
+
     async def close(self) -> None:
         """Load nothing more."""
-        self._closed = True
+        self.refuse()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

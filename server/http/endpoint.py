@@ -12,7 +12,7 @@ import asyncio
 import ctypes
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -31,9 +31,6 @@ from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
 from server.reading.body_table import BY_PATH, COMPLETION, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
-
-if TYPE_CHECKING:
-    from server.media.reader import MediaReader
 
 R = TypeVar("R")
 
@@ -124,7 +121,14 @@ async def read_body(
         memory.give_back(taken)
 
 
-def most_bytes(media: MediaReader | None) -> int:
+class TakesMedia(Protocol):
+    """What says how large media may be."""
+
+    @property
+    def most_bytes(self) -> int: ...
+
+
+def most_bytes(media: TakesMedia | None) -> int:
     """The longest body of any endpoint."""
     return MAX_BODY + (0 if media is None else media.most_bytes)
 

@@ -20,7 +20,7 @@ from server.access.client_identity import RETRY_SECONDS, limits_of
 from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, TooLate, error_body
 from server.frontend.many_models import ManyModels
 from server.frontend.model_engines import ModelState
-from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, MAX_BODY, read_body
+from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
 from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
@@ -74,7 +74,9 @@ class ModelChoice:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         scope["arrived"] = time.monotonic()
         self._models.require_ready()
-        raw = b"" if scope["method"] == "GET" else bytes(await read_body(receive, most=self._most_bytes))
+        raw = b""
+        if scope["method"] != "GET":
+            raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
         asked = _read(raw)
         state = self._find(scope, asked)
         answer = _Answer(send, path, asked is not None and asked.stream is True)
@@ -91,12 +93,6 @@ class ModelChoice:
             finally:
                 BODY_MEMORY.give_back(held)
             await self._app(scope, _with_body(raw, receive), answer.send)
-
-    @property
-    def _most_bytes(self) -> int:
-        """The longest body of any model."""
-        media = max(state.entry.config.media.max_media_mb for state in self._models.states)
-        return MAX_BODY + (media << 20)
 
     def _find(self, scope: Scope, asked: _Asked | None) -> ModelState:
         named = None if asked is None else asked.model or asked.name

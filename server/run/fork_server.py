@@ -40,20 +40,22 @@ class _Setup(msgspec.Struct, frozen=True):
     orders: int
     """The inherited descriptor of the socket on which children are ordered."""
     modules: list[str]
+    prepare: list[str]
 
 
 class ForkServer:
     """The parent's side. The process ends when this object is collected; its children do not."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        """`modules` are imported once, for all children."""
+    def __init__(self, modules: Sequence[str], prepare: Sequence[str] = ()) -> None:
+        """`modules` are imported once, for all children; `prepare` names functions, as module:function, that
+        are called then."""
         self.works = False
         """Whether children are forked. Before that, and if it breaks, they are started like any others."""
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWER_SECONDS)
         weakref.finalize(self, self._orders.close)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        setup = msgspec.msgpack.encode(_Setup(theirs.fileno(), list(modules)))
+        setup = msgspec.msgpack.encode(_Setup(theirs.fileno(), list(modules), list(prepare)))
         with theirs:
             self.process = child.start(
                 *("the fork server", "server.run.fork_server", setup, [theirs.fileno()]),
@@ -134,6 +136,9 @@ def main() -> None:
     orders = socket.socket(fileno=setup.orders)
     for name in setup.modules:
         import_module(name)
+    for called in setup.prepare:
+        module, _, name = called.partition(":")
+        getattr(import_module(module), name)()
     gc.collect()
     gc.freeze()  # a collector that visits what is shared would write to its pages
     if _has_threads():

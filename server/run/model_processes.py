@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -33,11 +34,14 @@ from server.run.api_processes import (
     ModelStarted,
 )
 from server.run.fork_server import ForkServer, reap_others
+from worker import child
 from worker.child import Child
 from worker.host.turns import make_page
 
 IMPORTS = (ENGINE, "worker.runner", "llguidance")
 """What engines import, torch among it."""
+PREPARE = ("worker.kernels.cpu.operations:prove_in_a_fork",)
+"""What is done once for all of them."""
 REAP_SECONDS = 1.0
 UNLOAD_SECONDS = 10.0
 """Seconds for an engine to end that has nothing left to do; then it is killed."""
@@ -57,10 +61,14 @@ class ModelProcesses:
         self.models = {entry.id: entry for entry in models}
         self._config, self._read = config, read
         self._folder = RunFolder()
-        self._turns = self._folder.path / "turns"
-        make_page(self._turns)
-        self._forks = ForkServer(IMPORTS)
+        self._turns = ""
+        self._forks: ForkServer | None = None
         self._imported = asyncio.Event()
+        """Set when engines can be started."""
+        if sys.platform == "linux":  # elsewhere engines are started like any others, and compute at once
+            self._turns = str(self._folder.path / "turns")
+            make_page(Path(self._turns))
+            self._forks = ForkServer(IMPORTS, PREPARE)
         self._kept: dict[int, asyncio.Task[None]] = {}
         """What starts the engine of a model, keeps it running and waits for its end."""
         self._running: dict[int, EngineProcesses] = {}
@@ -82,11 +90,15 @@ class ModelProcesses:
     async def keep(self, servers: Iterable[ApiProcess], tell: Callable[[Message], None]) -> None:
         """Do what reports say, until it is cancelled; `tell` tells API processes what becomes of engines."""
         self._tell = tell
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._forks.descriptor, self._imported.set)
-        await self._imported.wait()
+        if self._forks is None:
+            self._imported.set()
+            return
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._forks.descriptor, readable.set)
+        await readable.wait()
         loop.remove_reader(self._forks.descriptor)
         self._forks.begin()
+        self._imported.set()
         while True:
             await asyncio.sleep(REAP_SECONDS)
             processes = [server.process for server in servers] + [engine.process for engine in self.engines]
@@ -134,7 +146,7 @@ class ModelProcesses:
         started = list[int]()
 
         def start(name: str, module: str, payload: bytes, /) -> Child:
-            process = self._forks.start(name, module, payload)
+            process = (self._forks or child).start(name, module, payload)
             started.append(process.pid)
             if (engines := self._running.get(entry.id)) is not None:  # in the place of one that has ended
                 self._tell(ModelStarted(entry.id, engines.addresses[0], process.pid))
@@ -145,7 +157,7 @@ class ModelProcesses:
             drain_seconds=config.shutdown_timeout,
             log_level=config.log.style,
             label=entry.name,
-            turns=str(self._turns),
+            turns=self._turns,
             most_cache_bytes=most_cache_bytes(self._config),
             start=start,
         )
@@ -175,8 +187,9 @@ class ModelProcesses:
         until = time.monotonic() + seconds
         for engines in self._running.values():
             engines.stop(max(0.0, until - time.monotonic()))
-        self._forks.process.kill()
-        self._forks.process.wait()
+        if self._forks is not None:
+            self._forks.process.kill()
+            self._forks.process.wait()
         self._folder.remove()
 
 

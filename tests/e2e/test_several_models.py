@@ -17,6 +17,7 @@ import pytest
 from live import LONG, LiveServer, events, serving, wait_until
 
 from models.checkpoint.hub import DEMO
+from server.commands import run
 from worker.host.machine import own_memory
 
 pytestmark = pytest.mark.slow(3)
@@ -162,6 +163,21 @@ def test_memory_is_given_back_unless_a_model_is_in_use_or_pinned(server: LiveSer
     assert server.post("/models/unload", {"model": "story"}).status_code == 400
 
 
+def test_commands_load_unload_and_list(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    def facet(*words: str) -> str:
+        assert run("facet", [*words, "--url", server.url]) == 0
+        return capsys.readouterr().out
+
+    assert facet("load", "copy", "--alias", "prod").startswith("copy is loaded, up to ")
+    rows = [line.split() for line in facet("models").splitlines()]
+    assert ["copy", "2048", "generate,", "embed", "loaded"] in [row[:5] for row in rows]
+    assert any(row[0] == "story" and row[-1] == "pinned" for row in rows)
+    assert any(row[0] == "prod" and row[-3:] == ["alias", "of", "copy"] for row in rows)
+    assert facet("unload", "copy") == "copy is unloaded\n"
+    assert run("facet", ["unload", "story", "--url", server.url]) != 0
+    assert "pinned" in capsys.readouterr().err
+
+
 def test_an_engine_that_is_killed_harms_no_other_and_its_own_streams_go_on(server: LiveServer) -> None:
     complete(server, "copy")
     streams = [Stream(server, name) for name in ("story", "copy")]
@@ -199,6 +215,8 @@ def test_a_file_that_is_read_again_brings_models_and_takes_others_away(
     os.kill(server.process.pid, signal.SIGHUP)
     wait_until(lambda: "third" not in cards(server), 10)
     assert server.post("/v1/completions", {**PROMPT, "model": "third"}).status_code == 404
+    assert complete(server, "copy")
+    assert cards(server)["copy"]["max_model_len"] == 2048
 
 
 def test_models_go_when_others_need_their_room(folder: Path) -> None:
@@ -215,3 +233,14 @@ def test_models_go_when_others_need_their_room(folder: Path) -> None:
         assert "is unloaded" in server.output()
         taken = sum(own_memory(pid) for pid in (server.process.pid, *server.children()))
         assert taken <= 1.05 * budget, taken >> 20
+
+
+def test_prefixes_are_found_again_after_a_model_was_away(folder: Path, tmp_path: Path) -> None:
+    flags = ("--kv-cache-dir", str(tmp_path), "--enable-prompt-tokens-details")
+    body = {"model": "copy", "prompt": "Once upon a time " * 100, "max_tokens": 1}
+    with serving(*(str(folder / name) for name in ("copy", "third")), *FLAGS, *flags) as server:
+        for expected in (False, True):
+            answer = server.post("/v1/completions", body, timeout=120).json()
+            details = answer["usage"].get("prompt_tokens_details") or {}
+            assert (details.get("cached_tokens", 0) > 0) == expected, answer
+            assert server.post("/models/unload", {"model": "copy"}, timeout=120).status_code == 200

@@ -25,7 +25,7 @@ class FakeModels:
     """Models that are loaded after a while, and what becomes of their requests."""
 
     def __init__(self, seconds: float = 0.0, error: ApiError | None = None) -> None:
-        self.config = parse([], {})
+        self.config, self.media = parse([], {}), None
         self.seconds, self.error = seconds, error
         self.used: list[str] = []
         self.inside = 0

@@ -91,6 +91,15 @@ def test_children_outlive_the_fork_server_and_others_are_started_without_it(fork
     assert before.stop(60) == -signal.SIGTERM
 
 
+def test_what_is_prepared_once_is_there_in_all_children(modules: Path) -> None:
+    (modules / "prepared.py").write_text("import sys\ndef prepare(): sys.modules['loaded_first'] = sys\n")
+    forks = ForkServer([], ["prepared:prepare"])
+    forks.begin()
+    assert forks.start("child", "forked_child", b"exit 5").wait() == 5
+    forks.process.kill()
+    forks.process.wait()
+
+
 def test_a_process_with_threads_is_never_forked(modules: Path) -> None:
     forks = ForkServer(["starts_a_thread"])
     forks.begin()

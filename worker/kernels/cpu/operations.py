@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 
 import torch
 
+from worker import logs
 from worker.kernels import check
 from worker.kernels.cpu import attention, latent_attention, linear, recurrent, rowwise
 from worker.kernels.cpu.library import BuildError, Library, levels_here, open_library
@@ -67,6 +69,34 @@ def _scheme(name: str | None) -> Scheme | None:
     return None if name is None else find_scheme(name)
 
 
+_proved_level = ""
+"""The level whose kernels were checked for this process by another one."""
+
+
+def prove_in_a_fork() -> None:
+    """Check the kernels for all processes that are forked from this one, which is to have no threads.
+
+    A fork of its own does so, because kernels start some. If it finds none that are right, or ends before it
+    has, each later process checks for itself.
+    """
+    global _proved_level
+    told, telling = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            library, _ = choose_kernels()
+            os.write(telling, b"" if library is None else library.level.name.encode())
+            logs.flush()
+        finally:
+            os._exit(0)
+    os.close(telling)
+    _proved_level = os.read(told, 64).decode()
+    os.close(told)
+    os.waitpid(pid, 0)
+    if _proved_level:
+        choose_kernels()
+
+
 @functools.cache
 def choose_kernels() -> tuple[Library | None, Table]:
     """Choose, once in a process, the library for this machine, if there is one, and the operations."""
@@ -79,7 +109,8 @@ def choose_kernels() -> tuple[Library | None, Table]:
             continue
         if level.name == "amx" and not library.function("allow_tiles")():
             continue  # the next level does without tiles
-        if not (names := check.wrong(table := bind(library))):
+        table = bind(library)
+        if level.name == _proved_level or not (names := check.wrong(table)):
             return library, table
         reason = f"on this machine these compute something else than they should: {', '.join(names)}"
         logger.error("the %s kernels are not used: %s", level.name, reason)
