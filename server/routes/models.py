@@ -176,6 +176,7 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
 def _card_of_several(name: str, state: ModelState) -> ModelCard:
     """The card of a model that may not be loaded."""
     facts, slot, taken = state.facts, state.slot, state.media
+    space = None if facts is None else usual_space(facts)
     created = _STARTED if facts is None else facts.created
     return ModelCard(
         id=name,
@@ -188,6 +189,7 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
         pinned=state.entry.pinned,
         memory=slot.size or None,
         quantization=None if facts is None else facts.ready.quantization,
+        embedding_space=None if space is None else str(space),
         media=None if taken is None else CardMedia(*taken),
         permission=[_permission(name, created)],
     )
