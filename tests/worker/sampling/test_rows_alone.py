@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 import torch
-from kernel_levels import NAMES, library_of, use_threads
+from kernel_levels import BY_TURNS, library_of, use_threads
 from torch import Tensor
 
 from worker.kernels.cpu import vocabulary
@@ -21,10 +20,15 @@ PLAIN, NUCLEUS, WIDE, BOUNDED = (1.0, 0, 0.0), (0.6, 0, 0.0), (0.999, 0, 0.0), (
 OPTIONS = [PLAIN, NUCLEUS, WIDE, BOUNDED, (0.95, 1500, 0.0), (1.0, 3, 0.0), (1.0, 0, 0.2), (0.8, 0, 0.001)]
 
 
-@pytest.fixture(params=product([*NAMES, "torch"], [1, 2]), ids=lambda given: f"{given[0]}-{given[1]}")
-def scan(request: pytest.FixtureRequest) -> Iterator[Scan]:
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(params=[*BY_TURNS, "torch"])
+def scan(request: pytest.FixtureRequest, threads: int) -> Iterator[Scan]:
     """The passes over logits by kernels and by torch, with one thread and two."""
-    name, threads = request.param
+    name = request.param
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     torch.manual_seed(0)

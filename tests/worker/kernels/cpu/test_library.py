@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_levels import NAMES, table_of, use_threads
+from kernel_levels import BY_TURNS, NAMES, table_of, use_threads
 
 from models.ops import SPECIFIED
 from worker.host import private_folder
@@ -289,7 +289,7 @@ def test_a_level_that_computes_wrongly_is_skipped(
     assert f"the {NAMES[0]} kernels are not used" in caplog.text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 def test_the_check_finds_nothing_wrong(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """It says nothing of the matrices that it makes up, as packing does of a checkpoint's."""
     caplog.set_level(logging.INFO)
@@ -315,7 +315,7 @@ def test_the_check_finds_what_is_wrong() -> None:
         assert check.wrong({**table, each: off}, compared) == [each]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 def test_threads_can_be_changed_at_any_time(name: str) -> None:
     table, x = table_of(name), torch.randn(64, 300)
     packed = table["pack"](torch.randn(200, 300))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_levels import NAMES, linear_table, table_of, use_threads
+from kernel_levels import BY_TURNS, NAMES, linear_table, table_of, use_threads
 from torch import Tensor
 
 from models.ops import reference
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 INPUTS = [16, 80, 208, 576, 1536, 2048]
 """Sections of 2 to 256 inputs: of one pair, with rests beside vectors, tiles and groups, and without."""
 OUTPUTS, ROWS = 70, (1, 2, 5, 12, 13, 40)
-TABLES = [*NAMES, "portable", "reference"]
+TABLES = [*BY_TURNS, "portable", "reference"]
 
 
 @pytest.fixture(params=TABLES)
@@ -62,7 +62,7 @@ def test_ranks_add_up_to_the_same_bits(table: Table, dtype: torch.dtype, inputs:
     assert torch.equal(table["linear"](x, packed, bias), (whole + bias).to(dtype)), "rounded once"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sections_are_added_in_pairs(name: str, dtype: torch.dtype) -> None:
     """They are not added up in their order, nor in one accumulator."""
@@ -75,11 +75,11 @@ def test_sections_are_added_in_pairs(name: str, dtype: torch.dtype) -> None:
         for part, piece in zip(x.chunk(8, dim=1), weight.chunk(8, dim=1), strict=True)
     ]
     assert torch.equal(whole, add_in_pairs(sections))
-    assert not torch.equal(whole, sum(sections[1:], sections[0]))
+    assert not torch.equal(whole, sum(sections[1:], sections[0]))  # pyright: ignore[reportArgumentType]
     assert not torch.equal(whole, table["linear"](x, table["pack"](weight), wide=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "sections"), [(1552, 8), (1536, 8), (1536, 1)])
 def test_a_row_has_the_same_bits_in_every_batch(
@@ -94,7 +94,7 @@ def test_a_row_has_the_same_bits_in_every_batch(
         assert torch.equal(table["linear"](x[-rows:], packed, wide=True), whole[-rows:]), rows
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inputs", INPUTS)
@@ -140,7 +140,7 @@ def norm(table: Table, x: Tensor, weight: Tensor, squares: Tensor, count: int) -
     return table.get("spread_rms_norm", reference.spread_rms_norm)(x, weight, squares, count, 1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_TURNS)
 def test_what_cannot_be_divided_is_refused(name: str) -> None:
     for inputs in (20, 24):  # a section is no whole number, or an odd one
         with pytest.raises(ValueError, match="pack"):
