@@ -36,6 +36,7 @@ from server.routes import (
     chat,
     completions,
     developer,
+    index_check,
     models,
     plugged_pooling,
     pooling,
@@ -111,7 +112,7 @@ def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
     return "stream" in schemas.get(name, {}).get("properties", {})
 
 
-_ROUTES = (admin, models, completions, chat, responses, messages, pooling, prewarm)
+_ROUTES = (admin, models, completions, chat, responses, messages, pooling, prewarm, index_check)
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
     *(pooling.scores, tei.router, tgi.router, models.tokenizer, page.events),

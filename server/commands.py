@@ -59,6 +59,7 @@ On this machine:
   facet collect-env               the same with versions, for a bug report
   facet bench startup|offline     measure the start, and the engine without HTTP
   facet kernels compile MODEL     compile CUDA kernels ahead of a start
+  facet index-check FILE          find which model has made the vectors of an index, and how
   facet shard MODEL --output DIR  write a checkpoint with a file for each rank
   facet --version
 """
@@ -75,6 +76,7 @@ TERMINAL = {
     "chat": "server.terminal.chat",
     "complete": "server.terminal.chat",
     "embed": "server.terminal.embed",
+    "index-check": "server.terminal.index_check",
     "models": "server.terminal.list_models",
     "load": "server.terminal.load_model",
     "unload": "server.terminal.load_model",

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, Unpack
 
@@ -148,6 +149,7 @@ class FakeFrontend:
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     media: MediaReader | None = None
+    folder: Path = Path("/nowhere")
     orders: Orders = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
     status: Status = error_answers.READY
@@ -176,7 +178,6 @@ class FakeFrontend:
     admissions: Admissions = field(init=False)
     access: Access = field(init=False)
     running: int = 0
-    """The number of open streams."""
     most_running: int = 0
     finished: int = 0
     """The number of streams that ended by themselves."""
