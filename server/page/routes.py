@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
+import posixpath
+import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,9 +203,12 @@ events = APIRouter(route_class=Endpoint, tags=["server"])
 
 FOLDER = Path(__file__).parent / "files"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_COMMENTS = re.compile(rb"^ *(//|/\*\*|\*[ /]).*\n", re.MULTILINE)
+"""Lines of scripts that are comments, which browsers are not sent."""
 _ALLOWED = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _ALLOWED,
@@ -222,16 +227,35 @@ class PageFiles(NamedTuple):
     digest: str
     """The part of the other files' addresses that changes with any of them."""
     files: dict[str, tuple[bytes, str]]
-    """Content and media type of the other files by name."""
+    """Content and media type of the other files by path."""
 
 
 @cache
 def page_files() -> PageFiles:
-    paths = sorted(path for path in FOLDER.iterdir() if path.suffix in _TYPES)
-    files = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in paths}
+    paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+    files = {path.relative_to(FOLDER).as_posix(): (_sent(path), _TYPES[path.suffix]) for path in paths}
     digest = hashlib.sha256(b"\0".join(content for content, _ in files.values())).hexdigest()[:16]
-    index, _ = files.pop("index.html")
-    return PageFiles(index.replace(b"{digest}", digest.encode()), digest, files)
+    index = files.pop("index.html")[0].decode()
+    links = [f'<link rel="modulepreload" href="page/{digest}/{name}">' for name in _modules(files, "app.js")]
+    page = index.replace("{modules}", "\n".join(links)).replace("{digest}", digest)
+    return PageFiles(page.encode(), digest, files)
+
+
+def _sent(path: Path) -> bytes:
+    content = path.read_bytes()
+    return _COMMENTS.sub(b"", content) if path.suffix == ".js" else content
+
+
+def _modules(files: dict[str, tuple[bytes, str]], name: str) -> Iterator[str]:
+    """Yields the scripts that a script imports as it starts, and theirs: a browser asks for all at once."""
+    found, waiting = {name}, [name]
+    for one in waiting:
+        for path in re.findall(r'from "(\.[^"]+)"', files[one][0].decode()):
+            imported = posixpath.normpath(posixpath.join(posixpath.dirname(one), path))
+            if imported not in found:
+                found.add(imported)
+                waiting.append(imported)
+                yield imported
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
@@ -239,7 +263,7 @@ async def page() -> Response:
     return Response(page_files().html, media_type="text/html", headers=_INDEX_HEADERS)
 
 
-@router.get("/page/{digest}/{name}")
+@router.get("/page/{digest}/{name:path}")
 async def page_file(digest: str, name: str) -> Response:
     page = page_files()
     if digest != page.digest or name not in page.files:

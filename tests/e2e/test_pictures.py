@@ -21,9 +21,10 @@ import numpy as np
 import openai
 import paligemma_pictured
 import pytest
-from chromium import PROGRAM, browser
+from chromium import PROGRAM, Tab, browser
 from live import LiveServer, serving, wait_until
 from media_files import noise, saved
+from page_driver import kept_messages
 from pictured import Prompts, expected, write_pictured
 from pictured_chat import SETTINGS, write_chat_files, write_llava, write_qwen
 from PIL import Image
@@ -320,6 +321,12 @@ def answered(server: LiveServer, messages: list[dict[str, Any]], **fields: Any) 
     return response.json()["choices"][0]["message"]["content"]
 
 
+def _complete(tab: Tab, count: int) -> bool:
+    """Whether the page has kept so many messages, the last of them an answer of 8 tokens."""
+    kept = kept_messages(tab)
+    return len(kept) == count and kept[-1].get("pace", "").startswith("8 tokens")
+
+
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 def test_the_page_sends_pictures_with_each_message_of_their_conversation(server: LiveServer) -> None:
     messages: list[dict[str, Any]] = [
@@ -341,12 +348,10 @@ def test_the_page_sends_pictures_with_each_message_of_their_conversation(server:
                 f"document.getElementById('input').value = '{said}'; document.getElementById('input').focus()"
             )
             tab.press("Enter")
-            answer = f"document.querySelectorAll('#messages li:not(.user) .text')[{count}]"
-            pace = "document.getElementById('pace').textContent.startsWith('8 tokens')"
-            tab.wait(f"document.getElementById('stop').disabled && {answer} && {pace}")
+            wait_until(lambda count=count: _complete(tab, 2 * count + 2), 60, tab.text)
             if count:
                 messages.append({"role": "user", "content": said})
-            messages.append({"role": "assistant", "content": tab.run(f"{answer}.textContent")})
+            messages.append({"role": "assistant", "content": kept_messages(tab)[-1]["content"]})
             assert messages[-1]["content"] == answered(server, messages[:-1])
         assert tab.run("document.querySelectorAll('#messages .user img').length") == 2
         assert tab.run("document.querySelectorAll('#pictures img').length") == 0

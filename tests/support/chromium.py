@@ -18,7 +18,7 @@ from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """The path of the browser; None where there is none."""
-SECONDS = 90.0
+SECONDS = 20.0
 
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _START = (
@@ -32,7 +32,7 @@ _BRING = """(way, files) => {
   for (const [name, type, data] of files) list.items.add(new File([bytes(data)], name, { type }));
   const more = { bubbles: true, cancelable: true };
   const send = (id, event) => byId(id).dispatchEvent(event);
-  if (way === "drop") send("messages", new DragEvent("drop", { ...more, dataTransfer: list }));
+  if (way === "drop") send("chat", new DragEvent("drop", { ...more, dataTransfer: list }));
   if (way === "paste") send("input", new ClipboardEvent("paste", { ...more, clipboardData: list }));
   if (way !== "choose") return;
   byId("files").files = list.files;

@@ -1,5 +1,7 @@
 // Requests to this server, by relative addresses, so that a proxy may show it under any path.
 
+import { byId } from "./dom.js";
+
 const KEY = "facet-key";
 let asking = null;
 
@@ -20,8 +22,8 @@ function headers() {
 // Asks for the key, once for all requests that wait for it.
 function askForKey(reason) {
   asking ??= new Promise((resolve) => {
-    const dialog = document.getElementById("key-dialog"), field = document.getElementById("key");
-    document.getElementById("key-reason").textContent = reason;
+    const dialog = byId("key-dialog"), field = byId("key");
+    byId("key-reason").textContent = reason;
     field.value = "";
     dialog.addEventListener("close", () => {
       if (field.value) sessionStorage.setItem(KEY, field.value);
@@ -75,17 +77,3 @@ export async function* events(path, body, signal) {
     reader.cancel().catch(() => {});
   }
 }
-
-export function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") made.textContent = value;
-    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-export const byId = (id) => document.getElementById(id);
-export const model = () => byId("model").value || undefined;

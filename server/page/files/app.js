@@ -1,93 +1,110 @@
-// Tabs, theme, the list of models, and the line that says how far loading is.
+// The frame of the page: which view is shown, the sidebar, the theme, keys that work everywhere.
 
-import { ApiError, address, byId, element, get } from "./api.js";
-import { beginLive, endLive } from "./live.js";
-import { allowPictures } from "./pictures.js";
-import { beginPlay } from "./play.js";
-import { beginVectors } from "./vectors.js";
+import { byId, kept, keep } from "./dom.js";
+import { ABILITIES, abilities, beginModels, chosen } from "./models.js";
+import { beginChat, showChat, stopAnswer, useModel } from "./chat/chat.js";
+import { mark } from "./chat/conversations.js";
 
-const tabs = [...document.querySelectorAll("[role=tab]")];
+const NARROW = matchMedia("(max-width: 60rem)");
+let leaveView = () => {};
+let view = "";
 
-function show(tab) {
-  for (const one of tabs) {
-    const chosen = one === tab;
-    one.setAttribute("aria-selected", chosen);
-    one.tabIndex = chosen ? 0 : -1;
-    byId(one.getAttribute("aria-controls")).hidden = !chosen;
+/** The view and what stands behind its name in the address, such as a conversation. */
+function place() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  return [name, rest.join("/")];
+}
+
+function route() {
+  const card = chosen();
+  if (!card) return place()[0] === "live" ? open("live", "") : undefined;
+  const can = abilities(card), [name, rest] = place();
+  open(name === "live" || can.has(name) ? name : ABILITIES.find((one) => can.has(one)) ?? "live", rest);
+}
+
+function open(name, rest) {
+  if (name !== view) leaveView();
+  leaveView = () => {};
+  view = name;
+  for (const id of ["chat", "task", "live"]) byId(id).hidden = id !== (ABILITIES.slice(1).includes(name) ? "task" : name);
+  byId("open-settings").hidden = name !== "chat";
+  byId("settings").hidden ||= name !== "chat";
+  for (const link of document.querySelectorAll(".views a")) {
+    const here = link.hash === `#${name}` && !(name === "chat" && rest);
+    if (here) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
-  look();
+  if (name === "chat") showChat(rest);
+  else mark("");
+  if (name === "live") openLive();
+  else if (name !== "chat") import("./tasks/tasks.js").then(({ showTask }) => view === name && showTask(name));
+  if (NARROW.matches) showSide(false);
 }
 
 // The stream of live data is open only while somebody can see it.
-function look() {
-  if (!byId("live").hidden && !document.hidden) beginLive(); else endLive();
+async function openLive() {
+  const { beginLive, endLive } = await import("./live/live.js");
+  const look = () => (view === "live" && !document.hidden ? beginLive() : endLive());
+  document.addEventListener("visibilitychange", look);
+  leaveView = () => { document.removeEventListener("visibilitychange", look); endLive(); };
+  look();
 }
 
-function beginTabs() {
-  for (const tab of tabs) {
-    tab.addEventListener("click", () => show(tab));
-    tab.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
-      show(next);
-      next.focus();
-    });
-  }
-  document.addEventListener("visibilitychange", look);
-  show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+function onModel(card) {
+  const can = abilities(card);
+  for (const item of document.querySelectorAll(".views [data-view]")) item.hidden = !can.has(item.dataset.view);
+  byId("kept").hidden = !can.has("chat");
+  useModel(card);
+  route();
+  document.body.dataset.ready = "yes";
+}
+
+function showSide(is) {
+  document.body.classList.toggle("no-side", !is);
+  byId("show-side").setAttribute("aria-expanded", is);
+  byId("shade").hidden = !(is && NARROW.matches);
+  if (!NARROW.matches) keep("side", is);
+}
+
+function beginSide() {
+  showSide(!NARROW.matches && kept("side", true));
+  byId("show-side").addEventListener("click", () => { showSide(true); byId("hide-side").focus(); });
+  byId("hide-side").addEventListener("click", () => { showSide(false); byId("show-side").focus(); });
+  byId("shade").addEventListener("click", () => showSide(false));
+  byId("side").addEventListener("click", (event) => { if (NARROW.matches && event.target.closest("a")) showSide(false); });
+  NARROW.addEventListener("change", () => showSide(!NARROW.matches && kept("side", true)));
 }
 
 function beginTheme() {
-  const root = document.documentElement, saved = localStorage.getItem("facet-theme");
+  const root = document.documentElement, saved = kept("theme", "");
   if (saved) root.dataset.theme = saved;
   byId("theme").addEventListener("click", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
-    localStorage.setItem("facet-theme", root.dataset.theme);
+    keep("theme", root.dataset.theme);
   });
 }
 
-async function waitReady() {
-  const line = byId("state");
-  for (;;) {
-    try {
-      const response = await fetch("health", { cache: "no-store" });
-      if (response.ok) break;
-      const state = await response.json();
-      line.textContent = state.state === "loading" ? `The model is loading: ${state.stage}, ${Math.round(100 * state.progress)} %` : `The server is ${state.state ?? "not ready"}.`;
-    } catch {
-      line.textContent = "The server does not answer.";
-    }
-    line.hidden = false;
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
-  line.hidden = true;
-}
-
-// Asks at once, since most servers are ready when their page is opened, and waits if this one is not.
-async function listModels() {
-  for (;;) {
-    try {
-      const { data } = await get("v1/models");
-      byId("model").replaceChildren(...data.map((card) => element("option", { value: card.id, text: card.id })));
-      allowPictures(data[0].media);
-      document.body.dataset.ready = "yes";
-      return;
-    } catch (error) {
-      if (error instanceof ApiError && error.status !== 503) {
-        byId("state").textContent = error.message;
-        byId("state").hidden = false;
-        return;
-      }
-      await waitReady();
-    }
+function onKey(event) {
+  const command = event.ctrlKey || event.metaKey;
+  if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) {
+    if (NARROW.matches && !document.body.classList.contains("no-side")) showSide(false);
+    else if (view === "chat") stopAnswer();
+  } else if (command && event.key === "k" && !byId("kept").hidden) {
+    event.preventDefault();
+    showSide(true);
+    byId("search").focus();
+  } else if (command && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    location.hash = "#chat";
+    byId("input").focus();
   }
 }
 
-listModels();  // before the page is built, which takes as long as the answer does
+beginModels(onModel);  // before the page is built, which takes as long as the answer does
 beginTheme();
-beginPlay(address);
-beginVectors();
-beginTabs();
+beginSide();
+beginChat();
+byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+document.addEventListener("keydown", onKey);
+addEventListener("hashchange", route);
+if (place()[0] === "live") route();

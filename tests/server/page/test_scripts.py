@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.page.routes import FOLDER
+from server.page.routes import FOLDER, page_files
 
 NODE = shutil.which("node")
 pytestmark = [pytest.mark.skipif(NODE is None, reason="no node here"), pytest.mark.slow(2)]
@@ -27,13 +27,15 @@ def evaluate(module: str, names: str, expression: str) -> Any:
 
 
 def test_cosines() -> None:
-    found = evaluate("math.js", "cosine", "[cosine([1,0],[2,0]), cosine([1,0],[0,1]), cosine([0,0],[1,1])]")
+    found = evaluate(
+        "tasks/vector_math.js", "cosine", "[cosine([1,0],[2,0]), cosine([1,0],[0,1]), cosine([0,0],[1,1])]"
+    )
     assert found == [1, 0, 0]
 
 
 def test_a_map_keeps_distances_of_points_in_a_plane() -> None:
     points = [[0, 0, 0], [3, 0, 0], [0, 4, 0], [3, 4, 0]]
-    found = evaluate("math.js", "pca", f"pca({points})")
+    found = evaluate("tasks/vector_math.js", "pca", f"pca({points})")
     for i, a in enumerate(points):
         for j, b in enumerate(points):
             real = sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) ** 0.5
@@ -42,13 +44,15 @@ def test_a_map_keeps_distances_of_points_in_a_plane() -> None:
 
 
 def test_a_map_of_equal_texts_is_one_point() -> None:
-    assert evaluate("math.js", "pca", "pca([[1,2],[1,2],[1,2]])") == [[0, 0]] * 3
+    assert evaluate("tasks/vector_math.js", "pca", "pca([[1,2],[1,2],[1,2]])") == [[0, 0]] * 3
 
 
 def test_labels_of_a_map_stay_within_it_and_apart() -> None:
     points = [[200, 50], [205, 52], [420, 51], [220, 53], [220, 53]]
     texts = ["a dog", "a puppy", "the far right", "x" * 40, "y" * 40]
-    found = evaluate("math.js", "labelPlaces", f"labelPlaces({points}, {json.dumps(texts)}, 440)")
+    found = evaluate(
+        "tasks/vector_math.js", "labelPlaces", f"labelPlaces({points}, {json.dumps(texts)}, 440)"
+    )
     boxes = [(x, y, x + 5.6 * len(text)) for (x, y), text in zip(found, texts, strict=True)]
     assert all(left >= 0 and right <= 440 for left, _, right in boxes)
     for i, (left, y, right) in enumerate(boxes):
@@ -60,7 +64,7 @@ def test_labels_of_a_map_stay_within_it_and_apart() -> None:
 def test_quantiles_are_those_of_what_came_between_two_looks() -> None:
     before, now = "{bounds: [1, 2, 4], counts: [5, 0, 0, 0]}", "{bounds: [1, 2, 4], counts: [5, 4, 0, 0]}"
     found = evaluate(
-        "math.js",
+        "live/quantile.js",
         "quantile",
         f"[quantile({before}, {now}, 0.5), quantile(null, {now}, 0.5), quantile({now}, {now}, 0.5), "
         "quantile(null, null, 0.5), quantile(null, {bounds: [1], counts: [0, 2]}, 0.5)]",
@@ -76,10 +80,10 @@ def test_code_is_code_whatever_is_in_the_message() -> None:
         "stop": None,
     }
     call = f"LANGUAGES.Python('http://h', {json.dumps(body)})"
-    program = evaluate("code.js", "LANGUAGES", call)
+    program = evaluate("chat/code.js", "LANGUAGES", call)
     compile(program, "shown", "exec")
     assert 'extra_body={"top_k": 3}' in program
-    curl = evaluate("code.js", "LANGUAGES", f"LANGUAGES.curl('http://h', {json.dumps(body)})")
+    curl = evaluate("chat/code.js", "LANGUAGES", f"LANGUAGES.curl('http://h', {json.dumps(body)})")
     shell = subprocess.run(
         ["sh", "-c", curl.replace("curl ", "printf '%s\\n' ", 1)], capture_output=True, text=True, timeout=60
     )
@@ -91,7 +95,7 @@ def test_code_shows_no_data_of_pictures() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     text = {"type": "text", "text": "data:image/png;base64,iVBORw0KGgo="}
     body = {"messages": [{"role": "user", "content": [part, text]}]}
-    shown = evaluate("code.js", "withoutData", f"withoutData({json.dumps(body)})")
+    shown = evaluate("chat/code.js", "withoutData", f"withoutData({json.dumps(body)})")
     part["image_url"] = {"url": "data:image/png;base64,..."}
     assert shown == body
 
@@ -99,7 +103,7 @@ def test_code_shows_no_data_of_pictures() -> None:
 def test_pictures_come_before_the_text_of_their_message() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:a"}}
     made = evaluate(
-        "pictures.js",
+        "chat/pictures.js",
         "contentOf",
         "[contentOf('hi', []), contentOf('hi', [{url: 'data:a'}]), contentOf(' ', [{url: 'data:a'}])]",
     )
@@ -113,35 +117,40 @@ def test_pictures_are_as_large_together_as_the_server_takes(size: int, others: i
     file = f"{{name: 'a.png', type: 'image/png', size: {size}}}"
     media = "{most: {image: 2}, max_bytes: 8}"
     call = f"refusal({file}, {[{'bytes': 4}] * others}, {media}, ['image/png'])"
-    assert (evaluate("pictures.js", "refusal", call) == "") is fits
+    assert (evaluate("chat/pictures.js", "refusal", call) == "") is fits
 
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris"]}, "people": {"type": ["integer", "null"], "minimum": 1}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-LIST = {
-    "$defs": {"word": {"type": "string", "maxLength": 2, "pattern": "^a"}},
-    "items": {"$ref": "#/$defs/word"},
-}
+def test_all_scripts_are_still_scripts_without_their_comments() -> None:
+    for name, (content, kind) in page_files().files.items():
+        if kind == "text/javascript":
+            command = [str(NODE), "--check", "--input-type=module", "-"]
+            done = subprocess.run(command, input=content, capture_output=True, timeout=60)
+            assert done.returncode == 0, (name, done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("schema", "value", "wrong"),
-    [
-        (PLACE, {"city": "Paris", "people": None}, []),
-        (PLACE, {"people": 0}, ["$: has no city", "$.people: is below 1"]),
-        (PLACE, {"city": "Rome", "x": 1}, ['$.city: is none of ["Paris"]', "$.x: nothing is allowed here"]),
-        (PLACE, {"city": "Paris", "people": 1.5}, ["$.people: is number, not integer or null"]),
-        (LIST, ["ab", "a"], []),
-        (LIST, ["abc", "b"], ["$[0]: is longer than 2", "$[1]: does not match ^a"]),
-        ({"const": {"a": 1, "b": [2]}}, {"b": [2], "a": 1}, []),
-        ({"anyOf": [{"type": "null"}, {"minItems": 2}]}, [1], ["$: fits none of anyOf"]),
-        ({"oneOf": []}, 1, ["$: this page does not check oneOf"]),
-    ],
-)
-def test_what_does_not_fit_a_schema_is_named(schema: object, value: object, wrong: list[str]) -> None:
-    call = f"misfits({json.dumps(value)}, {json.dumps(schema)})"
-    assert evaluate("schema.js", "misfits", call) == wrong
+def test_axes_end_at_round_numbers() -> None:
+    ends = evaluate("live/charts.js", "nice", "[0, 0.3, 1.2, 3, 7, 10, 101, 2600].map(nice)")
+    assert ends == [1, 1, 2, 5, 10, 10, 200, 5000]
+
+
+def test_a_tree_is_kept_with_its_branches() -> None:
+    made = """(() => {
+      const tree = new Tree();
+      const a = tree.add(tree.root, "user", "a");
+      tree.add(a, "assistant", "b", {reasoning: "r", view: 1});
+      tree.add(a, "assistant", "c");
+      tree.turn(a.chosen, -1);
+      const again = Tree.of(JSON.parse(JSON.stringify(tree.plain)));
+      const [first, last] = again.path;
+      return [first.content, last.content, last.reasoning, last.view ?? null, standing(last)];
+    })()"""
+    assert evaluate("chat/branches.js", "Tree, standing", made) == ["a", "b", "r", None, [1, 2]]
+
+
+def test_colours_of_code_change_no_letter_of_it() -> None:
+    """Without a page there are no elements: each is its text here."""
+    code = 'def f(x): return "a\\"b" # c\nif (x) { /* d */ } `e` 0x1F'
+    made = f"coloured({json.dumps(code)}, 'python').map((one) => one.text ?? one).join('')"
+    element = "{append() {}, setAttribute() {}, set textContent(t) { this.text = t; }}"
+    stand_in = f"globalThis.document = {{createElement: () => ({element})}}"
+    assert evaluate("text/highlight.js", "coloured", f"({stand_in}, {made})") == code

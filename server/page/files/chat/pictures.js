@@ -1,6 +1,6 @@
 // Pictures of a message: chosen, dropped or pasted, shown above the input until they are sent in data URLs.
 
-import { byId, element } from "./api.js";
+import { byId, element, iconButton } from "../dom.js";
 
 let taken = null;  // what the server says of the media that the model takes; null where it takes no pictures
 let waiting = [];  // the pictures of the next message: their names, addresses, and lengths as base64
@@ -8,7 +8,7 @@ let reading = Promise.resolve();
 
 // `inConversation` returns the pictures of the conversation so far, which are sent again with each message.
 export function beginPictures(inConversation) {
-  const files = byId("files"), play = byId("play");
+  const files = byId("files"), chat = byId("chat");
   const add = (list) => {
     const chosen = [...list];  // now: the list is emptied when its event is over
     reading = reading.then(() => take(chosen, inConversation));
@@ -16,8 +16,10 @@ export function beginPictures(inConversation) {
   byId("add-pictures").addEventListener("click", () => files.click());
   files.addEventListener("change", () => { add(files.files); files.value = ""; });
   const brings = (event) => taken && event.dataTransfer.types.includes("Files");
-  play.addEventListener("dragover", (event) => { if (brings(event)) event.preventDefault(); });
-  play.addEventListener("drop", (event) => { if (brings(event)) { event.preventDefault(); add(event.dataTransfer.files); } });
+  const hovers = (is) => chat.classList.toggle("drops", is);
+  chat.addEventListener("dragover", (event) => { if (brings(event)) { event.preventDefault(); hovers(true); } });
+  chat.addEventListener("dragleave", (event) => { if (!chat.contains(event.relatedTarget)) hovers(false); });
+  chat.addEventListener("drop", (event) => { hovers(false); if (brings(event)) { event.preventDefault(); add(event.dataTransfer.files); } });
   byId("input").addEventListener("paste", ({ clipboardData }) => {
     const text = clipboardData.types.includes("text/plain") && clipboardData.types.includes("text/html");
     if (taken && !text) add(clipboardData.files);  // office programs put a picture of the text beside it
@@ -71,7 +73,7 @@ async function take(files, inConversation) {
       try { waiting.push({ name: file.name, bytes: asBase64(file.size), url: await dataUrl(file) }); } catch { refused.push(`${file.name} cannot be read.`); }
     }
   }
-  if (files.length) byId("pace").textContent = refused.join(" ");
+  if (files.length) byId("told").textContent = refused.join(" ");
   show();
 }
 
@@ -85,7 +87,8 @@ function dataUrl(file) {
 }
 
 function show() {
-  byId("input").required = !waiting.length;
+  const remove = (picture) => { waiting = waiting.filter((one) => one !== picture); show(); byId("input").focus(); };
   byId("pictures").replaceChildren(...waiting.map((picture) => element("li", {}, ...shown([picture]),
-    element("button", { type: "button", text: "×", "aria-label": `Remove ${picture.name}`, onclick: () => { waiting = waiting.filter((one) => one !== picture); show(); byId("input").focus(); } }))));
+    iconButton("close", `Remove ${picture.name}`, () => remove(picture), { class: "icon small" }))));
+  byId("input").dispatchEvent(new Event("input"));
 }

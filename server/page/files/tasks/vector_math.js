@@ -31,28 +31,6 @@ export function pca(vectors) {
   return rows.map((_, i) => axes.map((axis) => axis.u[i] * axis.scale));
 }
 
-// The value below which a share of what was counted between two looks lies; null if there was nothing.
-export function quantile(before, now, share) {
-  if (!now) return null;
-  const counts = now.counts.map((count, i) => count - (before ? before.counts[i] : 0));
-  const total = counts.reduce((a, b) => a + b, 0);
-  if (total <= 0) return null;
-  let below = 0;
-  for (let i = 0; i < counts.length; i++) {
-    if (below + counts[i] >= share * total) {
-      const low = i ? now.bounds[i - 1] : 0, high = i < now.bounds.length ? now.bounds[i] : low;
-      return low + (high - low) * Math.max(0, (share * total - below) / counts[i]);
-    }
-    below += counts[i];
-  }
-  return now.bounds.at(-1);
-}
-
-export function shade(logprob) {
-  const p = Math.exp(logprob);
-  return p > 0.9 ? 4 : p > 0.6 ? 3 : p > 0.3 ? 2 : p > 0.1 ? 1 : 0;
-}
-
 // Where the labels of points begin, in a field of this width: beside their points, within the field, none over another.
 // A label is as wide as its number of letters says.
 export function labelPlaces(points, texts, width, letter = 5.6, line = 13) {

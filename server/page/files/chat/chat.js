@@ -1,0 +1,251 @@
+// The chat: the conversation that is shown, sending, answering, branches, and keeping all of it.
+
+import { address } from "../api.js";
+import { announce, byId, copy } from "../dom.js";
+import { choose, model } from "../models.js";
+import { sent, stream } from "./answers.js";
+import { Tree } from "./branches.js";
+import { beginConversations, keepConversation, mark } from "./conversations.js";
+import { drawFirst } from "./first.js";
+import { viewOf } from "./message.js";
+import { allRead, allowPictures, areWaiting, beginPictures, takeWaiting } from "./pictures.js";
+import { beginSettings, fields, lastSystem, showSystem } from "./settings.js";
+import { load, newId } from "./store.js";
+import { beginTips } from "./tokens.js";
+
+const KEEP_EVERY = 2000;
+/** Conversations that are shown or answered, by id. */
+const alive = new Map();
+let current = fresh();
+let follows = true;  // whether the end of the conversation stays in sight while it grows
+
+const acts = {
+  again: (message) => answer(message.parent),
+  turn,
+  resend,
+  returnResults(message, results) {
+    let last = message;
+    message.calls.forEach((call, i) => { last = current.tree.add(last, "tool", results[i], { tool: { id: call.id, name: call.name } }); });
+    answer(last);
+  },
+};
+
+function fresh() {
+  const now = Date.now();
+  return { id: newId(), title: "", created: now, changed: now, model: "", system: "", tree: new Tree(), running: null };
+}
+
+export function beginChat() {
+  beginSettings((text) => { current.system = text; if (current.title) store(current); });
+  beginConversations({ removed: forget, renamed: (id, title) => { if (alive.has(id)) alive.get(id).title = title; } });
+  beginPictures(() => current.tree.path.flatMap(({ pictures = [] }) => pictures));
+  beginTips(byId("messages"));
+  beginField();
+  beginScrolling();
+  byId("say").addEventListener("submit", (event) => { event.preventDefault(); say(); });
+  byId("stop").addEventListener("click", stopAnswer);
+  byId("show-code").addEventListener("click", showCode);
+  addEventListener("pagehide", () => { for (const one of alive.values()) if (one.running) store(one); });
+  showSystem(current.system = lastSystem());
+}
+
+function beginField() {
+  const field = byId("input");
+  const fit = () => {
+    field.style.height = "auto";
+    field.style.height = `${Math.min(field.scrollHeight, innerHeight * 0.4)}px`;
+    byId("send").disabled = !field.value.trim() && !areWaiting();
+  };
+  field.addEventListener("input", fit);
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); say(); }
+    if (event.key === "ArrowUp" && !field.value) {
+      const last = current.tree.path.findLast(({ role }) => role === "user");
+      if (last && !current.running) { event.preventDefault(); viewOf(last, acts).edit(); }
+    }
+  });
+  byId("send").disabled = true;
+}
+
+function beginScrolling() {
+  const place = byId("scroll");
+  place.addEventListener("scroll", () => {
+    follows = place.scrollHeight - place.scrollTop - place.clientHeight < 60;
+    byId("to-end").hidden = follows;
+  });
+  byId("to-end").addEventListener("click", () => place.scrollTo({ top: place.scrollHeight, behavior: "smooth" }));
+}
+
+/** The chosen model is another one. */
+export function useModel(card) {
+  allowPictures(card.media);
+  drawFirst(card, (text) => { byId("input").value = text; say(); });
+}
+
+/** Shows a kept conversation, or a new one. */
+export async function showChat(id) {
+  if (id ? id !== current.id : current.title) {
+    const found = id && (alive.get(id) ?? await opened(id));
+    if (location.hash.slice("#chat/".length) !== id) return;  // another one was asked for meanwhile
+    if (!current.running) alive.delete(current.id);
+    current = found || fresh();
+    if (found) { alive.set(id, found); choose(found.model); } else { current.system = lastSystem(); history.replaceState(null, "", "#chat"); }
+    byId("messages").replaceChildren();
+    byId("told").textContent = "";
+    showSystem(current.system);
+    follows = true;
+  }
+  mark(current.title ? current.id : "");
+  show();
+  if (!matchMedia("(pointer: coarse)").matches) byId("input").focus({ preventScroll: true });
+}
+
+async function opened(id) {
+  try {
+    const one = await load(id);
+    return one && { ...one, tree: Tree.of(one.messages), running: null };
+  } catch {
+    return null;
+  }
+}
+
+function forget(ids) {
+  for (const one of [current, ...alive.values()].filter(({ id }) => ids.includes(id))) {
+    one.gone = true;
+    one.running?.abort();
+    alive.delete(one.id);
+  }
+  if (current.gone) location.hash = "#chat";
+}
+
+function store(one) {
+  if (one.gone) return;
+  const { id, title, created, changed, model, system, tree } = one;
+  keepConversation({ id, title, created, changed, model, system, messages: tree.plain });
+}
+
+/** Draws the branch that is shown. Messages that stay are not touched, so that nothing reads them out again. */
+function show() {
+  const list = byId("messages"), path = current.tree.path, busy = Boolean(current.running);
+  const items = path.map((message) => viewOf(message, acts).item);
+  const same = items.findIndex((item, i) => list.children[i] !== item);
+  const stay = same < 0 ? items.length : same;
+  while (list.children.length > stay) list.lastElementChild.remove();
+  list.append(...items.slice(stay));
+  for (const message of path) viewOf(message, acts).draw(busy, busy && message === path.at(-1));
+  byId("first").hidden = path.length > 0;
+  byId("stop").hidden = !busy;
+  byId("send").hidden = busy;
+  document.title = current.title ? `${current.title} · Facet` : "Facet";
+  follow();
+}
+
+function follow() {
+  const place = byId("scroll");
+  if (follows) place.scrollTop = place.scrollHeight;
+}
+
+/** The next request. Raises a SyntaxError if a field of the settings is no JSON. */
+const body = () => ({ model: model(), messages: sent(current.tree.path, current.system.trim()), ...fields() });
+
+function readable() {
+  try { body(); } catch (error) { byId("told").textContent = error.message; return false; }
+  byId("told").textContent = "";
+  return true;
+}
+
+async function say() {
+  await allRead();
+  const text = byId("input").value;
+  if (!(text.trim() || areWaiting()) || current.running || !readable()) return;
+  byId("input").value = "";
+  const pictures = takeWaiting();
+  answer(current.tree.add(current.tree.last, "user", text, pictures.length ? { pictures } : {}));
+}
+
+function turn(message, step) {
+  const { steps } = viewOf(current.tree.turn(message, step), acts);
+  show();
+  store(current);
+  (steps[step > 0 ? 1 : 0].disabled ? steps.find((button) => !button.disabled) : steps[step > 0 ? 1 : 0])?.focus();
+}
+
+function resend(message, text) {
+  if (!(text.trim() || message.pictures) || current.running || !readable()) return false;
+  const { pictures } = message;
+  answer(current.tree.add(message.parent, "user", text, pictures ? { pictures } : {}));
+  byId("input").focus({ preventScroll: true });
+  return true;
+}
+
+export function stopAnswer() {
+  current.running?.abort();
+}
+
+/** Has the model answer what stands behind `parent`, the last message to be sent, as a new branch. */
+async function answer(parent) {
+  if (!readable()) return;
+  const one = current;
+  parent.chosen = null;
+  const asked = body(), message = one.tree.add(parent, "assistant", "");
+  begin(one);
+  let due = false, keptAt = Date.now();
+  const draw = () => {
+    due = false;
+    if (one !== current || !one.running) return;
+    viewOf(message, acts).draw(true, true);
+    byId("pace").textContent = message.pace;
+    follow();
+  };
+  await stream(message, asked, one.running.signal, () => {
+    if (!due) { due = true; requestAnimationFrame(draw); }
+    if (Date.now() - keptAt > KEEP_EVERY) { keptAt = Date.now(); store(one); }
+  });
+  one.running = null;
+  one.changed = Date.now();
+  if (one === current) end(message); else alive.delete(one.id);
+  store(one);
+}
+
+function begin(one) {
+  one.running = new AbortController();
+  one.model = model();
+  one.changed = Date.now();
+  if (!one.title) {
+    one.title = one.tree.path[0].content.trim().replace(/\s+/g, " ").slice(0, 80) || "Picture";
+    history.pushState(null, "", `#chat/${one.id}`);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  }
+  alive.set(one.id, one);
+  follows = true;
+  announce("The model answers.");
+  show();
+  store(one);
+}
+
+function end(message) {
+  byId("pace").textContent = "";
+  show();
+  announce(message.error ?? message.content);
+}
+
+async function showCode() {
+  const { LANGUAGES, withoutData } = await import("./code.js");
+  const draw = (language) => {
+    let text;
+    try { text = LANGUAGES[language](address(), withoutData({ ...body(), stream: true })); } catch (error) { text = error.message; }
+    byId("code-text").textContent = text;
+    for (const one of byId("languages").children) one.setAttribute("aria-pressed", one.textContent === language);
+  };
+  byId("languages").replaceChildren(...Object.keys(LANGUAGES).map((name) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = name;
+    button.addEventListener("click", () => draw(name));
+    return button;
+  }));
+  draw("curl");
+  byId("close-code").onclick = () => byId("code").close();
+  byId("copy").onclick = (event) => copy(byId("code-text").textContent, event.currentTarget, byId("code-text"));
+  byId("code").showModal();
+}

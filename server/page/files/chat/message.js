@@ -1,0 +1,139 @@
+// How a message looks: its text, pictures, reasoning, calls of tools, and what can be done with it.
+
+import { copy, element, iconButton } from "../dom.js";
+import { render } from "../text/markdown.js";
+import { standing } from "./branches.js";
+import { shown } from "./pictures.js";
+import { drawTokens } from "./tokens.js";
+
+/**
+ * @typedef {object} Acts  What the chat does when somebody asks a message for it
+ * @property {(message: any) => void} again
+ * @property {(message: any, text: string) => boolean} resend  Whether the edited message was sent
+ * @property {(message: any, step: number) => void} turn
+ * @property {(message: any, results: string[]) => void} returnResults
+ */
+
+/** @type {WeakMap<object, View>} */
+const views = new WeakMap();
+
+/** @param {Acts} acts */
+export function viewOf(message, acts) {
+  if (!views.has(message)) views.set(message, new View(message, acts));
+  return views.get(message);
+}
+
+class View {
+  constructor(message, acts) {
+    this.message = message;
+    this.acts = acts;
+    this.text = element("div", { class: "text" });
+    this.item = element("li", { class: message.role });
+    const who = { user: "You", assistant: "Model", tool: "Tool" }[message.role];
+    this.item.append(element("h2", { class: "unseen", text: who }));
+    if (message.pictures?.length) this.item.append(element("div", { class: "pictures" }, ...shown(message.pictures)));
+    if (message.role === "tool") this.item.append(folded(`${message.tool.name} returned`, element("pre", { class: "text", text: message.content })));
+    else this.item.append(this.text);
+    this.item.append(this.foot());
+  }
+
+  foot() {
+    const { message, acts } = this, user = message.role === "user";
+    this.steps = [["back", "Earlier version", -1], ["next", "Later version", 1]].map(([icon, label, step]) =>
+      iconButton(icon, label, () => acts.turn(message, step)));
+    this.place = element("span");
+    this.versions = element("span", { class: "versions" }, this.steps[0], this.place, this.steps[1]);
+    this.pace = element("span", { class: "pace" });
+    this.copy = iconButton("copy", "Copy", (event) => copy(message.content, event.currentTarget, this.text));
+    this.change = user ? iconButton("edit", "Edit this message as a new branch", () => this.edit())
+      : iconButton("again", "Regenerate", () => acts.again(message));
+    this.acting = element("div", { class: "acts" }, this.versions, this.copy, this.change, this.pace);
+    if (message.role === "tool") this.acting.hidden = true;
+    return this.acting;
+  }
+
+  /** Draws all that can change: the text as far as it is there, its versions, what may be done now. */
+  draw(busy, writes) {
+    const { message } = this, [at, count] = standing(message);
+    this.versions.hidden = count < 2;
+    this.place.textContent = `${at} of ${count}`;
+    this.steps[0].disabled = busy || at === 1;
+    this.steps[1].disabled = busy || at === count;
+    this.change.disabled = busy;
+    this.acting.classList.toggle("waits", Boolean(writes));
+    this.pace.textContent = message.pace ?? "";
+    if (message.role === "user") this.text.textContent = message.content;
+    if (message.role === "assistant") this.drawAnswer(writes);
+    this.text.hidden = !message.content && !writes;
+  }
+
+  drawAnswer(writes) {
+    const { message, text } = this;
+    if (message.reasoning) this.drawReasoning(writes);
+    text.classList.toggle("tokens", Boolean(message.tokens));
+    text.classList.toggle("busy", Boolean(writes));
+    if (message.tokens) drawTokens(text, message.tokens);
+    else render(text, message.content);
+    for (const [i, call] of (message.calls ?? []).entries()) this.drawCall(call, i, writes);
+    if (!writes) this.drawEnd();
+  }
+
+  drawReasoning(writes) {
+    const thinks = writes && !this.message.content;
+    this.reasoning ??= this.item.insertBefore(folded("", element("div", { class: "thought" })), this.text);
+    this.reasoning.firstElementChild.textContent = thinks ? "Thinking…" : "Reasoning";
+    this.reasoning.classList.toggle("thinks", thinks);
+    const place = this.reasoning.lastElementChild;
+    if (place.textContent.length !== this.message.reasoning.length) place.textContent = this.message.reasoning;
+  }
+
+  drawCall(call, i, writes) {
+    this.calls ??= [];
+    this.calls[i] ??= this.item.insertBefore(folded("", element("pre", { class: "arguments" })), this.acting);
+    this.calls[i].firstElementChild.textContent = `Calls ${call.name || "a tool"}`;
+    this.calls[i].lastElementChild.textContent = writes ? call.arguments : pretty(call.arguments);
+  }
+
+  drawEnd() {
+    const { message, acting } = this;
+    this.notes?.forEach((one) => one.remove());
+    this.notes = [];
+    if (message.cut) this.notes.push(element("p", { class: "help", text: "Cut at the most tokens that were asked for." }));
+    if (message.error) this.notes.push(element("p", { class: "error", role: "alert", text: message.error }));
+    if (message.calls?.length && !message.children.length) this.notes.push(this.results());
+    acting.before(...this.notes);
+  }
+
+  /** Fields for what the tools return, since this page runs none. */
+  results() {
+    const { message, acts } = this;
+    const fields = message.calls.map(({ name }) => element("textarea", { rows: 2, "aria-label": `What ${name} returns`, placeholder: `What ${name} returns` }));
+    const send = (event) => { event.preventDefault(); acts.returnResults(message, fields.map((field) => field.value)); };
+    return element("form", { class: "results", onsubmit: send }, ...fields, element("button", { type: "submit", text: "Return to the model" }));
+  }
+
+  /** Puts a field in the message's place. What is sent from it becomes a branch beside the message. */
+  edit() {
+    const { message, text, acts, change, acting } = this;
+    const field = element("textarea", { rows: Math.min(12, message.content.split("\n").length + 1), "aria-label": "Edited message" });
+    field.value = message.content;
+    const close = () => { form.replaceWith(text); acting.hidden = false; };
+    const cancel = () => { close(); change.focus(); };
+    const send = (event) => { event?.preventDefault(); if (acts.resend(message, field.value)) close(); };
+    const form = element("form", { class: "edit", onsubmit: send }, field, element("div", { class: "row" },
+      element("button", { type: "button", text: "Cancel", onclick: cancel }), element("button", { type: "submit", text: "Send" })));
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { event.stopPropagation(); cancel(); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    });
+    acting.hidden = true;
+    text.replaceWith(form);
+    field.focus();
+  }
+}
+
+const folded = (title, inside) => element("details", {}, element("summary", { text: title }), inside);
+
+function pretty(json) {
+  try { return JSON.stringify(JSON.parse(json), null, 2); } catch { return json; }
+}

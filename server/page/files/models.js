@@ -1,0 +1,106 @@
+// Which models the server has, which one is chosen, and what it can do.
+
+import { ApiError, get } from "./api.js";
+import { byId, element, kept, keep, number } from "./dom.js";
+
+/**
+ * @typedef {{id: string, root: string, max_model_len: number, tasks: string[], quantization: ?string,
+ *   media: ?{most: Record<string, number>, max_bytes: number}}} Card  A model in /v1/models
+ * @typedef {"chat" | "compare" | "rank" | "classify"} Ability  A view of the page that a model has a use for
+ */
+
+export const ABILITIES = ["chat", "compare", "rank", "classify"];
+
+/** @type {Card[]} */
+let cards = [];
+/** What /info says of each model, by its name. */
+const infos = new Map();
+let changed = () => {};
+
+/** The card of the chosen model; undefined while the server is not ready. */
+export const chosen = () => cards.find((card) => card.id === byId("model").value) ?? cards[0];
+export const model = () => chosen()?.id;
+export const infoOf = (card) => infos.get(card?.id) ?? {};
+
+/** @returns {Set<Ability>} what a model has views for */
+export function abilities(card) {
+  const does = (task) => card.tasks.includes(task), kind = infoOf(card).model_type ?? {}, found = new Set();
+  if (does("generate")) found.add("chat");
+  if (does("embed")) found.add("compare");
+  if (does("embed") || does("token_embed") || kind.reranker) found.add("rank");
+  if (does("classify") && !kind.reranker) found.add("classify");
+  return found;
+}
+
+/** What a model can do and how large its window is: its name and the facts, as parts of a line. */
+export function facts(card) {
+  const can = abilities(card), info = infoOf(card), found = [];
+  if (can.has("chat")) found.push("writes text");
+  if (card.media?.most.image) found.push("reads pictures");
+  if (can.has("compare")) found.push("turns texts into vectors");
+  if (can.has("rank")) found.push("ranks documents");
+  if (can.has("classify")) found.push("classifies texts");
+  found.push(`${number(card.max_model_len)} tokens of context`);
+  const form = card.quantization ?? info.model_dtype;
+  if (form) found.push(info.model_device_type ? `${form} on ${{ cpu: "CPU", cuda: "CUDA" }[info.model_device_type] ?? info.model_device_type}` : form);
+  return [element("b", { text: card.id }), ...found.flatMap((text) => ["\u00a0· ", element("span", { class: "fact", text })])];
+}
+
+/** Chooses a model by its name, if the server has it. */
+export function choose(name) {
+  if (name === model() || !cards.some((card) => card.id === name)) return;
+  byId("model").value = name;
+  tell();
+}
+
+async function tell() {
+  const card = chosen();
+  if (!infos.has(card.id)) {
+    try { infos.set(card.id, await get(`info?model=${encodeURIComponent(card.id)}`)); } catch { infos.set(card.id, {}); }
+  }
+  if (card === chosen()) changed(card);
+}
+
+/**
+ * Asks for the models at once, since most servers are ready when their page is opened, and waits if this one is not.
+ * @param {(card: Card) => void} act  called with the chosen model, and whenever another one is chosen
+ */
+export async function beginModels(act) {
+  changed = act;
+  const list = byId("model");
+  list.addEventListener("change", () => { keep("model", list.value); tell(); });
+  for (;;) {
+    try {
+      cards = (await get("v1/models")).data;
+      break;
+    } catch (error) {
+      if (error instanceof ApiError && error.status !== 503) return showState(error.message);
+      await waitReady();
+    }
+  }
+  list.replaceChildren(...cards.map((card) => element("option", { value: card.id, text: card.id })));
+  list.hidden = cards.length < 2;
+  byId("only-model").textContent = cards.length < 2 ? cards[0]?.id ?? "" : "";
+  const last = kept("model", "");
+  if (cards.some((card) => card.id === last)) list.value = last;
+  await tell();
+}
+
+function showState(text) {
+  byId("state").textContent = text;
+  byId("state").hidden = !text;
+}
+
+async function waitReady() {
+  for (;;) {
+    try {
+      const response = await fetch("health", { cache: "no-store" });
+      if (response.ok) return showState("");
+      const now = await response.json();
+      showState(now.state === "loading" ? `The model is loading: ${now.stage}, ${Math.round(100 * now.progress)} %` : `The server is ${now.state ?? "not ready"}.`);
+    } catch {
+      showState("The server does not answer.");
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}

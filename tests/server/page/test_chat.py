@@ -1,0 +1,207 @@
+"""The page's chat in a real browser: sending, branches, tokens, pictures, tools, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from chromium import Tab
+from fake_frontend import FakeFrontend
+from media_files import noise, saved
+from media_frontend import let_see
+from page_driver import IDLE, MESSAGES, click, fill, hear, opened, say
+
+
+def test_messages_are_sent_answered_anew_and_shown_as_code(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model) as url:
+        assert tab.run("document.activeElement.id") == "input"
+        assert "writes text · turns texts into vectors" in tab.run(
+            "document.querySelector('#first .help').textContent.replaceAll('\\u00a0', ' ')"
+        )
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        assert "tokens/s" in tab.run("document.querySelector('.assistant .pace').textContent")
+        click(tab, "[aria-label=Regenerate]")
+        hear(tab, "hi|Hello, world.")
+        click(tab, "#open-settings")
+        fill(tab, "option-max_tokens", "5")
+        click(tab, "#go-chat")
+        tab.wait(f"{MESSAGES} === ''")
+        say(tab, "again")
+        hear(tab, "again|Hello")
+        assert "Cut at the most tokens" in tab.run("document.querySelector('.assistant').textContent")
+        click(tab, "#show-code")
+        shown = tab.wait("document.getElementById('code-text').textContent")
+        assert f"curl '{url}/v1/chat/completions'" in shown and '"max_tokens": 5' in shown
+
+
+def test_an_answer_is_stopped_and_what_has_come_of_it_stays(tab: Tab, model: FakeFrontend) -> None:
+    model.gate = asyncio.Event()
+    with opened(tab, model):
+        say(tab, "hi")
+        tab.wait(f"{MESSAGES} === 'hi|Hel' && !{IDLE}")
+        assert "3 tokens" in tab.wait("document.getElementById('pace').textContent")
+        tab.press("Escape")
+        hear(tab, "hi|Hel")
+        assert tab.run("document.querySelectorAll('.error').length") == 0
+
+
+def test_edited_and_repeated_turns_are_branches(tab: Tab, model: FakeFrontend) -> None:
+    edit, earlier = '[aria-label="Edit this message as a new branch"]', '[aria-label="Earlier version"]'
+    with opened(tab, model):
+        say(tab, "one")
+        hear(tab, "one|Hello, world.")
+        say(tab, "two")
+        hear(tab, "one|Hello, world.|two|Hello, world.")
+        model.reply = "Another."
+        click(tab, "[aria-label=Regenerate]", 1)
+        hear(tab, "one|Hello, world.|two|Another.")
+        click(tab, edit)
+        tab.wait("document.activeElement.value === 'one'")
+        tab.run("document.activeElement.value = 'three'")
+        tab.press("Enter")
+        hear(tab, "three|Another.")
+        asked, _, _ = model.asked[-1]
+        assert "one" not in model.tokenizer.decode(asked, False)
+        click(tab, earlier)  # of the first message: its answers come back, the later one shown
+        hear(tab, "one|Hello, world.|two|Another.")
+        click(tab, earlier, 1)
+        hear(tab, "one|Hello, world.|two|Hello, world.")
+        places = "[...document.querySelectorAll('.versions:not([hidden]) span')].map(one => one.innerText)"
+        assert tab.run(places) == ["1 of 2", "1 of 2"]
+        assert tab.run("document.activeElement.getAttribute('aria-label')") == "Later version"
+        tab.run("document.getElementById('input').focus()")
+        tab.press("ArrowUp")  # edits the last message
+        tab.wait("document.activeElement.value === 'two'")
+        tab.press("Escape")
+        hear(tab, "one|Hello, world.|two|Hello, world.")
+        say(tab, "go on")  # at the end of the branch that is shown
+        tab.wait(f"{IDLE} && {MESSAGES}.endsWith('two|Hello, world.|go on|Another.')")
+
+
+def test_tokens_have_colours_and_alternatives(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        click(tab, "#colours")
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        assert tab.run("document.querySelectorAll('.token.p3').length") == len("Hello, world.")
+        tab.run("document.querySelector('.token').focus()")
+        assert "60.7 %" in tab.wait(
+            "!document.getElementById('tip').hidden && document.getElementById('tip').textContent"
+        )
+        tab.press("ArrowRight")
+        tab.wait("document.activeElement.textContent === 'e'")
+
+
+def test_presets_are_system_prompts_and_own_ones_are_kept(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        fill(tab, "system", "Be a pirate.")
+        fill(tab, "preset-name", "Pirate")
+        click(tab, "#save-preset button")
+        assert tab.run("document.getElementById('role').textContent") == "Pirate"
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        assert "<system>Be a pirate." in model.tokenizer.decode(model.asked[-1][0], False)
+        tab.run("document.getElementById('preset').value = ''")
+        tab.run("document.getElementById('preset').dispatchEvent(new Event('change'))")
+        say(tab, "ho")
+        tab.wait(f"{IDLE} && {MESSAGES}.endsWith('|ho|Hello, world.')")
+        assert "<system>" not in model.tokenizer.decode(model.asked[-1][0], False)
+        tab.press("Escape")
+        names = tab.run("[...document.getElementById('preset').options].map(one => one.text)")
+        assert names[:2] == ["None", "Brief"] and names[-1] == "Pirate"
+
+
+def test_what_is_wrong_is_said_where_it_is(tab: Tab, model: FakeFrontend) -> None:
+    told = "document.getElementById('told').textContent"
+    with opened(tab, model):
+        click(tab, "#open-settings")
+        fill(tab, "more", "{")
+        say(tab, "hi")
+        assert "Other fields: this is no JSON" in tab.wait(told)
+        assert tab.run("document.getElementById('input').value") == "hi"  # nothing typed is lost
+        click(tab, "#reset")
+        fill(tab, "option-temperature", "-1")
+        say(tab, "hi")
+        assert "temperature" in tab.wait("document.querySelector('#messages .error')?.textContent")
+        tab.complaints.clear()  # the browser notes the status 400
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+STREAM = """
+  const event = (delta) => JSON.stringify({choices: [{index: 0, delta}], usage: {completion_tokens: 2}});
+  const block = (data) => `data: ${data}\\n\\n`;
+  const stream = (...all) => new Response([...all.map(event), "[DONE]"].map(block).join(""));
+  const call = (given, more) => ({tool_calls: [{index: 0, function: {arguments: given, ...more}, id: "c1"}]});
+  const real = fetch;
+  window.sent = [];
+  window.fetch = async (url, options) => {
+    if (!String(url).includes("chat")) return real(url, options);
+    const body = JSON.parse(options.body);
+    window.sent.push(body);
+    return body.messages.at(-1).role === "tool" ? stream({content: "It is 3."})
+      : stream({reasoning: "I add."}, call('{"a"', {name: "add"}), call(": 1}"));
+  };
+"""
+
+
+def test_reasoning_and_calls_are_folded_and_results_go_back(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        tab.run(f"{{{STREAM}}}")
+        click(tab, "#open-settings")
+        fill(tab, "tools", json.dumps(TOOLS))
+        say(tab, "1 + 2?")
+        tab.wait(f"{IDLE} && document.querySelector('.results') !== null")
+        titles = "[...document.querySelectorAll('#messages summary')].map(one => one.textContent).join('|')"
+        assert tab.run(titles) == "Reasoning|Calls add"
+        assert tab.run("[...document.querySelectorAll('#messages details')].some(one => one.open)") is False
+        tab.run("document.querySelector('.results textarea').value = '3'")
+        click(tab, ".results button")
+        tab.wait(f"{IDLE} && {MESSAGES}.endsWith('It is 3.')")
+        sent = tab.run("window.sent.at(-1)")
+        assert sent["tools"] == TOOLS
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        assert sent["messages"][1:] == [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        ]
+
+
+WAITING = "[...document.querySelectorAll('#pictures img')].map(one => one.alt).join('|')"
+TOLD = "document.getElementById('told').textContent"
+
+
+def test_pictures_are_chosen_dropped_pasted_and_removed(tab: Tab, model: FakeFrontend) -> None:
+    let_see(model, max_media_mb=1, limit_mm_per_prompt={"image": 3})
+    file = saved(noise(40, 28))
+    with opened(tab, model):
+        tab.run("document.getElementById('files').click = () => { document.body.dataset.asked = 'yes'; }")
+        click(tab, "#add-pictures")
+        assert tab.run("document.body.dataset.asked") == "yes"
+        for way in ("choose", "drop", "paste"):
+            tab.bring(way, (f"{way}.png", "image/png", file))
+        tab.wait(f"{WAITING} === 'choose.png|drop.png|paste.png'")
+        tab.wait("[...document.querySelectorAll('#pictures img')].every(one => one.naturalWidth === 40)")
+        tab.bring("drop", ("more.png", "image/png", file))
+        tab.wait(f"{TOLD} === 'more.png is one too many: a conversation may have 3 pictures.'")
+        click(tab, '[aria-label="Remove drop.png"]')
+        assert tab.run(WAITING) == "choose.png|paste.png"
+        assert tab.run("document.activeElement.id") == "input"
+        tab.bring("drop", ("big.png", "image/png", bytes(3 << 18)), ("notes.txt", "text/plain", b"hi"))
+        told = tab.wait(f"{TOLD}.includes('notes.txt') && {TOLD}")
+        assert told.startswith("big.png is too large: pictures of a conversation may have 1 MiB together")
+        assert "notes.txt is none of the pictures that can be read: image/jpeg, image/png" in told
+        assert tab.run(WAITING) == "choose.png|paste.png"
+        assert tab.run("document.querySelector('.examples li:last-child b').textContent") == "Show a picture"
+
+
+def test_a_model_of_texts_is_offered_no_pictures(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model):
+        assert tab.run("document.getElementById('add-pictures').hidden")
+        for way in ("drop", "paste"):
+            tab.bring(way, ("a.png", "image/png", saved(noise(40, 28))))
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        assert tab.run("document.querySelectorAll('#messages img, #pictures img').length") == 0

@@ -1,0 +1,174 @@
+"""The page's other views and its frame: forms of kinds of models, Live, loading, keys, phones, the picker."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from chromium import Tab
+from fake_frontend import FakeFrontend, vectors
+from page_driver import IDLE, READY, click, fill, hear, opened, say
+from served_app import served
+
+from models.pooling.config import PoolingConfig
+from server.access.client_identity import ANYONE
+from server.errors import Unavailable
+from server.http.error_answers import READY as SERVER_READY
+from server.http.error_answers import loading
+from server.options.server_config import AccessOptions
+from server.page.routes import WATCH
+
+VIEWS = "[...document.querySelectorAll('.views li:not([hidden])')].map(one => one.innerText.trim()).join('|')"
+
+
+def test_texts_are_compared(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model, "compare"):
+        click(tab, "#ask [type=submit]")
+        tab.wait("document.querySelectorAll('.heat td.number').length === 16")
+        assert tab.run("document.querySelector('.heat td.number').textContent") == "1.000"
+        assert tab.run("document.querySelectorAll('.map circle').length") == 4
+        click(tab, ".chips button", 1)  # an example fills the form, and runs it
+        tab.wait("document.querySelector('.heat tbody th').innerText.includes('Good morning')")
+
+
+def test_a_reranker_begins_with_its_form(tab: Tab, model: FakeFrontend) -> None:
+    model.serve("classify", score_type="cross-encoder", pooling=PoolingConfig(num_labels=1))
+    model.answer_of = lambda item: vectors(np.array([len(item.tokens) / 100]))
+    with opened(tab, model):
+        assert tab.run(VIEWS) == "Rank documents|Live"
+        click(tab, "#ask [type=submit]")
+        assert "ranks documents" in tab.run("document.getElementById('task').innerText")
+        tab.wait("document.querySelectorAll('.bars li').length === 3")
+        assert "1. Cats like to sleep in the sun." in tab.run("document.querySelector('.bars').innerText")
+
+
+def test_a_classifier_names_its_classes(tab: Tab, model: FakeFrontend) -> None:
+    model.serve("classify", pooling=PoolingConfig(num_labels=2, labels=("dull", "fine")))
+    model.answer_of = lambda item: vectors(np.array([0.25, 0.75]))
+    with opened(tab, model):
+        assert tab.run(VIEWS) == "Classify texts|Live"
+        fill(tab, "classified", "What a fine day.")
+        click(tab, "#ask [type=submit]")
+        tab.wait("document.querySelectorAll('.bars li').length === 2")
+        shown = tab.run("document.getElementById('output').innerText").split("\n")
+        assert shown[:5] == ["What a fine day.", "fine", "75.0 %", "dull", "25.0 %"]
+
+
+def test_an_error_is_shown_in_place_of_results(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model, "compare"):
+        fill(tab, "texts", "a" * 5000)
+        click(tab, "#ask [type=submit]")
+        assert "128 tokens" in tab.wait("document.querySelector('#output .error')?.textContent")
+        tab.complaints.clear()  # the browser notes the status 400
+
+
+def test_the_picker_chooses_among_several_models(tab: Tab, model: FakeFrontend) -> None:
+    """The names of one model stand for several."""
+    with opened(tab, model):
+        options = "[...document.getElementById('model').options].map(one => one.value)"
+        assert tab.run(options) == ["org/tiny", "tiny"]
+        tab.run("document.getElementById('model').value = 'tiny'")
+        tab.run("document.getElementById('model').dispatchEvent(new Event('change'))")
+        tab.wait("document.querySelector('#first b').textContent === 'tiny'")
+        click(tab, "#open-settings")
+        click(tab, "#show-code")
+        assert '"model": "tiny"' in tab.wait("document.getElementById('code-text').textContent")
+        tab.run("document.body.dataset.ready = ''; location.reload()")
+        tab.wait(f"{READY} && document.getElementById('model').value === 'tiny'")
+
+
+def test_live_data_are_read_only_while_they_are_seen(tab: Tab, model: FakeFrontend) -> None:
+    admission = model.admissions.admit(ANYONE, 2)
+    admission.take_id("cmpl-of-somebody")
+    admission.since = time.monotonic() - 7
+    with opened(tab, model):
+        assert WATCH.watchers == 0
+        click(tab, "#go-live")
+        tab.wait("document.querySelectorAll('#charts polyline').length >= 4")
+        texts = tab.run("[...document.querySelectorAll('#charts figure')].map(one => one.textContent)")
+        assert len(texts) == 9 and texts[0].startswith("Outputtokens/s") and "\u221260 s" in texts[0]
+        cells = "[...document.querySelectorAll('#requests td')].map(one => one.textContent)"
+        name, age, answers, state = tab.run(cells)
+        assert (name, answers, state) == ("cmpl-of-somebody", "2", "waits")
+        assert float(age.removesuffix(" s")) >= 7
+        admission.release()
+        tab.wait("document.getElementById('requests').textContent === 'None.'")
+        assert WATCH.watchers == 1
+        click(tab, "#go-chat")
+        tab.run("new Promise(done => setTimeout(done, 50))")
+        for _ in range(1000):
+            if not WATCH.watchers:
+                break
+            tab.run("new Promise(done => setTimeout(done, 20))")
+        assert WATCH.watchers == 0
+
+
+def test_loading_is_shown_and_ends(tab: Tab, model: FakeFrontend) -> None:
+    model.status = loading("weights", 0.5)
+    model.unready = Unavailable("The model is loading.", retry_after=1)
+    with served(model) as url:
+        tab.open(url)
+        tab.wait("document.getElementById('state').textContent.includes('weights, 50 %')")
+        model.status, model.unready = SERVER_READY, None
+        tab.wait(READY)
+        assert tab.run("document.getElementById('state').hidden")
+        tab.complaints.clear()  # the browser notes the status 503
+
+
+def test_a_key_is_asked_for_until_it_is_right_and_then_kept(tab: Tab, model: FakeFrontend) -> None:
+    def enter(key: str) -> None:
+        tab.wait("document.getElementById('key-dialog').open")
+        tab.run(f"document.getElementById('key').value = '{key}'")
+        click(tab, "#key-form button")
+
+    with served(model, access=AccessOptions(api_key=["secret"])) as url:
+        tab.open(url)
+        enter("wrong")
+        tab.wait("document.getElementById('key-dialog').open")
+        enter("secret")
+        tab.wait(READY)
+        say(tab, "hi")
+        hear(tab, "hi|Hello, world.")
+        assert tab.run("JSON.stringify(localStorage).includes('secret')") is False
+        tab.run("document.body.dataset.old = 'yes'; location.reload()")
+        tab.wait(f"{READY} && !document.body.dataset.old && !document.getElementById('key-dialog').open")
+        tab.complaints.clear()  # the browser notes the status 401
+
+
+def places(tab: Tab, selector: str) -> dict[str, float]:
+    return tab.run(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+
+
+def test_nothing_is_scrolled_away_and_the_field_stands_at_the_bottom(tab: Tab, model: FakeFrontend) -> None:
+    with opened(tab, model, width=1280, height=860):
+        tab.run("document.getElementById('input').focus()")
+        assert places(tab, "header")["top"] == 0
+        assert 860 - places(tab, "#say")["bottom"] < 50
+        for _ in range(4):
+            say(tab, "hi\n" * 20)
+            tab.wait(f"{IDLE} && document.getElementById('input').value === ''")
+        assert places(tab, "header")["top"] == 0
+        assert places(tab, "#messages > li:last-child")["bottom"] <= places(tab, "#say")["top"]
+
+
+@pytest.mark.parametrize("place", ["chat", "compare", "live"])
+def test_a_phone_needs_no_scrolling_sideways(tab: Tab, model: FakeFrontend, place: str) -> None:
+    with opened(tab, model, place, width=360, height=640):
+        assert not tab.run("document.getElementById('side').checkVisibility()")
+        if place == "chat":
+            say(tab, "hi " * 30)
+            tab.wait(f"{IDLE} && document.querySelectorAll('#messages li').length === 2")
+        if place == "compare":
+            click(tab, "#ask [type=submit]")
+            tab.wait("document.querySelectorAll('.map circle').length === 4")
+        assert tab.run("document.documentElement.scrollWidth") <= 360
+        parts = (
+            "document.querySelectorAll('main > section:not([hidden]), main > section:not([hidden]) > div')"
+        )
+        assert tab.run(f"[...{parts}].every(one => one.scrollWidth <= one.clientWidth + 1)")
+        click(tab, "#show-side")
+        tab.wait("document.getElementById('side').checkVisibility()")
+        tab.press("Escape")
+        assert not tab.run("document.getElementById('side').checkVisibility()")
