@@ -112,7 +112,7 @@ def test_answers_are_those_of_transformers(llava: Llava, server: LiveServer) -> 
     for _ in range(2):
         assert tokens(server, *content) == right
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
-        stream = client.chat.completions.create(
+        stream = client.chat.completions.create(  # pyright: ignore[reportCallIssue]
             model=client.models.list().data[0].id,
             messages=[{"role": "user", "content": content}],  # pyright: ignore[reportArgumentType]
             max_tokens=8,
@@ -203,7 +203,7 @@ class _Site(BaseHTTPRequestHandler):
         except OSError:
             pass
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
