@@ -36,10 +36,10 @@ function askForKey(reason) {
   return asking;
 }
 
-export async function send(path, body, signal) {
+export async function send(path, body, signal, more = {}) {
   for (;;) {
     const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-    const response = await fetch(path, { ...options, headers: headers(), signal, cache: "no-store" });
+    const response = await fetch(path, { ...options, headers: { ...headers(), ...more }, signal, cache: "no-store" });
     if (response.ok) return response;
     const text = await response.text();
     let reason = text;
@@ -51,11 +51,11 @@ export async function send(path, body, signal) {
   }
 }
 
-export const get = async (path) => (await send(path)).json();
+export const get = async (path, more) => (await send(path, undefined, undefined, more)).json();
 export const post = async (path, body) => (await send(path, body)).json();
 
-// The data of each event of a stream, until it ends or `signal` aborts it.
-export async function* events(path, body, signal) {
+// The data of each event of a stream, until it ends or `signal` aborts it. `hear` is called with its comments.
+export async function* events(path, body, signal, hear = () => {}) {
   const reader = (await send(path, body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -65,6 +65,7 @@ export async function* events(path, body, signal) {
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
+        if (block.startsWith(": ")) hear(block.slice(2));
         if (!block.startsWith("data: ")) continue;
         const data = block.slice(6);
         if (data === "[DONE]") return;

@@ -4,8 +4,8 @@ import { ApiError, get } from "./api.js";
 import { byId, element, kept, keep, number } from "./dom.js";
 
 /**
- * @typedef {{id: string, root: string, max_model_len: number, tasks: string[], quantization: ?string,
- *   media: ?{most: Record<string, number>, max_bytes: number}}} Card  A model in /v1/models
+ * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string,
+ *   media: ?{most: Record<string, number>, max_bytes: number}}} Card  A model in /v1/models; one of several has a state
  * @typedef {"chat" | "compare" | "rank" | "classify"} Ability  A view of the page that a model has a use for
  */
 
@@ -40,9 +40,10 @@ export function facts(card) {
   if (can.has("compare")) found.push("turns texts into vectors");
   if (can.has("rank")) found.push("ranks documents");
   if (can.has("classify")) found.push("classifies texts");
-  found.push(`${number(card.max_model_len)} tokens of context`);
+  if (card.max_model_len) found.push(`${number(card.max_model_len)} tokens of context`);
   const form = card.quantization ?? info.model_dtype;
   if (form) found.push(info.model_device_type ? `${form} on ${{ cpu: "CPU", cuda: "CUDA" }[info.model_device_type] ?? info.model_device_type}` : form);
+  if (card.state && card.state !== "loaded") found.push("loaded when it is asked");
   return [element("b", { text: card.id }), ...found.flatMap((text) => ["\u00a0· ", element("span", { class: "fact", text })])];
 }
 
@@ -54,11 +55,18 @@ export function choose(name) {
 }
 
 async function tell() {
-  const card = chosen();
-  if (!infos.has(card.id)) {
-    try { infos.set(card.id, await get(`info?model=${encodeURIComponent(card.id)}`)); } catch { infos.set(card.id, {}); }
+  const card = chosen(), there = !card.state || card.state === "loaded";  // to ask what one can do would load it
+  if (there && !infos.has(card.id)) {
+    try { infos.set(card.id, await get("info", { "X-Model": card.id })); } catch { infos.set(card.id, {}); }
   }
   if (card === chosen()) changed(card);
+}
+
+/** The chosen model has answered: more may be known of it now than before it was loaded. */
+export async function wasUsed() {
+  if (!chosen().state || chosen().state === "loaded") return;
+  cards = (await get("v1/models")).data;
+  await tell();
 }
 
 /**

@@ -148,9 +148,16 @@ def test_a_tree_is_kept_with_its_branches() -> None:
 
 
 def test_colours_of_code_change_no_letter_of_it() -> None:
-    """Without a page there are no elements: each is its text here."""
+    """Elements need a page: each is its text here."""
     code = 'def f(x): return "a\\"b" # c\nif (x) { /* d */ } `e` 0x1F'
     made = f"coloured({json.dumps(code)}, 'python').map((one) => one.text ?? one).join('')"
     element = "{append() {}, setAttribute() {}, set textContent(t) { this.text = t; }}"
     stand_in = f"globalThis.document = {{createElement: () => ({element})}}"
     assert evaluate("text/highlight.js", "coloured", f"({stand_in}, {made})") == code
+
+
+def test_what_is_not_loaded_is_not_asked_what_it_can_do() -> None:
+    card = (
+        "{id: 'a', max_model_len: null, tasks: ['token_embed', 'classify'], state: 'unloaded', media: null}"
+    )
+    assert evaluate("models.js", "abilities", f"[...abilities({card})]") == ["rank", "classify"]

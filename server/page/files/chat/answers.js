@@ -29,7 +29,8 @@ export async function stream(message, asked, signal, drawn) {
   };
   try {
     const body = { ...asked, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-    for await (const chunk of events("v1/chat/completions", body, signal)) {
+    const hear = (words) => { message.pace = words; drawn(); };  // such as how far the model is loaded
+    for await (const chunk of events("v1/chat/completions", body, signal, hear)) {
       if (chunk.usage) count = chunk.usage.completion_tokens;
       const choice = chunk.choices[0];
       if (choice && count) {

@@ -2,7 +2,7 @@
 
 import { address } from "../api.js";
 import { announce, byId, copy } from "../dom.js";
-import { choose, model } from "../models.js";
+import { choose, model, wasUsed } from "../models.js";
 import { sent, stream } from "./answers.js";
 import { Tree } from "./branches.js";
 import { beginConversations, keepConversation, mark } from "./conversations.js";
@@ -205,6 +205,7 @@ async function answer(parent) {
   one.changed = Date.now();
   if (one === current) end(message); else alive.delete(one.id);
   store(one);
+  if (!message.error) wasUsed();
 }
 
 function begin(one) {

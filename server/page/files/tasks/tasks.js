@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { announce, byId, element } from "../dom.js";
-import { chosen, facts, infoOf, model } from "../models.js";
+import { chosen, facts, infoOf, model, wasUsed } from "../models.js";
 import { drawMap } from "./map.js";
 import { cosine } from "./vector_math.js";
 
@@ -74,6 +74,7 @@ async function run(task, button, output) {
     const took = `Answered in ${Math.round(performance.now() - started)} ms.`;
     output.replaceChildren(...shown, element("p", { class: "help", text: took }));
     announce(took);
+    wasUsed();
   } catch (error) {
     output.replaceChildren(element("p", { class: "error", role: "alert", text: error.message }));
   } finally {
