@@ -267,7 +267,7 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     parser = Parser(
         prog=command,
-        usage=f"{command} [MODEL] [options]",
+        usage=f"{command} [MODEL...] [options]",
         epilog=epilog,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

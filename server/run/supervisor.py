@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import Restarter, exit_of, keep_added, keep_engines
@@ -23,11 +23,13 @@ from engine_core.stalls import dump_all, is_stopped, watch
 from server.options.server_config import ServerConfig
 from server.run import api_processes as messages
 from server.run.api_processes import NOTHING_LEFT, ApiProcess, ApiProcesses
-from server.run.model_processes import ModelProcesses
 from server.run.standby import Standby
 from worker import logs
 from worker.child import BROKE, CANNOT_START, DUMP_STACKS, STOPPED, Child
 from worker.host.machine import service_manager
+
+if TYPE_CHECKING:
+    from server.run.model_processes import ModelProcesses  # few servers need it
 
 EXTRA_SECONDS = 10.0
 """Seconds beyond its own time-outs after which a process is killed."""
