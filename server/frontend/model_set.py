@@ -107,13 +107,13 @@ class ModelSet(Generic[T]):
             self.slots.append(slot)
         try:
             if slot.error is not None and not retry and self._clock() - slot.failed < RETRY_SECONDS:
-                raise slot.error
+                raise slot.error.with_traceback(None)
             slot.error = None
             while slot.served is None or slot.closed:
                 if self._closed:
                     raise Unavailable("The server is ending.", reason="draining")
                 if slot.error is not None:
-                    raise slot.error
+                    raise slot.error.with_traceback(None)  # which would grow with each request
                 if slot.state == "unloaded":
                     slot.state = "loading"
                     self._begin(self._load(slot))
@@ -138,11 +138,14 @@ class ModelSet(Generic[T]):
             served, slot.served = slot.served, None
             slot.state = "unloading"
             assert served is not None
-            try:
-                await asyncio.shield(self._begin(self._loader.unload(slot, served)))
-            finally:
-                self._free(slot)
+            await asyncio.shield(self._begin(self._unload(slot, served)))
         return slot.state == "unloaded"
+
+    async def _unload(self, slot: Slot[T], served: T) -> None:
+        try:
+            await self._loader.unload(slot, served)
+        finally:
+            self._free(slot)
 
     def lose(self, slot: Slot[T], error: ApiError) -> None:
         """Note that the engine of a loaded model has ended for good."""
