@@ -124,6 +124,11 @@ def test_what_can_be_pooled_is_not_refused() -> None:
         ([1, 2], {"skip": 3}, "skip must lie within the text's 2 tokens"),
         ([1], {"task": "embed", "late_query": "q"}, "its task is token_embed, not embed"),
         ([1], {"late_query": "q", "late_document": "q"}, "not both"),
+        ([1], {"outputs": ("sparse_embed",)}, "no vectors of the task sparse_embed"),
+        ([1], {"outputs": ("token_embed",)}, "other vectors than those of the task token_embed"),
+        ([1, 2], {"task": "embed", "spans": ((0, 3),)}, "spans must lie within the text's 2 tokens"),
+        ([1, 2], {"task": "embed", "spans": ((1, 1),)}, "spans must lie within the text's 2 tokens"),
+        ([1, 2], {"unseen": 1}, "an encoder does not see"),
     ],
 )
 def test_what_cannot_be_pooled_says_why(tokens: list[int], params: dict[str, object], words: str) -> None:
