@@ -32,6 +32,7 @@ from models.pooling.pooler import (
     SparseWeights,
     Tagged,
     TaskHead,
+    VocabularyLike,
     Weighed,
     normalize,
 )
@@ -243,11 +244,11 @@ def embedding_pooler(setup: ModelSetup, default: Mode, *, for_tokens: bool = Tru
     return Pooler(heads, projections)
 
 
-def splade_pooler(setup: ModelSetup, logits: Function) -> Pooler:
+def splade_pooler(setup: ModelSetup, head: VocabularyLike) -> Pooler:
     """A pooler that gives a text weights of the vocabulary, made of its tokens' logits."""
     form = setup.pooling.sparse
     assert isinstance(form, Splade)
-    rows = Weighed(logits, form)
+    rows = Weighed(head, form)
     return Pooler({"sparse_embed": _sparse_head(setup, rows, None, setup.config.vocab_size)})
 
 

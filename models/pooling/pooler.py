@@ -122,13 +122,21 @@ _LOGITS_AT_ONCE = 64
 """Tokens whose logits are in memory at a time: a vocabulary has as many as 250,000."""
 
 
+class VocabularyLike(Protocol):
+    """A head that gives rows [K, H] their logits [K, V], to which `bias` [V] is to be added."""
+
+    bias: nn.Parameter
+
+    def __call__(self, rows: Tensor, /) -> Tensor: ...
+
+
 class Weighed:
     """One row for the whole sequence, of the width of the vocabulary: what SPLADE makes of tokens' logits."""
 
     needs_all = True
 
-    def __init__(self, logits: Function, form: Splade) -> None:
-        self._logits = logits
+    def __init__(self, head: VocabularyLike, form: Splade) -> None:
+        self._head = head
         self.name = f"splade_{form.pooling_strategy}_{form.activation_function}"
         self._takes_largest = form.pooling_strategy == "max"
         self._logarithms = 2 if form.activation_function == "log1p_relu" else 1
@@ -141,10 +149,10 @@ class Weighed:
         return torch.stack([self._weigh(rows[first:stop]) for _, first, stop in segments.on_host])
 
     def _weigh(self, rows: Tensor) -> Tensor:
-        pieces = (self._logits(part.clone()) for part in rows.split(_LOGITS_AT_ONCE))
-        if self._takes_largest:  # the logarithm rises, so it can follow
-            return self._activate(torch.stack([piece.amax(0) for piece in pieces]).amax(0))
-        return torch.stack([self._activate(piece).sum(0) for piece in pieces]).sum(0)
+        pieces, bias = (self._head(part.clone()) for part in rows.split(_LOGITS_AT_ONCE)), self._head.bias
+        if self._takes_largest:  # sums and logarithms rise with what they are made of, so they can follow
+            return self._activate(torch.stack([piece.amax(0) for piece in pieces]).amax(0) + bias)
+        return torch.stack([self._activate(piece + bias).sum(0) for piece in pieces]).sum(0)
 
     def _activate(self, logits: Tensor) -> Tensor:
         weights = logits.relu()

@@ -55,7 +55,7 @@ class _Fields(msgspec.Struct, frozen=True):
 
 
 class VocabularyHead(nn.Module):
-    """Hidden states [R, H] -> logits of the vocabulary [R, V] float32."""
+    """Hidden states [R, H] -> logits of the vocabulary [R, V] float32, to which `bias` [V] is to be added."""
 
     bias: nn.Parameter
 
@@ -87,4 +87,4 @@ class VocabularyHead(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.norm(ops.activation(self.dense(rows.float()), self.kind))
-        return self.decoder(hidden.to(self.dtype)) + self.bias
+        return self.decoder(hidden.to(self.dtype))
