@@ -2,8 +2,8 @@
 
 A step of decoding rows and prompts makes two launches: blocks of few rows, the keys of long ones split over
 programs, and large ones. One size for both would waste most of either. Latent attention has a third, for
-prompts that follow nothing. Blocks are planned on the host, in numpy, once for a step, and kept in its
-context, where all layers find them.
+prompts that follow nothing. Blocks are planned on the host, in numpy, once for a step, sent with what it
+brings (`PlannedLayout`), and kept in its context, where all layers find them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from worker.kernels.cuda.capabilities import (
     latent_tiles,
     made_tiles,
 )
+from worker.tables.positions import Columns, StepTokens, lay_out
+from worker.tables.slots import Slots
+from worker.tables.staging import Packet
 
 
 class Kind(Enum):
@@ -268,3 +271,50 @@ def room_for_prompts_and_decodes(
 
 def room_for_large_blocks(tokens: int, rows: int, each: int, kind: Kind = Kind.LONG) -> Room:
     return Room((tokens + rows * (each - 1)) // each, kind)
+
+
+class PlannedLayout:
+    """CUDA's `worker.tables.positions.LayOut`, which sends plans of attention along.
+
+    Which kinds of heads a model has it learns from the first step, whose layers plan for themselves.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._last: Plan = {}
+        """The plan of the step before, to which layers have added the kinds of heads that it lacked."""
+
+    def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
+        finish = lay_out(columns, slots, packet)
+        plan = self._plan(columns.counts, columns.ends, packet.ints)
+
+        def finish_with_plan() -> StepTokens:
+            ids, context = finish()
+            self._last = plan
+            for each in (context, *context.others):
+                each.plan = plan
+            return ids, context
+
+        return finish_with_plan
+
+    @property
+    def kinds(self) -> list[PlanKey]:
+        """The kinds of heads that steps have shown so far."""
+        return list(self._last)
+
+    def room_for(self, rows: int, longest: int, target: torch.device) -> Plan:
+        """Room for the plan of so many single tokens, which a kernel makes on the device."""
+        plan: Plan = {}
+        for key in self._last:
+            room, tiles = plan_room(self._card, key, rows, rows, longest)[0]
+            entries = torch.zeros(room.size, dtype=torch.int32, device=target)
+            plan[key] = [Launch(entries, entries.clone(), tiles, room.kind, room.split)]
+        return plan
+
+    def _plan(self, counts: Sequence[int], ends: Sequence[int], send: Callable[[np.ndarray], Tensor]) -> Plan:
+        return {
+            key: [
+                Launch.of(blocks, tiles, send) for blocks, tiles in plan_step(self._card, key, counts, ends)
+            ]
+            for key in self._last
+        }

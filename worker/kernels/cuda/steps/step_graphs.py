@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from models.state_rows import STATE_COLUMNS
+from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.steps.attention_plans import PlannedLayout
 from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,

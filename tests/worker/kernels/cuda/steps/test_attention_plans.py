@@ -12,10 +12,9 @@ from interpreted import DEVICE
 
 from models.context import ForwardContext
 from models.state_rows import StateRow
-from worker.kernels.cuda.attention_plan import Heads, launches_of, plan_step
+from worker.kernels.cuda.attention_plan import Heads, PlannedLayout, launches_of, plan_step
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.steps import step_graphs
-from worker.kernels.cuda.steps.attention_plans import PlannedLayout
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_splits
 from worker.kernels.cuda.steps.mixed_step import MixedStep
 from worker.kernels.cuda.steps.step_graphs import ROWS, TOKENS

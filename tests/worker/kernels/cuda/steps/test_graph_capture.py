@@ -14,8 +14,8 @@ import torch
 from ranks import Layout
 
 from worker.devices.cpu import Cpu
+from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
-from worker.kernels.cuda.steps.attention_plans import PlannedLayout
 from worker.kernels.cuda.steps.graph_capture import Missing, Recorder, Recording
 from worker.kernels.cuda.steps.step_graphs import open_graphs
 from worker.ranks.process_groups import Groups, join_groups
