@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -14,6 +15,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from models.plugins import load_plugin
 from server.access.keyring import Access, HeadCheck, head_check
+from server.batches.app_call import OwnerCalls
+from server.batches.folder import Folder
+from server.batches.responses import KeptResponses
+from server.batches.runner import Runner
 from server.errors import ANTHROPIC, OLLAMA, TGI
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
@@ -31,6 +36,7 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
+from server.requests.moderation import read_table
 from server.routes import (
     admin,
     chat,
@@ -38,18 +44,23 @@ from server.routes import (
     developer,
     index_check,
     models,
+    moderations,
     plugged_pooling,
     pooling,
     prewarm,
     tei,
     tgi,
 )
-from server.routes.conversations import messages, responses
+from server.routes.conversations import kept_responses, messages, responses
 from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
 from server.routes.ollama import pooling as ollama_pooling
 from server.routes.request_context import require_room
+from server.routes.waiting import batches
+
+LINES_OF_MANY_MODELS = 64
+"""Lines of batches that may be under way at a time where several models are served."""
 
 
 def _object(required: str, **fields: Any) -> dict[str, Any]:
@@ -112,7 +123,19 @@ def _may_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> bool:
     return "stream" in schemas.get(name, {}).get("properties", {})
 
 
-_ROUTES = (admin, models, completions, chat, responses, messages, pooling, prewarm, index_check)
+_ROUTES = (
+    admin,
+    models,
+    completions,
+    chat,
+    responses,
+    kept_responses,
+    messages,
+    pooling,
+    moderations,
+    prewarm,
+    index_check,
+)
 ROUTERS = [
     *(routes.router for routes in _ROUTES),
     *(pooling.scores, tei.router, tgi.router, models.tokenizer, page.events),
@@ -122,7 +145,7 @@ OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ol
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app([*ROUTERS, models.loading, *OLLAMA_ROUTERS], docs=True).openapi()
+    return _make_app([*ROUTERS, models.loading, batches.router, *OLLAMA_ROUTERS], docs=True).openapi()
 
 
 def create_app(frontend: Frontend | ManyModels) -> FastAPI:
@@ -130,15 +153,17 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     asked = _optional_routers(config, several=several)
     routers = [*ROUTERS, *(router for router, there, _ in asked if there)]
     app = _make_app(routers, docs=not config.disable_fastapi_docs)
-    app.state.left_out = {
-        (method, route.path): option
+    app.state.left_out = [
+        (route, option)
         for router, there, option in asked
         for route in router.routes
         if not there and isinstance(route, Endpoint)
-        for method in route.methods or ()
-    }
+    ]
     app.state.frontend = frontend
     app.state.config = config
+    table = config.moderation_categories
+    app.state.moderation = None if table is None else read_table(Path(table))
+    app.state.runner = _make_runner(app, frontend)
     if config.plugins.io_processor_plugin is not None:
         app.state.io_processor = plugged_pooling.open_io_processor(config)
 
@@ -159,12 +184,33 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     return app
 
 
+def _make_runner(app: FastAPI, frontend: Frontend | ManyModels) -> Runner | None:
+    """What does the work that waits, if there is a folder for it."""
+    options = frontend.config.batches
+    if options.batch_dir is None:
+        return None
+    folder = Folder(Path(options.batch_dir), options.most_bytes)
+    calls = OwnerCalls(app, frontend.access)
+    kept = KeptResponses(folder, options.response_store)
+    return Runner(folder, calls, lambda: _most_lines(frontend), kept)
+
+
+def _most_lines(frontend: Frontend | ManyModels) -> int:
+    """How many lines of batches may be under way at a time."""
+    if isinstance(frontend, ManyModels):
+        return LINES_OF_MANY_MODELS
+    # A quarter more than run at once, so that a step is never short of them; others keep half of the places.
+    admissions = frontend.admissions
+    return max(1, min(admissions.slots * 5 // 4 + 1, admissions.most // 2))
+
+
 def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIRouter, bool, str]]:
     """Routes that an option brings or takes away, whether they are there, and a clause on why if not."""
     plugin = config.plugins.io_processor_plugin is not None
     return [
         (models.loading, several, "start the server with several models"),
         *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
+        (batches.router, config.batches.batch_dir is not None, "start the server with --batch-dir"),
         (page.router, not config.disable_page, "--disable-page has turned it off"),
         (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),
         (

@@ -29,7 +29,7 @@ from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 from server.options.server_options import Given, read
 from server.run.api_processes import ApiProcesses
-from server.run.start_checks import check_files, check_parsers
+from server.run.start_checks import check_files, check_kept, check_parsers
 from worker import logs
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
         if reason := why_too_few_descriptors():
             raise OptionError(reason)
         check_files(config)
+        check_kept(config)
         for each in [entry.config for entry in models] or [config]:
             check_parsers(each)
     except OptionError as error:

@@ -42,6 +42,8 @@ class Pace:
         self.line = CostLine(facts.timed_steps)
         self.readers = 0
         """Sequences whose tokens somebody reads as they come."""
+        self.background = 0
+        """Sequences of background work, waiting or running."""
         self.decoding = 0
         self.busy = 0.0
         self._facts = facts
@@ -227,7 +229,7 @@ class Pace:
 
     def _gap(self) -> float:
         """The seconds that the next step may take, 0 if that is not bounded."""
-        if not self.readers:
+        if not (self.readers or self.background):  # whoever comes beside a step of background waits for it
             return 0.0
         gap = self._asked
         if gap is None:

@@ -113,6 +113,7 @@ class Scheduler:
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
         seq = Sequence(key, request, place, limit, arrived, owner, matcher)
         self.live[key] = seq
+        self.pace.background += seq.work_class is WorkClass.BACKGROUND
         self.pace.enter(seq, self.cache.cached_tokens(seq))
         self.waiting.add(seq)
         if request.alone:
@@ -360,6 +361,7 @@ class Scheduler:
         if seq.request.stores and self.disk is not None:
             self.disk.store(seq)
         self.pace.leave(seq)
+        self.pace.background -= seq.work_class is WorkClass.BACKGROUND
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
         self.media.leave(seq)

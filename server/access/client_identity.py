@@ -153,6 +153,11 @@ class Caller:
     account: Account | None = None
     """What was used with that key."""
 
+    @property
+    def key_name(self) -> str:
+        """The name of its key, to which belongs what the server keeps for it; empty if that has none."""
+        return "" if self.key is None else self.owner
+
     def add_options(self, priority: int, salt: str) -> AddOptions:
         """The options by which the engine treats a request as one of this client."""
         options: AddOptions = {"priority": priority, "owner": self.owner, "weight": self.weight, "salt": salt}

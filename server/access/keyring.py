@@ -155,6 +155,10 @@ class Access:
             account=self._accounts[key.name],
         )
 
+    def holder_named(self, name: str) -> Caller | None:
+        """The holder of the key of a name; None if there is none any more."""
+        return next((caller for caller in self._callers.values() if caller.owner == name), None)
+
     def holder(self, scope: Scope) -> Caller | None:
         """The holder of the key that a request brings; None if it brings no valid one."""
         key = _key_in(scope)

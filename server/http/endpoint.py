@@ -35,6 +35,8 @@ from server.requests.timing import RequestTimes
 R = TypeVar("R")
 
 MAX_BODY = 16 << 20
+UPLOADS = "/v1/files"
+"""The path of files, which may be longer than other bodies, because they go to the disk as they come."""
 MAX_TOGETHER = 256 << 20
 """Bytes of all bodies together that are being read in this process."""
 ALWAYS_READ = 64 << 10
@@ -174,8 +176,20 @@ async def with_media(request: Request, read: Callable[[LaidMedia], Coroutine[Any
 
 SPACE = "embedding_space"
 """The entry of a request's scope with the space of its vectors, which a header of the answer tells."""
+ASKED = "asked"
+"""The entry of a request's scope with the body that may be kept, and computed later."""
+CONTINUED = ("/v1/responses", "/v1/responses/input_tokens")
+"""Endpoints whose bodies may name an earlier response to continue."""
 READ = "read"
 """The entry of a request's scope with what the helper has read of its body."""
+
+
+async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:
+    """The body with what it continues, if this server keeps that."""
+    runner = request.app.state.runner
+    if runner is not None:
+        raw = request.scope[ASKED] = await runner.kept.expand(caller_of(request).key_name, raw)
+    return raw
 
 
 class Endpoint(APIRoute):
@@ -197,6 +211,7 @@ class Endpoint(APIRoute):
         self._reading: Reading[Any] | None = BY_PATH.get(path)
         self._most_bytes = self._reading.most_bytes if self._reading else OTHER_BODY
         self._takes_media = self._reading is not None and self._reading.takes_media
+        self._continues = path in CONTINUED
         self._takes_request = hints.pop("request", None) is not None
         if hints.keys() != self.param_convertors.keys():
             raise TypeError(f"{path}: an endpoint takes `body`, `request` and path parameters, not {hints}")
@@ -248,8 +263,12 @@ class Endpoint(APIRoute):
             most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))
+            if self._continues and len(raw := await _expanded(request, raw)) > most:
+                raise body_too_large(most)
         else:
             whole = await read_body(request.receive, most=most + media.most_bytes)
+            if self._continues:
+                whole = await _expanded(request, whole)
             inline = request.scope[INLINE] = InlineFiles()
             raw = inline.cut(whole, most)
             if len(raw) > most:

@@ -81,7 +81,7 @@ def path_of(scope: Scope) -> str:
 
 def _from_http(request: Request, error: HTTPException) -> ApiError:
     message = error.detail
-    option = request.app.state.left_out.get((request.method, path_of(request.scope)))
+    option = _option_of(request)
     if option is not None and error.status_code in (404, 405):
         return HttpError(404, f"{request.url.path} is not served: {option}.")
     if error.status_code == 404:
@@ -91,3 +91,12 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.url.path} does not take {request.method}; use {allowed}."
     return HttpError(error.status_code, message, error.headers)
+
+
+def _option_of(request: Request) -> str | None:
+    """Why a route is not there that this request is for; None if there never is one."""
+    path = path_of(request.scope)
+    for route, option in request.app.state.left_out:
+        if request.method in route.methods and route.path_regex.match(path):
+            return option
+    return None

@@ -39,6 +39,10 @@ def check(config: ServerConfig) -> None:
     except ValueError as error:
         raise OptionError(str(error)) from error
     try:
+        config.batches.check()
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    try:
         read_media_io(config.media.media_io_kwargs)
     except ValueError as error:
         raise OptionError(f"--media-io-kwargs: {error}") from error

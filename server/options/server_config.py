@@ -16,6 +16,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
+from server.options.batch_options import BatchOptions
 from server.options.connection_options import HTTP, ConnectionOptions
 from server.options.plugin_options import PluginOptions
 from worker import logs
@@ -262,6 +263,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         "both"
     )
     """Fields that carry it."""
+    moderation_categories: Annotated[str | None, Doc(ANSWERS)] = None
+    """JSON file of the categories that labels mean in /v1/moderations (docs/moderations.md)."""
     ignore_unknown_fields: Annotated[bool, Doc(ANSWERS)] = False
     """Accept fields of requests that this server does not know, without effect."""
     enable_force_include_usage: Annotated[bool, Doc(ANSWERS)] = False
@@ -308,14 +311,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strangers."""
 
     connections: ConnectionOptions = ConnectionOptions()
-
     plugins: PluginOptions = PluginOptions()
-
     reports: ReportOptions = ReportOptions()
-
     access: AccessOptions = AccessOptions()
-
     media: MediaOptions = MediaOptions()
+    batches: BatchOptions = BatchOptions()
 
     data_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dp")] = 1
     """Replicas of the model, among which requests are spread."""

@@ -14,6 +14,7 @@ from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
 from server.api.messages import Message, TemplateOptions
+from server.api.moderations import ModerationRequest
 from server.api.ollama.requests import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -275,6 +276,7 @@ EMBEDDINGS = _pooling("embeddings", EmbeddingRequest, takes_media=True)
 PICTURES = _pooling("pictures", PicturesRequest, takes_media=True)
 POOLING = _pooling("pooling", PoolingRequest, takes_media=True)
 CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
+MODERATIONS = _pooling("moderations", ModerationRequest)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)
 EMBED_ALL = _pooling("embed_all", EmbedAllRequest)
@@ -301,6 +303,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/embeddings_image": PICTURES,
     "/pooling": POOLING,
     "/classify": CLASSIFY,
+    "/v1/moderations": MODERATIONS,
     "/v2/embed": COHERE,
     "/embed": EMBED,
     "/embed_all": EMBED_ALL,

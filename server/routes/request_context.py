@@ -191,7 +191,7 @@ class EngineCall:
         self.config = config = config_of(request)
         self.frontend = frontend_of(request)
         self.facts = self.frontend.facts
-        self.id = prefix + _request_id(request, terms.request_id)
+        self.id = prefix + request_id(request, terms.request_id)
         self.created = int(time.time())
         self.model = self.facts.model_names[0]
         self.times: RequestTimes = request.scope["times"]
@@ -235,7 +235,7 @@ class EngineCall:
         return usage
 
 
-def _request_id(request: Request, asked: str | None) -> str:
+def request_id(request: Request, asked: str | None) -> str:
     """The request's id: the client's, or a random one."""
     for where, given in (("X-Request-Id", header_of(request, b"x-request-id")), ("request_id", asked)):
         if given is not None:

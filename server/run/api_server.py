@@ -97,6 +97,7 @@ class ApiServer:
         start = asyncio.create_task(self._follow_start())
         stats = asyncio.create_task(self._log_stats())
         keys = asyncio.create_task(self._frontend.access.follow())
+        waiting = asyncio.create_task(self._do_waiting_work(start))
         await self._before_listening(start)
         if self._stop.is_set():
             return STOPPED
@@ -104,7 +105,7 @@ class ApiServer:
         try:
             code = await self._serve(http, start)
         finally:
-            for task in (start, stats, keys):
+            for task in (start, stats, keys, waiting):
                 task.cancel()
         self._watch.stop()
         self._display.done()
@@ -209,6 +210,18 @@ class ApiServer:
         self._display.done(f"Serving {', '.join(names)} at {self._where()} after {after}")
         self._display.silent = True
         return True
+
+    async def _do_waiting_work(self, start: asyncio.Task[bool]) -> None:
+        """Does the work of the folder of batches, once the model is served, until requests are refused."""
+        runner = self._http.state.runner
+        if runner is None or not await asyncio.shield(start):
+            return
+        work = asyncio.create_task(runner.run())
+        try:
+            await _first_of(self._stop, work)
+        finally:
+            work.cancel()  # lines that are under way are computed again later: nobody waits for them
+            await asyncio.wait([work])
 
     def _explain_death(self, *, served: bool) -> None:
         """Says why no engine is left, unless the engine has said so itself."""

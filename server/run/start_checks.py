@@ -54,3 +54,21 @@ def check_files(config: ServerConfig) -> None:
             make_tls_context(config.connections)
         except OSError as error:
             raise OptionError(str(error)) from None
+
+
+def check_kept(config: ServerConfig) -> None:
+    """Raises OptionError if the folder of work that waits, or the table of moderation, cannot be used."""
+    if (table := config.moderation_categories) is not None:
+        from server.requests.moderation import read_table  # few servers need it
+
+        try:
+            read_table(Path(table))
+        except ValueError as error:
+            raise OptionError(f"--moderation-categories {error}") from None
+    if (folder := config.batches.batch_dir) is not None:
+        from server.batches.folder import Folder  # few servers need it
+
+        try:
+            Folder(Path(folder), config.batches.most_bytes)
+        except OSError as error:
+            raise OptionError(f"--batch-dir {folder} cannot be used: {error.strerror}") from None

@@ -12,13 +12,22 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from server.batches.lines import (
+    LONGEST_PAUSE,
+    BatchLine,
+    LineFault,
+    answered,
+    body_of,
+    pause_of,
+    read_line,
+    unanswered,
+)
 from server.options.option_table import OptionError
 from server.options.server_options import client_key_of_environment
 from server.terminal.console import ProgressBar, check_folder, parser_of, read_text
@@ -29,7 +38,6 @@ _BUSY = (429, 503)
 _FOR_GOOD = ("engine_given_up", "api_given_up", "draining")
 """Reasons of a refusal that no waiting changes."""
 _WORTH_ANOTHER_TRY = (408, 425, 429)
-_LONGEST_PAUSE = 30.0
 _TRIES_WITHOUT_ANSWER = 3
 
 
@@ -56,7 +64,7 @@ def run(arguments: Sequence[str], command: str) -> int:
 
 
 def _answer_all(
-    requests: Sequence[BatchRequest], output: BatchOutput, url: str, given: argparse.Namespace
+    requests: Sequence[BatchLine], output: BatchOutput, url: str, given: argparse.Namespace
 ) -> int:
     """Sends all requests, so many at a time; returns how many were not answered with a result."""
     most, failed = given.max_concurrency, 0
@@ -105,21 +113,21 @@ class _Sender:
         for client in self._clients:
             client.close()
 
-    def answer(self, request: BatchRequest) -> dict[str, Any]:
+    def answer(self, request: BatchLine) -> dict[str, Any]:
         """The output for a request. While the server is busy, it is sent again when the server says so."""
-        body, tries, id = json.dumps(request.body).encode(), 0, f"batch_req_{uuid.uuid4().hex}"
+        tries, id = 0, f"batch_req_{uuid.uuid4().hex}"
         while True:
             try:
-                reply = self._client().send("POST", request.path, body, request_id=id)
+                reply = self._client().send("POST", request.url, bytes(request.body), request_id=id)
             except Unreachable as error:
                 tries += 1
-                if tries == _TRIES_WITHOUT_ANSWER or self._stopped.wait(min(_LONGEST_PAUSE, 2.0**tries)):
-                    return unanswered(id, request.custom_id, str(error))
+                if tries == _TRIES_WITHOUT_ANSWER or self._stopped.wait(min(LONGEST_PAUSE, 2.0**tries)):
+                    return unanswered(id, request.custom_id, "no_answer", str(error))
                 continue
             found = answered(id, request.custom_id, reply.status, body_of(reply.body))
             if is_final(found) or reply.status not in _BUSY or not _may_come_back(reply.value()):
                 return found
-            if self._stopped.wait(_pause(reply.headers.get("retry-after"))):
+            if self._stopped.wait(pause_of(reply.headers.get("retry-after"))):
                 return found
 
     def _client(self) -> ServerClient:
@@ -133,15 +141,6 @@ def _may_come_back(value: Any) -> bool:
     """Whether a server that refuses now can be expected to take the request later."""
     error = value.get("error") if isinstance(value, dict) else None
     return not (isinstance(error, dict) and error.get("type") in _FOR_GOOD)
-
-
-def _pause(retry_after: str | None) -> float:
-    """Seconds to wait, as a header asks, but neither none nor for ever."""
-    try:
-        seconds = float(retry_after or 1)
-    except ValueError:  # it may be a date
-        seconds = 1.0
-    return min(_LONGEST_PAUSE, max(0.1, seconds))
 
 
 def _check(given: argparse.Namespace, serve_options: Sequence[str]) -> None:
@@ -176,76 +175,21 @@ def _parser(command: str) -> argparse.ArgumentParser:
 # The files.
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    custom_id: str
-    path: str
-    body: dict[str, Any]
-
-
-def read_requests(path: Path) -> list[BatchRequest]:
+def read_requests(path: Path) -> list[BatchLine]:
     """Reads and checks the whole input, so that a mistake in its last line is told before work begins."""
-    found: dict[str, BatchRequest] = {}
+    found: dict[str, BatchLine] = {}
     for number, text in enumerate(read_text(path, f"-i {path}").split("\n"), 1):
-        if text.strip():
-            request = _request_of(text, f"{path}, line {number}")
-            if request.custom_id in found:
-                name = request.custom_id
-                raise OptionError(f"{path}, line {number}: custom_id {name!r} stands there twice")
-            found[request.custom_id] = request
+        if not text.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            request = read_line(text.encode("utf-8", "surrogatepass"))
+        except LineFault as fault:
+            raise OptionError(f"{where} {fault.message}") from None
+        if request.custom_id in found:
+            raise OptionError(f"{where}: custom_id {request.custom_id!r} stands there twice")
+        found[request.custom_id] = request
     return list(found.values())
-
-
-def _request_of(text: str, where: str) -> BatchRequest:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"{where} is not JSON: {error}") from None
-    match value:
-        case {"custom_id": str(name), "url": str(url), "body": dict(body)}:
-            pass
-        case _:
-            raise OptionError(f"{where} needs custom_id and url as strings, and body as an object")
-    if value.get("method", "POST") != "POST":
-        raise OptionError(f"{where}: method must be POST")
-    if any("\ud800" <= char <= "\udfff" for char in name):
-        raise OptionError(
-            f"{where}: custom_id has half a character (a lone surrogate), which no file can hold"
-        )
-    if not url.startswith("/"):
-        raise OptionError(f"{where}: url is a path such as /v1/chat/completions, not {url!r}")
-    if body.get("stream"):
-        raise OptionError(f"{where}: an answer in a file cannot be streamed; leave out `stream`")
-    return BatchRequest(name, url, body)
-
-
-def answered(id: str, name: str, status: int, body: object) -> dict[str, Any]:
-    """The output for a request that was answered, by a result or by the server's error.
-
-    The server was told the id, and has it in its log and in the answer's own id.
-    """
-    response = {"status_code": status, "request_id": id, "body": body}
-    return {"id": id, "custom_id": name, "response": response, "error": None}
-
-
-def unanswered(id: str, name: str, reason: str) -> dict[str, Any]:
-    """The output for a request without an answer."""
-    error = {"code": "no_answer", "message": reason}
-    return {"id": id, "custom_id": name, "response": None, "error": error}
-
-
-def body_of(content: bytes) -> object:
-    """An answer's body for the output. JSON in one line stays the bytes that came.
-
-    So a vector's numbers are neither read nor written again, which would cost more than to send them.
-    """
-    try:
-        text = content.decode()
-        if "\n" not in text:
-            return msgspec.json.decode(content, type=msgspec.Raw)
-        return json.loads(text)
-    except (ValueError, msgspec.DecodeError):  # of text that is not JSON, too
-        return content.decode("utf-8", "replace")
 
 
 def is_final(output: dict[str, Any]) -> bool:

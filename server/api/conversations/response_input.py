@@ -31,7 +31,10 @@ NOT_READ = frozenset(
 )  # fmt: skip
 """Types of items that OpenAI has and no model here has learned: they are left out, and the client is told."""
 
-KEPT_NOWHERE = "this server keeps no responses: send the items again."
+KEPT_NOWHERE = (
+    "this server keeps no responses: send the items again. The operator can have it keep some by "
+    "--response-store."
+)
 
 
 class InputReader:

@@ -12,7 +12,6 @@ from pydantic import model_validator
 
 from server.api.chat import ChatRequest
 from server.api.conversations.response_input import (
-    KEPT_NOWHERE,
     InputReader,
     Tools,
     read_tool_choice,
@@ -64,7 +63,7 @@ class TextOptions(Body):
 
 
 class ResponsesRequest(Body):
-    """Nothing is kept: `store` is accepted, and each request brings its whole conversation."""
+    """Without --response-store nothing is kept, and each request brings its whole conversation."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
         "context_management": ([],),
@@ -102,9 +101,9 @@ class ResponsesRequest(Body):
     stream: Flag | None = False
     stream_options: dict[str, Any] | None = optional("Accepted without effect.")
 
-    store: Flag | None = optional("Accepted: nothing is kept, and answers say so.")
-    background: Flag | None = optional("true is refused.")
-    previous_response_id: str | None = optional("Refused: send the items again.")
+    store: Flag | None = optional("false keeps nothing. With --response-store the default is true.")
+    background: Flag | None = optional("true answers at once, and computes later (--batch-dir).")
+    previous_response_id: str | None = optional("The response that this one continues (--response-store).")
     conversation: object = optional("Refused: send the items again.")
     prompt: object = optional("Refused: no prompts are kept.")
     truncation: Literal["auto", "disabled"] | None = optional(
@@ -132,15 +131,10 @@ class ResponsesRequest(Body):
 
     @model_validator(mode="after")
     def check_response(self) -> Self:
-        for name in ("previous_response_id", "conversation"):
-            if getattr(self, name) is not None:
-                raise BadRequest(f"`{name}` cannot be continued, because {KEPT_NOWHERE}", name)
+        if self.conversation is not None:
+            raise BadRequest("`conversation` is not supported: send the items again.", "conversation")
         if self.prompt is not None:
             raise BadRequest("`prompt` cannot be found: this server keeps none. Send its text.", "prompt")
-        if self.background:
-            raise BadRequest(
-                "`background` is not supported: wait for the answer, or stream it.", "background"
-            )
         for name in self.include or ():
             if name not in INCLUDED:
                 raise BadRequest(

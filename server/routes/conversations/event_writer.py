@@ -6,7 +6,7 @@ Whole answers are made of the same events, which nobody then sends: so both say 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Generic, Literal, TypeVar
 
@@ -136,22 +136,39 @@ class EventWriter(ABC, Generic[Item]):
             self.items.append(item)
 
 
+async def _nothing() -> None:
+    return None
+
+
 async def respond(
-    request: Request, call: ConversationCall, writer: EventWriter[Item], *, stream: bool, ping: bytes = b""
+    request: Request,
+    call: ConversationCall,
+    writer: EventWriter[Item],
+    *,
+    stream: bool,
+    ping: bytes = b"",
+    before_end: Callable[[], Awaitable[None]] = _nothing,
 ) -> Response:
-    """Answers with the events of a writer as they come, or with the whole answer."""
-    events = _events(call, writer)
+    """Answers with the events of a writer as they come, or with the whole answer.
+
+    `before_end` runs when the answer has ended, before the client is told so.
+    """
+    events = _events(call, writer, before_end)
     if stream:
         form = StreamForm(lambda data: writer.ended, writer.failed, ping)
         return call.warn(call.stream(events, form))
     return call.warn(await answer(request, _whole(events, writer)))
 
 
-async def _events(call: ConversationCall, writer: EventWriter[Item]) -> AsyncGenerator[bytes]:
+async def _events(
+    call: ConversationCall, writer: EventWriter[Item], before_end: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[bytes]:
     """The events that a writer makes; an empty one sends the headers."""
     async with aclosing(call.deltas()) as deltas:
         async for _, delta in deltas:
             events = b"" if delta.is_notice else writer.push(delta)
+            if writer.ended:
+                await before_end()
             if events or delta.is_notice:
                 yield events
 

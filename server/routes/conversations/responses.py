@@ -1,7 +1,8 @@
-"""POST /v1/responses: an answer as a list of items, whole or streamed as events. Nothing is kept of it."""
+"""POST /v1/responses: an answer as a list of items, whole, streamed as events, or computed later."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import Any
@@ -13,17 +14,23 @@ from msgspec.structs import replace
 
 from server.answers.answer_reader import CustomToolInput
 from server.api.conversations import responses as api
-from server.api.conversations.response_input import KEPT_NOWHERE
 from server.api.conversations.transcript import seal
 from server.api.logprobs import ChatTokenLogprob, chat_logprobs
-from server.errors import ApiError, NotFound, Overloaded, TooManyRequests
+from server.errors import ApiError, Overloaded, TooManyRequests
 from server.frontend.frontend import Delta
-from server.http.endpoint import Endpoint
-from server.http.sse import json_response, named_event
+from server.http.endpoint import READ, Endpoint
+from server.http.sse import encode, json_response, named_event
+from server.model_facts import Facts
 from server.reading.body_table import INPUT_TOKENS, RESPONSES
 from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
-from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts
+from server.routes.conversations.kept_responses import (
+    Keeping,
+    check_continues,
+    find_keeping,
+    queue_response,
+)
+from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts, request_id
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
@@ -31,42 +38,63 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/responses", dependencies=GENERATES)
 async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
+    keeping = await find_keeping(request, body)
+    if body.background:
+        return json_response(await begin_later(request, body, keeping))
     call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
-    return await respond(request, call, ResponseWriter(call, body), stream=bool(body.stream))
+    writer = ResponseWriter(call, body, stored=keeping is not None)
+
+    async def keep() -> None:
+        if keeping is not None:
+            await asyncio.to_thread(keeping.keep, call.id, encode(writer.answer))
+
+    return await respond(request, call, writer, stream=bool(body.stream), before_end=keep)
+
+
+async def begin_later(request: Request, body: api.ResponsesRequest, keeping: Keeping | None) -> api.Response:
+    """Have a response computed when there is time; returns it as it is now."""
+    frontend = frontend_of(request)
+    frontend.check_model(body.model)
+    if READ not in request.scope:
+        _ = body.chat  # raises the error that refuses it
+    id = f"resp_{request_id(request, body.request_id)}"
+    later = replace(
+        _new_response(id, int(time.time()), frontend.facts, body, stored=keeping is not None),
+        status="queued",
+        background=True,
+    )
+    await asyncio.to_thread(queue_response, request, id, encode(later))
+    return later
 
 
 @router.post("/v1/responses/input_tokens", dependencies=ENTRY)
 async def count_input_tokens(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Count the tokens of the prompt that a request to /v1/responses would have."""
     frontend_of(request).check_model(body.model)
+    check_continues(request, body)
     return json_response(api.InputTokens(await read_texts(request, body, INPUT_TOKENS)))
 
 
-@router.get("/v1/responses/{response_id}")
-@router.delete("/v1/responses/{response_id}")
-@router.post("/v1/responses/{response_id}/cancel")
-@router.get("/v1/responses/{response_id}/input_items")
-async def find_response(response_id: str) -> HttpResponse:
-    """Answer 404: no response is kept."""
-    raise NotFound(f"There is no response {response_id[:64]!r}: {KEPT_NOWHERE}", "response_id")
-
-
-def _new_response(call: ConversationCall, body: api.ResponsesRequest) -> api.Response:
+def _new_response(
+    id: str, created: int, facts: Facts, body: api.ResponsesRequest, *, stored: bool
+) -> api.Response:
     """The answer before it has any output."""
-    defaults = call.facts.defaults
+    defaults = facts.defaults
     effort = body.reasoning.effort if body.reasoning else None
     text = body.text.model_dump(exclude_none=True) if body.text else {}
     return api.Response(
-        id=call.id,
-        created_at=call.created,
-        model=call.model,
+        id=id,
+        created_at=created,
+        model=facts.model_names[0],
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": effort, "summary": None},
         safety_identifier=body.safety_identifier,
+        store=stored,
         temperature=_first(body.temperature, defaults.get("temperature"), 1.0),
         text={"format": {"type": "text"}, **text},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
@@ -86,9 +114,9 @@ def _first(*values: float | None) -> float:
 class ResponseWriter(EventWriter[api.OutputItem]):
     """Writes an answer as items."""
 
-    def __init__(self, call: ConversationCall, body: api.ResponsesRequest) -> None:
+    def __init__(self, call: ConversationCall, body: api.ResponsesRequest, *, stored: bool) -> None:
         super().__init__(call, new_call_id(call.dialect))
-        self._response = _new_response(call, body)
+        self._response = _new_response(call.id, call.created, call.facts, body, stored=stored)
         self._body = body
         self._number = 0
         self._logprobs: list[tuple[ChatTokenLogprob, int]] = []

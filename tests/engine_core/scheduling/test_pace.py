@@ -90,6 +90,19 @@ def test_the_gap_is_on_by_default_on_a_cpu_alone(gap_ms: float | None, device: s
     assert longest / 2 < clock.seconds[-1] <= longest
 
 
+def test_whoever_comes_beside_background_work_waits_for_short_steps() -> None:
+    clock = Clock()
+    clock.add_all(add(id, [1 + id % 40] * 1000, max_tokens=50, priority=1, weight=0.001) for id in range(90))
+    clock.steps(20)
+    clock.add(stream(100, prompt=100, owner="someone"))
+    before = clock.now
+    while 100 not in clock.outputs:
+        clock.step()
+    assert clock.now - before < 0.11 and max(clock.seconds) < 0.055
+    clock.run()
+    assert not clock.scheduler.pace.background
+
+
 def test_no_class_of_work_starves() -> None:
     clock = Clock()
     clock.add(stream(1, max_tokens=1000))

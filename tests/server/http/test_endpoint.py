@@ -22,6 +22,8 @@ from server.errors import ApiError, BadRequest, Unavailable
 from server.http.endpoint import Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
 from server.requests.timing import RequestTimes
+from server.routes import models
+from server.routes.waiting import batches
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 BODIES = [
@@ -142,7 +144,7 @@ async def test_endpoints_without_a_body(
 
 def test_every_documented_route_is_an_endpoint() -> None:
     documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
-    routers = [*ROUTERS, *OLLAMA_ROUTERS]
+    routers = [*ROUTERS, *OLLAMA_ROUTERS, batches.router, models.loading]
     routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
     assert {
         (method.lower(), route.path_format)
@@ -178,7 +180,8 @@ async def test_an_endpoint_answers_the_same_when_fastapi_runs_it() -> None:
 
     endpoint = Endpoint("/double", double, methods=["POST"], dependencies=[Depends(check)])
     app = FastAPI()
-    app.state.config = FakeFrontend().config
+    app.state.frontend = frontend = FakeFrontend()
+    app.state.config = frontend.config
     app.add_route("/double", endpoint.get_route_handler(), methods=["POST"])
     async with make_client(app) as client:
         assert (await client.post("/double", content=b"21")).text == "/double 42"

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
+from server.options.batch_options import BatchOptions
 from server.options.connection_options import ConnectionOptions
 from server.options.option_table import OptionError, assemble, flatten
 from server.options.plugin_options import PluginOptions
@@ -275,6 +276,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
         PluginOptions,
         LogOptions,
         MediaOptions,
+        BatchOptions,
         ReportOptions,
         EngineConfig,
         WorkerOptions,
@@ -283,7 +285,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     options = [option.field for option in OPTIONS]
     guesses, formats = ("spec_method", "spec_model", "spec_tokens"), ("config_format", "tokenizer_mode")
     shorthands = ("async_scheduling", *guesses, *formats)
-    groups = {"engine", "worker", "access", "connections", "plugins", "log", "media", "reports"}
+    groups = {"engine", "worker", "access", "connections", "plugins", "log", "media", "batches", "reports"}
     assert sorted(options) == sorted({*fields, *shorthands} - groups)
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))

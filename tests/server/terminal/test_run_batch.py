@@ -13,14 +13,15 @@ import pytest
 from fake_frontend import FakeFrontend, vectors
 from scripted_server import Reply, Request, says, scripted, whole
 
+from server.batches.lines import answered, body_of
 from server.commands import BAD_USAGE, FAILED, INTERRUPTED, run
 from server.options.option_table import OptionError
 from server.terminal import run_batch as command
 from server.terminal.own_server import own_server
-from server.terminal.run_batch import BatchOutput, answered, body_of, is_final, read_requests
+from server.terminal.run_batch import BatchOutput, is_final, read_requests
 from server.terminal.server_client import ServerClient, ServerError
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def request(name: str, url: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def test_another_file_is_not_taken_for_an_output(tmp_path: Path) -> None:
         ('{"custom_id": "b", "url": "/x"}', "needs custom_id and url as strings"),
         (json.dumps(request("a")), "custom_id 'a' stands there twice"),
         (json.dumps({**request("b"), "method": "GET"}), "method must be POST"),
-        (json.dumps(request("\ud800")), "custom_id has half a character"),
+        (json.dumps(request("\ud800")), "line 2 is not JSON"),
         (json.dumps(request("b", "https://h/v1/x")), "url is a path"),
         (json.dumps(request("b", stream=True)), "cannot be streamed"),
     ],

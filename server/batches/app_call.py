@@ -1,0 +1,92 @@
+"""Requests to the server's own application from within its process, which take the way of any other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Message, Scope
+
+from server.access.client_identity import Caller
+from server.access.keyring import OPERATOR, Access
+from server.batches.lines import pause_of
+
+PRIORITY = b"1000000000"
+"""Above 0, it makes the request background work; under the policy by priority it is the last of all."""
+_PART = 1e-3
+"""The weight of an owner's work that waits, beside that of its other requests. It has a share of its own,
+which gives way to all who are short of places or slots."""
+_BUSY = (408, 425, 429, 503)
+"""Statuses of a server that may answer later."""
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class OwnerCalls:
+    """Sends requests on behalf of the owners of work that waits, in the lowest class of work."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def answer(self, owner: str, path: str, body: bytes, request_id: str) -> Answer:
+        """The answer to a request. While the server is busy, it is sent again when the server says so."""
+        while True:
+            scope = _scope(path, request_id)
+            if (caller := self._caller(owner)) is not None:
+                scope["caller"] = caller
+            pause, answer = await self._send(scope, body)
+            if answer.status not in _BUSY:
+                return answer
+            await asyncio.sleep(pause)
+
+    def _caller(self, owner: str) -> Caller | None:
+        """The holder of the owner's key, with a small share; None if that key is no longer valid."""
+        found = OPERATOR if not owner else self._access.holder_named(owner)
+        if found is None:
+            return None
+        return replace(found, owner=f"{owner} (waiting)", weight=found.weight * _PART, max_queued=None)
+
+    async def _send(self, scope: Scope, body: bytes) -> tuple[float, Answer]:
+        """An answer, and the seconds after which the same request may be sent again."""
+        unread, head, parts = [body], dict[str, object](), list[bytes]()
+        retry_after: str | None = None
+
+        async def receive() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return await asyncio.Future()  # its client stays until the request is cancelled
+
+        async def send(message: Message) -> None:
+            nonlocal retry_after
+            if message["type"] == "http.response.start":
+                head["status"] = message["status"]
+                found = dict(message["headers"]).get(b"retry-after")
+                retry_after = None if found is None else found.decode("latin-1")
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        status = head.get("status")
+        return pause_of(retry_after), Answer(status if isinstance(status, int) else 500, b"".join(parts))
+
+
+def _scope(path: str, request_id: str) -> Scope:
+    headers = {b"host": b"localhost", b"content-type": b"application/json", b"x-priority": PRIORITY}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": None,
+        "client": None,
+        "headers": [*headers.items(), (b"x-request-id", request_id.encode())],
+    }

@@ -1,0 +1,110 @@
+"""Files and batches, as OpenAI's API has them: bodies, the fields of an upload, and answers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+from pydantic import AfterValidator, Field
+
+from server.api.fields import Body, optional
+from server.errors import BadRequest
+
+T = TypeVar("T")
+
+BatchPath = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations"
+]
+"""Endpoints of which batches may be."""
+LEAST_KEPT, MOST_KEPT = 3600, 30 * 86_400
+"""Seconds for which a file may be kept."""
+_WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def window_seconds(window: str) -> int:
+    """The seconds of a completion window such as 24h. Raises BadRequest."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= MOST_KEPT:
+        raise BadRequest(
+            f"completion_window: {window[:20]!r} is no time such as 24h, 30m or 7d, and at most 30d.",
+            "completion_window",
+        )
+    return seconds
+
+
+def kept_seconds(given: Any, where: str) -> int:
+    """The seconds of an object `expires_after`; the longest if there is none. Raises BadRequest."""
+    match given:
+        case None:
+            return MOST_KEPT
+        case {"anchor": "created_at", "seconds": int(seconds)} if LEAST_KEPT <= seconds <= MOST_KEPT:
+            return seconds
+        case _:
+            raise BadRequest(
+                f'{where} should be {{"anchor": "created_at", "seconds": N}}, where N is {LEAST_KEPT} to '
+                f"{MOST_KEPT}.",
+                where,
+            )
+
+
+def form_expiry(fields: dict[str, str]) -> object:
+    """The object `expires_after` that the fields of a form spell, or None."""
+    given = {
+        name: fields[f"expires_after[{name}]"]
+        for name in ("anchor", "seconds")
+        if f"expires_after[{name}]" in fields
+    }
+    if not given:
+        return None
+    seconds = given.get("seconds", "")
+    return {**given, "seconds": int(seconds) if seconds.isdecimal() and len(seconds) < 10 else seconds}
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
+    for name, value in (metadata or {}).items():
+        if len(metadata or {}) > 16 or len(name) > 64 or len(value) > 512:
+            raise BadRequest(
+                "metadata may have at most 16 entries, with names of 64 characters and values of 512.",
+                "metadata",
+            )
+    return metadata
+
+
+class BatchRequest(Body):
+    input_file_id: str = Field(description="The id of a file with the purpose batch.")
+    endpoint: BatchPath = Field(description="The url of each line.")
+    completion_window: str = Field("24h", description="The time after which it expires: 24h, 30m, 7d.")
+    metadata: Annotated[dict[str, str] | None, AfterValidator(_check_metadata)] = None
+    output_expires_after: dict[str, Any] | None = optional(
+        '`{"anchor": "created_at", "seconds": N}`: how long results are kept. Default: 30 days.'
+    )
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    deleted: bool = True
+    object: str = "file"
+
+
+class Page(msgspec.Struct, Generic[T], kw_only=True):
+    """A part of a list, which goes on behind `last_id`."""
+
+    object: str = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

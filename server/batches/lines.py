@@ -1,0 +1,108 @@
+"""Lines of OpenAI's batch files: requests in, answers out, an object of JSON each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+
+class LineFault(Exception):
+    """A line that is no request. `code` is OpenAI's word for the reason; the message goes on after a name."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """A request of a batch."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+    @property
+    def model(self) -> str:
+        """The model that its body names, or an empty text."""
+        named = _decode_asked(self.body).model
+        return named if isinstance(named, str) else ""
+
+
+class _Asked(msgspec.Struct):
+    """The fields of a body that are looked at before its endpoint reads it."""
+
+    model: object = None
+    stream: object = None
+
+
+_decode_line = msgspec.json.Decoder(BatchLine).decode
+_decode_asked = msgspec.json.Decoder(_Asked).decode
+
+
+def read_line(raw: bytes) -> BatchLine:
+    """The request in a line. Raises LineFault."""
+    try:
+        line = _decode_line(raw)
+        asked = _decode_asked(line.body)
+    except msgspec.ValidationError:
+        raise LineFault(
+            "missing_required_parameter", "needs custom_id and url as strings, and body as an object"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LineFault("invalid_json_line", f"is not JSON: {error}") from None
+    if line.method != "POST":
+        raise LineFault("invalid_method", "has a method that is not POST: method must be POST", "method")
+    if not line.url.startswith("/"):
+        raise LineFault(
+            "invalid_url",
+            f"has the url {line.url[:64]!r}: url is a path such as /v1/chat/completions",
+            "url",
+        )
+    if asked.stream:
+        raise LineFault(
+            "invalid_request", "asks for a stream: an answer in a file cannot be streamed", "body.stream"
+        )
+    return line
+
+
+def answered(id: str, name: str, status: int, body: object) -> dict[str, Any]:
+    """The output for a request that was answered, by a result or by the server's error.
+
+    The server was told the id, and has it in its log and in the answer's own id.
+    """
+    response = {"status_code": status, "request_id": id, "body": body}
+    return {"id": id, "custom_id": name, "response": response, "error": None}
+
+
+def unanswered(id: str, name: str, code: str, reason: str) -> dict[str, Any]:
+    """The output for a request without an answer."""
+    return {"id": id, "custom_id": name, "response": None, "error": {"code": code, "message": reason}}
+
+
+def body_of(content: bytes) -> object:
+    """An answer's body for the output. JSON in one line stays the bytes that came.
+
+    So a vector's numbers are neither read nor written again, which would cost more than to send them.
+    """
+    try:
+        text = content.decode()
+        if "\n" not in text:
+            return msgspec.json.decode(content, type=msgspec.Raw)
+        return json.loads(text)
+    except (ValueError, msgspec.DecodeError):  # of text that is not JSON, too
+        return content.decode("utf-8", "replace")
+
+
+LONGEST_PAUSE = 30.0
+
+
+def pause_of(retry_after: str | None) -> float:
+    """Seconds to wait, as a header asks, but neither none nor for ever."""
+    try:
+        seconds = float(retry_after or 1)
+    except ValueError:  # it may be a date
+        seconds = 1.0
+    return min(LONGEST_PAUSE, max(0.1, seconds))

@@ -1,0 +1,260 @@
+"""Responses that are kept for a while: those that later ones continue, and those that are computed later."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from server.batches.app_call import Answer, OwnerCalls
+from server.batches.folder import Folder, Record, not_found, read_record, touch, write_record
+from server.errors import BadRequest
+
+PATH = "/v1/responses"
+BACKGROUND_SECONDS = 86_400
+"""Seconds for which the answer of a background response is kept at least."""
+
+UNFINISHED = ("queued", "in_progress")
+
+
+class KeptResponse(Record, kw_only=True):
+    """A response: what it was asked, and the answer as it is now."""
+
+    input: list[msgspec.Raw]
+    """The items of the whole conversation before the answer."""
+    answer: msgspec.Raw
+    waits: bool = False
+    """Whether it is still to be computed."""
+    request: msgspec.Raw = msgspec.Raw(b"null")
+    """The body to compute it from, if it waits."""
+    expires_at: float = 0.0
+    """When it is forgotten; 0 while it is computed."""
+
+
+class KeptAnswer(msgspec.Struct):
+    """The part of an answer that is read again."""
+
+    status: str
+    output: list[msgspec.Raw] = []
+    background: bool = False
+
+
+class _Asked(msgspec.Struct):
+    """The part of a body that is looked at before its endpoint reads it."""
+
+    input: str | list[msgspec.Raw] = ""
+    previous_response_id: str | None = None
+
+
+_encode = msgspec.json.encode
+
+
+class KeptResponses:
+    """The responses in the folder. All functions block, but for `expand`."""
+
+    def __init__(self, folder: Folder, seconds: float | None) -> None:
+        """`seconds` says how long finished responses are kept; None if they are not."""
+        self.folder, self.seconds = folder, seconds
+
+    def place(self, owner: str, id: str) -> Path:
+        """The record of a response. Clients may choose ids, so the name is a digest."""
+        digest = hashlib.sha256(f"{owner}\0{id}".encode()).hexdigest()
+        return self.folder.responses / f"{digest}.json"
+
+    def find(self, owner: str, id: str) -> KeptResponse:
+        """The response of an id. Raises NotFound."""
+        found = read_record(self.place(owner, id), KeptResponse)
+        if found is None or 0 < found.expires_at <= time.time():
+            raise not_found("response", id)
+        if found.waits and cancel_mark(self.place(owner, id)).exists():
+            found.answer = changed(found.answer, status="cancelled")
+        return found
+
+    def check_room(self) -> None:
+        """Raises an error if not one response more can be kept."""
+        self.folder.check_count(self.folder.responses)
+        self.folder.check_room()
+
+    def keep(self, owner: str, id: str, asked: bytes, answer: bytes) -> None:
+        """Keep a response that has ended."""
+        record = KeptResponse(
+            id=id,
+            owner=owner,
+            input=items_of(asked),
+            answer=msgspec.Raw(answer),
+            expires_at=time.time() + (self.seconds or 0.0),
+        )
+        write_record(self.place(owner, id), record)
+
+    def queue(self, owner: str, id: str, asked: bytes, answer: bytes) -> None:
+        """Have a response computed later."""
+        place = self.place(owner, id)
+        record = KeptResponse(
+            id=id,
+            owner=owner,
+            input=items_of(asked),
+            answer=msgspec.Raw(answer),
+            waits=True,
+            request=msgspec.Raw(asked),
+        )
+        write_record(place, record)
+        touch(queue_mark(place))
+
+    def cancel(self, owner: str, id: str) -> KeptResponse:
+        found = self.find(owner, id)
+        if not msgspec.json.decode(found.answer, type=KeptAnswer).background:
+            raise BadRequest(f"The response {id[:64]!r} cannot be cancelled: it was no background one.")
+        if found.waits:
+            touch(cancel_mark(self.place(owner, id)))
+        return self.find(owner, id)
+
+    def delete(self, owner: str, id: str) -> None:
+        self.find(owner, id)
+        forget(self.place(owner, id))
+
+    def queued(self) -> list[Path]:
+        """The records of responses that are to be computed."""
+        return [mark.with_suffix(".json") for mark in self.folder.responses.glob("*.queued")]
+
+    def clean(self) -> None:
+        """Delete those that are kept no longer."""
+        now = time.time()
+        for path in self.folder.responses.glob("*.json"):
+            found = read_record(path, KeptResponse)
+            if found is not None and 0 < found.expires_at <= now:
+                forget(path)
+
+    async def expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
+        """The body with the items of the response that it continues, if it does."""
+        if b'"previous_response_id"' not in raw:
+            return raw
+        return await asyncio.to_thread(self._expand, owner, raw)
+
+    def _expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
+        try:
+            asked = msgspec.json.decode(raw, type=_Asked)
+            whole = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return raw  # the endpoint says what is wrong with it
+        if asked.previous_response_id is None:
+            return raw
+        before = self.find(owner, asked.previous_response_id)
+        answer = msgspec.json.decode(before.answer, type=KeptAnswer)
+        if answer.status in UNFINISHED:
+            raise BadRequest(
+                f"The response {before.id[:64]!r} has not ended: it is {answer.status}.",
+                "previous_response_id",
+            )
+        whole["input"] = msgspec.Raw(_encode([*before.input, *answer.output, *_items(asked.input)]))
+        return _encode(whole)
+
+
+def items_of(asked: bytes) -> list[msgspec.Raw]:
+    """The input of a body as items."""
+    return _items(msgspec.json.decode(asked, type=_Asked).input)
+
+
+def _items(input: str | Sequence[msgspec.Raw]) -> list[msgspec.Raw]:
+    if isinstance(input, str):
+        return [msgspec.Raw(_encode({"type": "message", "role": "user", "content": input}))] if input else []
+    return [msgspec.Raw(bytes(item)) for item in input]
+
+
+def changed(answer: msgspec.Raw, **fields: object) -> msgspec.Raw:
+    """An answer with other values in some fields."""
+    whole = msgspec.json.decode(answer, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(_encode({**whole, **fields}))
+
+
+def queue_mark(place: Path) -> Path:
+    return place.with_suffix(".queued")
+
+
+def cancel_mark(place: Path) -> Path:
+    return place.with_suffix(".cancel")
+
+
+def forget(place: Path) -> None:
+    place.unlink(missing_ok=True)
+    forget_marks(place)
+
+
+def forget_marks(place: Path) -> None:
+    """Note that a response is neither to be computed nor to be cancelled any more."""
+    queue_mark(place).unlink(missing_ok=True)
+    cancel_mark(place).unlink(missing_ok=True)
+
+
+class ResponseRun:
+    """A background response while it is computed, in the process that holds the folder's lock."""
+
+    def __init__(
+        self,
+        record: KeptResponse,
+        place: Path,
+        kept: KeptResponses,
+        calls: OwnerCalls,
+        places: asyncio.Semaphore,
+    ) -> None:
+        self.id, self.owner, self.at, self.ended = place.stem, record.owner, record.at, False
+        self._record, self._place, self._kept, self._calls = record, place, kept, calls
+        self._places = places
+        self._work: asyncio.Task[Answer] | None = None
+
+    def look(self) -> None:
+        """End early if the client has cancelled or deleted it."""
+        if self._work is not None and (cancel_mark(self._place).exists() or not self._place.exists()):
+            self._work.cancel()
+
+    async def run(self) -> None:
+        """Computes it. If the process is killed, that is done again."""
+        async with self._places:
+            await asyncio.to_thread(self._write, changed(self._record.answer, status="in_progress"))
+            self._work = asyncio.create_task(self._compute())
+            try:
+                await asyncio.wait([self._work])
+            finally:
+                self._work.cancel()
+        if self._work.cancelled() or cancel_mark(self._place).exists():  # clients were told that it is
+            answer = changed(self._record.answer, status="cancelled")
+        else:
+            answer = self._told(self._work.result())
+        self._record.waits, self._record.request = False, msgspec.Raw(b"null")
+        kept_for = max(BACKGROUND_SECONDS, self._kept.seconds or 0.0)
+        self._record.expires_at = time.time() + kept_for
+        await asyncio.to_thread(self._write, answer)
+        self.ended = True
+
+    async def _compute(self) -> Answer:
+        body = msgspec.json.decode(self._record.request, type=dict[str, msgspec.Raw])
+        for name in ("background", "store", "previous_response_id"):
+            body.pop(name, None)
+        id = self._record.id.removeprefix("resp_")
+        return await self._calls.answer(self.owner, PATH, _encode({**body, "store": False}), id)
+
+    def _told(self, answer: Answer) -> msgspec.Raw:
+        """What clients are told of it from now on."""
+        kept = msgspec.json.decode(self._record.answer, type=dict[str, msgspec.Raw])
+        same = {
+            name: kept[name] for name in ("id", "created_at", "background", "store", "previous_response_id")
+        }
+        if answer.status == 200:
+            return changed(msgspec.Raw(answer.body), **same)
+        message = "The request failed."
+        with suppress(msgspec.DecodeError, KeyError, TypeError):
+            message = msgspec.json.decode(answer.body)["error"]["message"]
+        code = "invalid_prompt" if answer.status < 500 else "server_error"
+        return changed(self._record.answer, status="failed", error={"code": code, "message": message})
+
+    def _write(self, answer: msgspec.Raw) -> None:
+        """Write the record, unless the client has deleted it meanwhile."""
+        self._record.answer = answer
+        if self._place.exists():
+            write_record(self._place, self._record)
+        if not self._record.waits:
+            forget_marks(self._place)

@@ -1,0 +1,102 @@
+"""Reads a form with a file (multipart/form-data) while it comes, so that no file is in memory as a whole."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from server.errors import BadRequest, HttpError
+
+MOST_FIELDS = 16
+MOST_FIELD_BYTES = 8 << 10
+"""Bytes of a field that is no file, and of the headers of a part."""
+
+_BOUNDARY = re.compile(r'boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_PARAMETER = re.compile(rb'\b(name|filename)="([^"\r\n]*)"', re.IGNORECASE)
+
+
+class FormReader:
+    """One form. What `push` returns is the content of its file."""
+
+    def __init__(self, content_type: str, file_field: str = "file") -> None:
+        found = _BOUNDARY.search(content_type)
+        if not content_type.lower().startswith("multipart/form-data") or found is None:
+            raise HttpError(415, "Send the file as multipart/form-data, with the boundary in Content-Type.")
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        """The name of the file, once it has begun."""
+        self.complete = False
+        self._file_field = file_field
+        self._delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", "replace")
+        self._left = bytearray(b"\r\n")  # the first delimiter may stand at the very beginning
+        self._part: str | None = None
+        """The name of the field that is read; None before the first, and in heads."""
+        self._in_head = False
+        self._value = bytearray()
+
+    def push(self, data: bytes) -> bytes:
+        """Read more of the form; returns what of the file has come."""
+        self._left += data
+        content = bytearray()
+        while not self.complete and self._step(content):
+            pass
+        return bytes(content)
+
+    def check_complete(self) -> None:
+        """Raises an error unless the form had its end, and a file."""
+        if not self.complete:
+            raise BadRequest("The form ends before its last boundary: send it whole.")
+        if self.filename is None:
+            raise BadRequest(f"The form has no file in its field `{self._file_field}`.", self._file_field)
+
+    def _step(self, content: bytearray) -> bool:
+        """Read one piece, if there is a whole one."""
+        return self._read_head() if self._in_head else self._read_content(content)
+
+    def _read_content(self, content: bytearray) -> bool:
+        at = self._left.find(self._delimiter)
+        end = at if at >= 0 else max(0, len(self._left) - len(self._delimiter) + 1)
+        if self._part == self._file_field:
+            content += self._left[:end]
+        elif self._part is not None:
+            self._value += self._left[:end]
+            if len(self._value) > MOST_FIELD_BYTES:
+                raise BadRequest(f"A field of the form has more than {MOST_FIELD_BYTES} bytes.")
+        del self._left[:end]
+        behind = len(self._delimiter)
+        if at < 0 or len(self._left) < behind + 2:
+            return False
+        mark = bytes(self._left[behind : behind + 2])
+        if mark not in (b"--", b"\r\n"):
+            raise BadRequest("The form has a boundary that neither ends it nor begins a line.")
+        self._end_part()
+        del self._left[: behind + 2]
+        self.complete, self._in_head = mark == b"--", mark == b"\r\n"
+        return True
+
+    def _end_part(self) -> None:
+        if self._part is not None and self._part != self._file_field:
+            if len(self.fields) == MOST_FIELDS:
+                raise BadRequest(f"The form has more than {MOST_FIELDS} fields.")
+            self.fields[self._part] = self._value.decode("utf-8", "replace")
+        self._part = None
+        self._value.clear()
+
+    def _read_head(self) -> bool:
+        end = self._left.find(b"\r\n\r\n")
+        if end > MOST_FIELD_BYTES or (end < 0 and len(self._left) > MOST_FIELD_BYTES):
+            raise BadRequest(f"A part of the form has more than {MOST_FIELD_BYTES} bytes of headers.")
+        if end < 0:
+            return False
+        head = bytes(self._left[:end])
+        given = {name.lower(): value.decode("utf-8", "replace") for name, value in _PARAMETER.findall(head)}
+        if b"name" not in given:
+            raise BadRequest("A part of the form has no name.")
+        self._part = given[b"name"]
+        if self._part == self._file_field:
+            if self.filename is not None:
+                raise BadRequest("The form has several files: send one at a time.", self._file_field)
+            self.filename = unquote(given.get(b"filename", ""))[:255]
+        del self._left[: end + 4]
+        self._in_head = False
+        return True

@@ -1,0 +1,135 @@
+"""/v1/responses/{id}: responses that are kept for a while, or computed later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.access.client_identity import caller_of
+from server.api.conversations.response_input import KEPT_NOWHERE
+from server.api.conversations.responses import ResponsesRequest
+from server.batches.bodies import Deleted, Page
+from server.batches.responses import KeptResponses
+from server.errors import BadRequest, NotFound
+from server.http.endpoint import ASKED, Endpoint
+from server.http.sse import json_response
+
+router = APIRouter(route_class=Endpoint, tags=["generate"])
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Keeps the response to one request. Its functions block."""
+
+    _kept: KeptResponses
+    _owner: str
+    _asked: bytes
+
+    def keep(self, id: str, answer: bytes) -> None:
+        self._kept.keep(self._owner, id, self._asked, answer)
+
+
+def _kept_of(request: Request) -> KeptResponses | None:
+    runner = request.scope["app"].state.runner
+    return None if runner is None else runner.kept
+
+
+def check_continues(request: Request, body: ResponsesRequest) -> None:
+    """Refuses what continues a response that is not kept."""
+    kept = _kept_of(request)
+    if body.previous_response_id is not None and kept is None:
+        raise BadRequest(
+            f"`previous_response_id` cannot be continued, because {KEPT_NOWHERE}", "previous_response_id"
+        )
+
+
+async def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
+    """What keeps the response to a request, if it is to be kept; refuses what this server does not keep."""
+    check_continues(request, body)
+    kept = _kept_of(request)
+    if body.background:
+        if kept is None:
+            raise BadRequest("`background` is not served: start the server with --batch-dir.", "background")
+        if body.stream:
+            raise BadRequest(
+                "`background` cannot be streamed here: ask GET /v1/responses/ID for it.", "background"
+            )
+    if kept is None or kept.seconds is None or body.store is False:
+        return None
+    await asyncio.to_thread(kept.check_room)
+    return Keeping(kept, caller_of(request).key_name, bytes(request.scope[ASKED]))
+
+
+def queue_response(request: Request, id: str, answer: bytes) -> None:
+    """Have a response computed later. It blocks."""
+    kept = _kept_of(request)
+    if kept is not None:
+        kept.check_room()
+        kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer)
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve_response(response_id: str, request: Request) -> Response:
+    """Tell a response that is kept, or how far one has come that is computed later."""
+    if request.query_params.get("stream") == "true":
+        raise BadRequest("stream: a response that is kept is told as a whole: leave `stream` out.", "stream")
+    found = await _ask(request, response_id, KeptResponses.find)
+    return Response(bytes(found.answer), media_type="application/json")
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request) -> Response:
+    """Compute no more of a background response."""
+    found = await _ask(request, response_id, KeptResponses.cancel)
+    request.scope["app"].state.runner.wake()
+    return Response(bytes(found.answer), media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request) -> Response:
+    """Forget a response."""
+    await _ask(request, response_id, KeptResponses.delete)
+    request.scope["app"].state.runner.wake()
+    return json_response(Deleted(response_id, object="response"))
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(response_id: str, request: Request) -> Response:
+    """List the items before a response, the last ones first: `limit`, `order`, `after`."""
+    found = await _ask(request, response_id, KeptResponses.find)
+    items = [
+        {"id": f"item_{index}", "type": "message", **msgspec.json.decode(item)}
+        for index, item in enumerate(found.input)
+    ]
+    asked = request.query_params
+    limit, order = asked.get("limit") or "20", asked.get("order") or "desc"
+    if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= 100 and order in ("asc", "desc")):
+        raise BadRequest("limit is a number from 1 to 100, and order asc or desc.", "limit")
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    after = asked.get("after")
+    if after:
+        items = items[ids.index(after) + 1 :] if after in ids else []
+    page, more = items[: int(limit)], len(items) > int(limit)
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return json_response(Page[Any](data=page, first_id=first, last_id=last, has_more=more))
+
+
+async def _ask(request: Request, id: str, work: Callable[[KeptResponses, str, str], T]) -> T:
+    """The result of a function of the responses that are kept, called with the client's name and an id."""
+    kept = _kept_of(request)
+    if kept is None:
+        _refuse(id)
+    return await asyncio.to_thread(work, kept, caller_of(request).key_name, id)
+
+
+def _refuse(id: str) -> NoReturn:
+    raise NotFound(f"There is no response {id[:64]!r}: {KEPT_NOWHERE}", "response_id")

@@ -1,0 +1,52 @@
+"""POST /v1/moderations: what a served classifier says of texts, in OpenAI's categories."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from server.access.client_identity import require_right
+from server.api.moderations import ModerationRequest, Moderations
+from server.errors import BadRequest
+from server.http.endpoint import Endpoint
+from server.http.sse import json_response
+from server.model_facts import Facts
+from server.reading.body_table import MODERATIONS
+from server.requests.moderation import Table, judge, table_for
+from server.requests.vectors import as_array
+from server.routes.pooling_call import PoolingCall
+from server.routes.request_context import COMPUTES, cancelled_when_client_leaves, frontend_of, read_texts
+
+router = APIRouter(route_class=Endpoint, tags=["pool"])
+
+_SERVE = (
+    "serve a classifier of harmful texts, such as unitary/toxic-bert, or one whose labels "
+    "--moderation-categories explains."
+)
+
+
+async def require_moderation(request: Request) -> None:
+    """Refuses every request if the model is no classifier whose labels are known."""
+    require_right(request, "classify")
+    facts = frontend_of(request).facts
+    if "classify" not in facts.tasks:
+        raise BadRequest(
+            f"The model {facts.model_names[0]} does not classify, so it cannot moderate: {_SERVE}"
+        )
+    if not _table(request, facts):
+        labels = ", ".join(facts.pooling.labels[:8]) or "none with a name"
+        raise BadRequest(f"Nobody has said which categories the model's labels mean ({labels}): {_SERVE}")
+
+
+def _table(request: Request, facts: Facts) -> Table:
+    return table_for(facts.pooling.labels, request.scope["app"].state.moderation)
+
+
+@router.post("/v1/moderations", dependencies=[*COMPUTES, Depends(require_moderation)])
+@cancelled_when_client_leaves
+async def create_moderation(body: ModerationRequest, request: Request) -> Response:
+    """Say which categories of harmful content each text belongs to."""
+    call = PoolingCall(request, body, "modr-")
+    vectors = await call.run((await read_texts(request, body, MODERATIONS)).items)
+    labels, table = call.facts.pooling.labels, _table(request, call.facts)
+    results = [judge(labels, as_array(one).tolist(), table) for one in vectors]
+    return json_response(Moderations(call.id, call.model, results))

@@ -1,0 +1,277 @@
+"""/v1/files and /v1/batches: files of requests, and their answers when there is time (`--batch-dir`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import FileResponse
+
+from server.access.client_identity import caller_of
+from server.batches import bodies as api
+from server.batches.folder import (
+    FileRecord,
+    Folder,
+    Record,
+    Upload,
+    new_id,
+    not_found,
+    page_of,
+    touch,
+    write_record,
+)
+from server.batches.records import ENDED, Batch, BatchFiles, BatchRecord, shown, state_of
+from server.batches.runner import Runner
+from server.errors import BadRequest, HttpError, TooManyRequests
+from server.http.endpoint import Endpoint
+from server.http.multipart import FormReader
+from server.http.sse import json_response
+from server.routes.request_context import header_of, require_json
+
+R = TypeVar("R", bound=Record)
+
+router = APIRouter(route_class=Endpoint, tags=["batches"])
+
+MOST_FILE = 512 << 20
+"""Bytes of an uploaded file."""
+MOST_UPLOADS = 8
+"""Files that are sent to a process at a time."""
+_WRITE_BYTES = 1 << 20
+"""Bytes of an upload that are gathered before they are written."""
+_LARGEST_PAGE = 10_000
+
+
+def runner_of(request: Request) -> Runner:
+    return request.scope["app"].state.runner
+
+
+def folder_of(request: Request) -> Folder:
+    return runner_of(request).folder
+
+
+def owner_of(request: Request) -> str:
+    return caller_of(request).key_name
+
+
+# Files.
+
+
+@router.post("/v1/files")
+async def create_file(request: Request) -> Response:
+    """Keep a file of requests, one a line: a form with `file`, `purpose` and perhaps `expires_after`."""
+    form = FormReader(header_of(request, b"content-type") or "")
+    length = header_of(request, b"content-length") or "0"
+    if length.isdecimal() and int(length) > MOST_FILE + _WRITE_BYTES:
+        raise _too_long()
+    with _one_of_few(runner_of(request)):
+        upload = await asyncio.to_thread(Upload, folder_of(request), MOST_FILE)
+        try:
+            await _receive(request, form, upload)
+            purpose = form.fields.get("purpose")
+            if purpose != "batch":
+                raise BadRequest(f"purpose: only 'batch' has a use here, got {purpose!r}.", "purpose")
+            seconds = api.kept_seconds(api.form_expiry(form.fields), "expires_after")
+            record = await asyncio.to_thread(
+                upload.keep, owner_of(request), form.filename or "file", purpose, seconds
+            )
+        finally:
+            await asyncio.to_thread(upload.close)
+    return json_response(_file(record))
+
+
+def _too_long() -> HttpError:
+    return HttpError(413, f"A file may have at most {MOST_FILE} bytes: divide it.")
+
+
+async def _receive(request: Request, form: FormReader, upload: Upload) -> None:
+    """Write the file of a form as it comes."""
+    waiting, received, more = bytearray(), 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data = message.get("body", b"")
+        received += len(data)
+        if received > MOST_FILE + _WRITE_BYTES:  # what stands before and behind the file counts, too
+            raise _too_long()
+        waiting += form.push(data)
+        more = message.get("more_body", False)
+        if len(waiting) >= _WRITE_BYTES or not more:
+            await asyncio.to_thread(upload.write, bytes(waiting))
+            waiting.clear()
+    form.check_complete()
+
+
+@contextmanager
+def _one_of_few(runner: Runner) -> Iterator[None]:
+    """Counts uploads, and refuses one more than there may be."""
+    if runner.uploads >= MOST_UPLOADS:
+        raise TooManyRequests(f"{MOST_UPLOADS} files are sent at this moment: try again.", retry_after=1)
+    runner.uploads += 1
+    try:
+        yield
+    finally:
+        runner.uploads -= 1
+
+
+@router.get("/v1/files")
+async def list_files(request: Request) -> Response:
+    """List the files of the key, a page at a time: `limit`, `order`, `after`, `purpose`."""
+    purpose, folder, owner = request.query_params.get("purpose"), folder_of(request), owner_of(request)
+    now = time.time()
+
+    def found() -> list[FileRecord]:
+        return [
+            each
+            for each in folder.records(folder.files, FileRecord)
+            if each.owner == owner and each.expires_at > now and purpose in (None, "", each.purpose)
+        ]
+
+    page, more = await _page(request, found, _LARGEST_PAGE, _LARGEST_PAGE)
+    return _listed([_file(each) for each in page], more)
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve_file(file_id: str, request: Request) -> Response:
+    """Tell of a file."""
+    return json_response(_file(await _find_file(request, file_id)))
+
+
+@router.get("/v1/files/{file_id}/content")
+async def file_content(file_id: str, request: Request) -> Response:
+    """Send a file: results have a line for each request."""
+    record = await _find_file(request, file_id)
+    path = folder_of(request).file(record.id)
+    try:
+        found = await asyncio.to_thread(os.stat, path)
+    except FileNotFoundError:
+        raise not_found("file", file_id) from None
+    return FileResponse(path, media_type="application/octet-stream", stat_result=found)
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: str, request: Request) -> Response:
+    """Delete a file. A batch that was made of it goes on."""
+    record = await _find_file(request, file_id)
+    await asyncio.to_thread(folder_of(request).delete_file, record.id)
+    return json_response(api.Deleted(record.id))
+
+
+async def _find_file(request: Request, id: str) -> FileRecord:
+    return await asyncio.to_thread(folder_of(request).find_file, id, owner_of(request))
+
+
+def _file(record: FileRecord) -> api.FileObject:
+    return api.FileObject(
+        id=record.id,
+        bytes=record.bytes,
+        created_at=int(record.at),
+        expires_at=record.expires_at,
+        filename=record.filename,
+        purpose=record.purpose,
+    )
+
+
+# Batches.
+
+
+@router.post("/v1/batches", dependencies=[Depends(require_json)])
+async def create_batch(body: api.BatchRequest, request: Request) -> Response:
+    """Have all requests of a file answered, in the time that others leave."""
+    seconds = api.window_seconds(body.completion_window)
+    source = await _find_file(request, body.input_file_id)
+    if source.purpose != "batch":
+        raise BadRequest(f"input_file_id: the file has the purpose {source.purpose}.", "input_file_id")
+    record = BatchRecord(
+        id=new_id("batch_"),
+        owner=owner_of(request),
+        endpoint=body.endpoint,
+        input_file_id=source.id,
+        completion_window=body.completion_window,
+        expires_at=int(time.time()) + seconds,
+        metadata=body.metadata,
+        output_seconds=api.kept_seconds(body.output_expires_after, "output_expires_after"),
+        output_file_id=new_id("file-"),
+        error_file_id=new_id("file-"),
+    )
+    folder = folder_of(request)
+    await asyncio.to_thread(_begin, folder, record)
+    runner_of(request).wake()
+    return json_response(await asyncio.to_thread(shown, folder, record))
+
+
+def _begin(folder: Folder, record: BatchRecord) -> None:
+    folder.check_count(folder.batches)
+    files = BatchFiles(folder, record.id)
+    try:
+        os.utime(folder.file(record.input_file_id))  # it is no file that was left over
+        os.link(folder.file(record.input_file_id), files.input)
+    except FileNotFoundError:
+        raise not_found("file", record.input_file_id) from None
+    write_record(files.record, record)
+
+
+@router.get("/v1/batches")
+async def list_batches(request: Request) -> Response:
+    """List the batches of the key, the newest first, a page at a time: `limit`, `after`."""
+    folder, owner = folder_of(request), owner_of(request)
+
+    def found() -> list[BatchRecord]:
+        return [each for each in folder.records(folder.batches, BatchRecord) if each.owner == owner]
+
+    page, more = await _page(request, found, 20, 100)
+    return _listed(await asyncio.to_thread(lambda: [shown(folder, each) for each in page]), more)
+
+
+@router.get("/v1/batches/{batch_id}")
+async def retrieve_batch(batch_id: str, request: Request) -> Response:
+    """Tell how far a batch has come."""
+    record = await _find_batch(request, batch_id)
+    return json_response(await asyncio.to_thread(shown, folder_of(request), record))
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, request: Request) -> Response:
+    """Compute no more of a batch. What was computed becomes its output."""
+    record, folder = await _find_batch(request, batch_id), folder_of(request)
+
+    def cancel() -> None:
+        files = BatchFiles(folder, record.id)
+        if (status := state_of(files).status) in ENDED:
+            raise BadRequest(f"The batch {record.id} cannot be cancelled: it is {status}.", "batch_id")
+        touch(files.cancel)
+
+    await asyncio.to_thread(cancel)
+    runner_of(request).wake()
+    return json_response(await asyncio.to_thread(shown, folder, record))
+
+
+async def _find_batch(request: Request, id: str) -> BatchRecord:
+    folder, owner = folder_of(request), owner_of(request)
+    return await asyncio.to_thread(folder.find, folder.batches, id, owner, BatchRecord, "batch")
+
+
+def _listed(data: Sequence[api.FileObject] | Sequence[Batch], more: bool) -> Response:
+    ids = [each.id for each in data]
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return json_response(api.Page(data=list(data), first_id=first, last_id=last, has_more=more))
+
+
+async def _page(
+    request: Request, found: Callable[[], list[R]], usual: int, most: int
+) -> tuple[list[R], bool]:
+    """The part of a list that the query asks for, and whether there is more."""
+    asked = request.query_params
+    limit, order = asked.get("limit") or str(usual), asked.get("order") or "desc"
+    if not (limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= most):
+        raise BadRequest(f"limit: {limit[:20]!r} is no number from 1 to {most}.", "limit")
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order: {order[:20]!r} is neither asc nor desc.", "order")
+    after = asked.get("after") or None
+    return await asyncio.to_thread(lambda: page_of(found(), after, int(limit), newest_first=order == "desc"))

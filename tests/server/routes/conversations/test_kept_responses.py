@@ -1,0 +1,162 @@
+"""Responses that are kept, continued, and computed later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+from fake_api import make_app, make_client, named_events, post, refusal
+from fake_frontend import FakeFrontend
+
+from server.http import endpoint
+from server.options.batch_options import BatchOptions
+
+PATH = "/v1/responses"
+
+
+@pytest.fixture
+def frontend() -> FakeFrontend:
+    return FakeFrontend()
+
+
+@pytest.fixture
+def app(frontend: FakeFrontend, tmp_path: Path) -> Any:
+    return make_app(frontend, batches=BatchOptions(batch_dir=str(tmp_path), response_store=600))
+
+
+@pytest.fixture
+async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    task = asyncio.create_task(app.state.runner.run())
+    async with make_client(app) as client:
+        yield client
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def prompt_of(frontend: FakeFrontend) -> str:
+    return bytes(id for id in frontend.asked[-1][0] if id < 256).decode()
+
+
+async def until_ended(client: httpx.AsyncClient, id: str) -> Any:
+    async with asyncio.timeout(20):
+        while True:
+            found = (await client.get(f"{PATH}/{id}")).json()
+            if found["status"] not in ("queued", "in_progress"):
+                return found
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_a_conversation_goes_on_without_its_items(
+    client: httpx.AsyncClient, frontend: FakeFrontend, is_long: bool
+) -> None:
+    with patch.object(endpoint, "is_long", lambda raw: is_long):
+        first = await post(client, PATH, input="one")
+        assert first["store"] is True
+        streamed = await client.post(
+            PATH,
+            json={"input": "two", "previous_response_id": first["id"], "instructions": "be", "stream": True},
+        )
+        second = named_events(streamed.text)[-1]["response"]
+        assert second["previous_response_id"] == first["id"]
+        third = await post(
+            client, PATH, input=[{"role": "user", "content": "three"}], previous_response_id=second["id"]
+        )
+    said = "<assistant>Hello, world."
+    assert prompt_of(frontend) == f"<user>one\n{said}\n<user>two\n{said}\n<user>three\n<assistant>"
+    kept = (await client.get(f"{PATH}/{third['id']}")).json()
+    assert kept == third
+    items = (await client.get(f"{PATH}/{third['id']}/input_items?order=asc&limit=3")).json()
+    assert [item["role"] for item in items["data"]] == ["user", "assistant", "user"] and items["has_more"]
+    more = (await client.get(f"{PATH}/{third['id']}/input_items?order=asc&after={items['last_id']}")).json()
+    assert len(more["data"]) == 2 and not more["has_more"]
+    count = await post(client, f"{PATH}/input_tokens", input="x", previous_response_id=third["id"])
+    assert count["input_tokens"] > 60
+    deleted = (await client.delete(f"{PATH}/{first['id']}")).json()
+    assert deleted == {"id": first["id"], "deleted": True, "object": "response"}
+    assert (await client.get(f"{PATH}/{first['id']}")).status_code == 404
+    await refusal(client, PATH, status=404, input="x", previous_response_id=first["id"])
+    await post(client, PATH, input="x", previous_response_id=second["id"])  # which has all that came before
+
+
+async def test_what_is_not_to_be_kept_is_not(client: httpx.AsyncClient, app: Any) -> None:
+    answer = await post(client, PATH, input="a", store=False)
+    assert answer["store"] is False and (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
+    app.state.runner.kept.seconds = -1.0
+    answer = await post(client, PATH, input="a")
+    assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404  # its time is over
+    app.state.runner.kept.clean()
+    assert list(app.state.runner.folder.responses.iterdir()) == []
+
+
+async def test_a_response_is_computed_later(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.gate = asyncio.Event()
+    first = await post(client, PATH, input="hi", background=True, metadata={"a": "b"})
+    assert (first["status"], first["background"], first["output"]) == ("queued", True, [])
+    await refusal(client, PATH, input="x", previous_response_id=first["id"])
+    frontend.gate.set()
+    found = await until_ended(client, first["id"])
+    assert found["status"] == "completed" and found["output"][0]["content"][0]["text"] == "Hello, world."
+    assert (found["id"], found["background"], found["metadata"]) == (first["id"], True, {"a": "b"})
+    assert frontend.asked[-1][2]["priority"] == 1_000_000_000
+    await post(client, PATH, input="and?", previous_response_id=first["id"])
+    assert prompt_of(frontend).startswith("<user>hi\n<assistant>Hello, world.\n<user>and?")
+
+
+async def test_a_response_is_cancelled(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.gate = asyncio.Event()
+    first = await post(client, PATH, input="hi", background=True)
+    while not frontend.running:
+        await asyncio.sleep(0.01)
+    assert (await client.post(f"{PATH}/{first['id']}/cancel")).json()["status"] == "cancelled"
+    while frontend.running:
+        await asyncio.sleep(0.01)
+    assert (await until_ended(client, first["id"]))["status"] == "cancelled"
+    plain = await post(client, PATH, input="a", max_output_tokens=1)
+    assert (await client.post(f"{PATH}/{plain['id']}/cancel")).status_code == 400
+
+
+async def test_a_response_that_fails_says_why(client: httpx.AsyncClient) -> None:
+    first = await post(client, PATH, input="a" * 200, background=True)
+    found = await until_ended(client, first["id"])
+    assert found["status"] == "failed" and found["error"]["code"] == "invalid_prompt"
+    assert "context length" in found["error"]["message"]
+    await refusal(client, PATH, input=[{"type": "zz"}], background=True)
+    assert (await refusal(client, PATH, input="a", background=True, stream=True))["param"] == "background"
+
+
+async def test_a_response_is_computed_by_the_process_that_comes_next(
+    app: Any, frontend: FakeFrontend
+) -> None:
+    frontend.gate = asyncio.Event()
+    async with make_client(app) as client:
+        first = await post(client, PATH, input="hi", background=True)
+        for _ in range(2):
+            task = asyncio.create_task(app.state.runner.run())
+            while not frontend.running:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+        frontend.gate.set()
+        task = asyncio.create_task(app.state.runner.run())
+        assert (await until_ended(client, first["id"]))["status"] == "completed"
+        async with asyncio.timeout(20):
+            while {path.suffix for path in app.state.runner.folder.responses.iterdir()} != {".json"}:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_without_a_folder_both_are_refused(frontend: FakeFrontend) -> None:
+    async with make_client(make_app(frontend)) as client:
+        assert "--batch-dir" in (await refusal(client, PATH, input="a", background=True))["message"]
+        for path in (PATH, f"{PATH}/input_tokens"):
+            error = await refusal(client, path, input="a", previous_response_id="resp_1")
+            assert error["param"] == "previous_response_id" and "--response-store" in error["message"]
+        assert json.loads((await client.get(f"{PATH}/resp_1")).content)["error"]["code"] == 404
