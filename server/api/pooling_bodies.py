@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
+from server.api.dialects.bodies import read_dialects
 from server.api.fields import (
     FIRST_ERROR,
     MEANINGLESS,
@@ -276,6 +277,11 @@ class VectorsBody(TextBody, PieceFields):
 
 
 class EmbeddingRequest(VectorsBody):
+    @model_validator(mode="before")
+    @classmethod
+    def read_dialects(cls, body: object) -> object:
+        return read_dialects(body) if isinstance(body, dict) else body
+
     def params(self) -> PoolingParams:
         return self.vector_params("embed")
 

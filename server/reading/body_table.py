@@ -300,6 +300,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/embeddings": EMBEDDINGS,
+    "/embeddings": EMBEDDINGS,
     "/embeddings_image": PICTURES,
     "/pooling": POOLING,
     "/classify": CLASSIFY,

@@ -93,6 +93,7 @@ class ModelList(msgspec.Struct):
 
 
 @router.get("/v1/models")
+@router.get("/models")
 @router.get("/v1/models/", include_in_schema=False)
 async def list_models(request: Request) -> Response:
     """List the names that requests may use."""

@@ -61,6 +61,7 @@ MOST_IN_A_HEADER = 256
 
 
 @router.post("/v1/embeddings", dependencies=VECTORS)
+@router.post("/embeddings", dependencies=VECTORS)
 @cancelled_when_client_leaves
 async def create_embeddings(body: bodies.EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, or for each conversation."""

@@ -1,0 +1,25 @@
+"""Bodies of other APIs at paths of ours: their fields become ours before they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.api.dialects.jina import JINA, read_inputs
+from server.api.dialects.voyage import VOYAGE
+
+Fields = Mapping[str, Callable[[Any], dict[str, object]]]
+"""For each field of theirs, what ours says in its place."""
+
+
+def read_dialects(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with our fields in the place of Jina's and Voyage's. If ours is given, too, it holds."""
+    theirs: Fields = {**JINA, **VOYAGE}
+    if not any(name in theirs for name in body):
+        return read_inputs(body)
+    ours: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in theirs and value is not None:
+            ours |= theirs[name](value)
+    rest = {name: value for name, value in body.items() if name not in theirs}
+    return read_inputs({**ours, **rest})

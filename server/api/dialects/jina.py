@@ -1,0 +1,61 @@
+"""Jina's fields of /v1/embeddings: task, embedding_type, late_chunking, truncate, and objects as inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.errors import BadRequest
+
+_PURPOSES = {
+    "retrieval.query": "query",
+    "retrieval.passage": "document",
+    "separation": "clustering",
+    "text-matching": None,
+}
+"""Tasks, and the purposes of texts that we call so: text-matching reads them with the default prompt."""
+
+
+def _purpose(task: object) -> dict[str, object]:
+    return {"input_type": _PURPOSES.get(task, task) if isinstance(task, str) else task}
+
+
+def _encoding(kind: object) -> dict[str, object]:
+    if kind in ("float", "base64"):
+        return {"encoding_format": kind}
+    if kind in ("binary", "ubinary"):
+        return {"embed_dtype": kind}
+    raise BadRequest(
+        f"`embedding_type` is float, base64, binary or ubinary, not {str(kind)[:64]!r}; POST /v2/embed makes "
+        "several kinds at once.",
+        "embedding_type",
+    )
+
+
+def _chunking(late: object) -> dict[str, object]:
+    if late is False:
+        return {}
+    raise BadRequest(
+        "`late_chunking` joins the inputs to one text, which is not supported: send that text, and its "
+        "pieces in `spans` or `chunking`.",
+        "late_chunking",
+    )
+
+
+def cut(whether: object) -> dict[str, object]:
+    """Whether too long a text is cut; without it, it is refused."""
+    if not isinstance(whether, bool):
+        raise BadRequest("`truncate` and `truncation` are true or false.", "truncate")
+    return {"truncate_prompt_tokens": -1} if whether else {}
+
+
+JINA = {"task": _purpose, "embedding_type": _encoding, "late_chunking": _chunking, "truncate": cut}
+
+
+def read_inputs(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with texts, or URLs of pictures, in the place of objects that hold one of them."""
+    given = body.get("input")
+    inputs: list[Any] = given if isinstance(given, list) else []
+    for name, modality in (("text", "text"), ("image", "image")):
+        if inputs and all(isinstance(one, dict) and [*one] == [name] for one in inputs):
+            return {**body, "input": [one[name] for one in inputs], "modality": modality}
+    return body
