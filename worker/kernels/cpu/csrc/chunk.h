@@ -114,6 +114,19 @@ INLINE void unpack_more(whole *to, const whole *from, long quads, int more) {
     }
 }
 
+// Brings codes of 4 bits into the bytes that they stand for.
+INLINE void unpack_levels(whole *to, const whole *from, long quads, whole levels) {
+    for (; quads > 0; quads -= 2, from += COLUMNS, to += 2 * COLUMNS)
+        for (int c = 0; c < COLUMNS; c++) {
+            whole codes = whole_load(from + c);
+            whole_store(to + c, looked_up(levels, low_nibbles(codes)));
+            whole_store(to + COLUMNS + c, looked_up(levels, high_nibbles(codes)));
+        }
+}
+
+// Whether codes are looked up: in registers for one tile, and before for several.
+INLINE int is_looked_up(const weights *w) { return w->codes == E2M1 || w->codes == IQ4; }
+
 // Whether products read codes where they lie: those of 4 bits are taken apart in registers.
 INLINE int is_read_in_place(const weights *w) { return w->bits == 4 || w->bits == 8; }
 
@@ -121,6 +134,7 @@ INLINE int is_read_in_place(const weights *w) { return w->bits == 4 || w->bits =
 INLINE weights in_bytes(const weights *w) {
     weights to = *w;
     to.bits = 8;
+    to.codes = WHOLE;
     if (has_whole_scales(w)) return to;
     to.scale = FLOAT32;
     to.minimums = w->offsets || w->minimums;
@@ -147,8 +161,11 @@ INLINE const char *unpack(char *to, const groups *from, const weights *w) {
     const char *panel = from->panel;
     for (long group = from->group; group < from->end; group++) {
         to = unpack_head(to, panel, factors_for(from, group, w), w);
-        unpack_more((whole *)to, (const whole *)(panel + group_head_bytes(w)), quads_in(w, group), w->bits - 4);
-        to += quads_in(w, group) * PANEL * 4;
+        const whole *codes = (const whole *)(panel + group_head_bytes(w));
+        long quads = quads_in(w, group);
+        if (is_looked_up(w)) unpack_levels((whole *)to, codes, quads, levels_of(w));
+        else unpack_more((whole *)to, codes, quads, w->bits - 4);
+        to += quads * PANEL * 4;
         panel += bytes_in(w, group);
     }
     return panel;

@@ -19,6 +19,6 @@ static method method_for(const weights *w) {
     if (!w->bits) return (method){VEC_ROWS, laid_dwords(w), 1, lay_dwords, multiply_vec};
     if (w->codes == E4M3) return (method){TILE_ROWS, e4m3_dwords(w), TILES_AT_ONCE, lay_e4m3, multiply_e4m3};
     method whole = {QUANTIZED_ROWS, quantized_dwords(w), 1, lay_quantized, multiply_in_place};
-    if (!is_read_in_place(w)) whole.tiles = TILES_AT_ONCE, whole.multiply = multiply_unpacked;
+    if (!is_read_in_place(w) || is_looked_up(w)) whole.tiles = TILES_AT_ONCE, whole.multiply = multiply_unpacked;
     return whole;
 }

@@ -198,17 +198,20 @@ INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, 
 #if defined(__AVX512VNNI__)
     (void)factors;
     const int together = quads_together(f), line = 8 / f.bits, lines = together * f.bits / 8;
-    for (; quads >= together; quads -= together) {
+    for (; together > line && quads >= together; quads -= together) {
         __asm__ volatile("" : "+r"(codes), "+r"(x));  // there are no registers for more pointers
         add_together(sums, x, f, levels, codes);
         for (int i = 0; i < lines; i++) prefetch_codes(ahead, first, columns_at_once(f));
         codes += lines * COLUMNS;
-        x += together * f.parts * f.side;
+        x += together * f.side;
     }
-    if (f.runs && f.bits > 4) return;  // their groups are whole units
-    for (; together > line && quads > 0; quads -= line, codes += COLUMNS, x += line * f.parts * f.side) {
-        __asm__ volatile("" : "+r"(codes), "+r"(x));
+    if (f.bits == 5 || f.bits == 6 || (f.runs && f.bits == 8)) return;  // groups are whole units
+    if (together > line) __asm__ volatile("" : "+r"(codes), "+r"(x));
+    for (; quads > 0; quads -= line) {
         add_line(sums, x, f, levels, codes);
+        prefetch_codes(ahead, first, columns_at_once(f));
+        codes += COLUMNS;
+        x += line * f.parts * f.side;
     }
 #else
     for (long left = quads; left > 0;) {

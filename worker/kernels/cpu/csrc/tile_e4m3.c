@@ -136,7 +136,7 @@ static tile_place add_floats_of(long rows, tile_place at, const floats *from, co
 }
 
 // The most rows of a tile for which panels are widened in registers.
-enum { DIRECT_PAIRS = DOTS ? 8 : 1, DIRECT_FLOATS = LANES == 16 ? 4 : 2 };
+enum { DIRECT_PAIRS = DOTS ? 12 : 1, DIRECT_FLOATS = LANES == 16 ? 4 : 2 };
 INLINE long direct_rows(const weights *w) { return in_pairs(w) ? DIRECT_PAIRS : DIRECT_FLOATS; }
 
 // Adds the products of a quad of each row with those of the columns, which are widened in registers.
@@ -180,6 +180,7 @@ static const uint32_t *add_directly_of(long rows, const uint32_t *x, const group
         switch (rows) {
             DIRECTLY(1, 1) DIRECTLY(2, 1) DIRECTLY(3, 1) DIRECTLY(4, 1)
             DIRECTLY(5, 1) DIRECTLY(6, 1) DIRECTLY(7, 1) DIRECTLY(8, 1)
+            DIRECTLY(9, 1) DIRECTLY(10, 1) DIRECTLY(11, 1) DIRECTLY(12, 1)
         }
     }
 #endif

@@ -180,9 +180,15 @@ void multiply_in_place(const tiles *t, const weights *w, long panel) {
     if (!t->apart) join_apart(t->sums[0], rows * PANEL, w->sections);
 }
 
+// The most rows of a tile for which bytes are made in registers, if it is the only one: more leave no room for that.
+INLINE long direct_rows(const weights *w) {
+    if (is_looked_up(w)) return LANES == 16 && !are_bytes(w) ? 8 : 4;
+    if (!are_bytes(w)) return 0;
+    return has_whole_scales(w) ? QUANTIZED_ROWS : w->bits == 5 ? 10 : 0;
+}
+
 void multiply_unpacked(const tiles *t, const weights *w, long panel) {
-    int direct = are_bytes(w) && (w->bits == 5 || has_whole_scales(w));
-    if (t->all <= 1 && t->count == 1 && direct) {  // bytes for one tile are made in registers
+    if (t->all <= 1 && t->count == 1 && (t->totals || t->rows[0] <= direct_rows(w))) {
         multiply_in_place(t, w, panel);
         return;
     }
