@@ -18,7 +18,7 @@ from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.quantization import Quantized
 
 PLAIN = torch_operations.linear_operations(None)
-NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "W4A8", "W8A8")
+NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "mxfp4", "W4A8", "W8A8")
 GROUPS = (8, 16, 32, 64, 128, 0)
 
 
