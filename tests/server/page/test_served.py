@@ -52,12 +52,13 @@ async def test_files_have_a_digest_in_their_address_and_are_kept(frontend: FakeF
     addresses = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page.text))
     named = {address.split("/", 2)[2] for address in addresses}
     # All that scripts import as they start: a browser would learn of one late from another.
-    # The others come when a view is opened.
+    # The others come when they are needed: for a view, or once the first screen is there.
     assert named >= imported_by("app.js")
     assert page_files().files.keys() - named == {
         "chat/code.js",
         *map("tasks/{}.js".format, ("tasks", "map", "vector_math")),
         *map("live/{}.js".format, ("live", "charts", "quantile")),
+        *map("text/{}.js".format, ("markdown", "inline", "highlight", "tex", "tex_symbols")),
     }
     for address in addresses:
         file = await get(frontend, "/" + address)

@@ -7,7 +7,7 @@ import { sent, stream } from "./answers.js";
 import { Tree } from "./branches.js";
 import { beginConversations, keepConversation, mark } from "./conversations.js";
 import { drawFirst } from "./first.js";
-import { viewOf } from "./message.js";
+import { loadMarkdown, viewOf } from "./message.js";
 import { allRead, allowPictures, areWaiting, beginPictures, takeWaiting } from "./pictures.js";
 import { beginSettings, fields, lastSystem, showSystem } from "./settings.js";
 import { load, newId } from "./store.js";
@@ -78,6 +78,7 @@ function beginScrolling() {
 
 /** The chosen model is another one. */
 export function useModel(card) {
+  loadMarkdown().then(show);
   allowPictures(card.media);
   drawFirst(card, (text) => { byId("input").value = text; say(); });
 }

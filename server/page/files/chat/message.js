@@ -1,7 +1,6 @@
 // How a message looks: its text, pictures, reasoning, calls of tools, and what can be done with it.
 
 import { copy, element, iconButton } from "../dom.js";
-import { render } from "../text/markdown.js";
 import { standing } from "./branches.js";
 import { shown } from "./pictures.js";
 import { drawTokens } from "./tokens.js";
@@ -13,6 +12,13 @@ import { drawTokens } from "./tokens.js";
  * @property {(message: any, step: number) => void} turn
  * @property {(message: any, results: string[]) => void} returnResults
  */
+
+/** Shows a text as it is, until the code that draws Markdown is there: the first screen does without it. */
+let render = (place, source) => { place.textContent = source; };
+
+export async function loadMarkdown() {
+  ({ render } = await import("../text/markdown.js"));
+}
 
 /** @type {WeakMap<object, View>} */
 const views = new WeakMap();

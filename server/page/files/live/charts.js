@@ -66,5 +66,5 @@ const ago = (seconds) => (!seconds ? "now" : seconds < 120 ? `−${Math.round(se
 
 function words(value) {
   if (value === null || value === undefined) return "–";
-  return value >= 10_000 ? `${(value / 1000).toFixed(0)}k` : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(value < 10 ? 2 : 1).replace(/\.?0+$/, "");
+  return value >= 10_000 ? `${(value / 1000).toFixed(0)}k` : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(value < 1 ? 2 : 1).replace(/\.?0+$/, "");
 }

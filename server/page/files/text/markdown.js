@@ -20,6 +20,7 @@ const drawn = new WeakMap();
 
 /** Shows a text that may have grown since the last time: blocks that have stayed are not touched. */
 export function render(place, source) {
+  if (!drawn.has(place)) place.replaceChildren();
   const blocks = blocksOf(source.split("\n")), before = drawn.get(place) ?? [];
   const same = blocks.findIndex(({ source }, i) => source !== before[i]);
   const stay = same < 0 ? blocks.length : same;
