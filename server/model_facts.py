@@ -277,12 +277,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         if not ids:
             raise BadRequest(f"The decoder prompt cannot be empty ({param} {index} has no tokens).", param)
         if len(ids) > self.longest_text(in_windows):
-            raise self.text_too_long(f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids))
+            most = self.longest_text(in_windows)
+            raise self.text_too_long(
+                f"{param} {index}", "input_tokens", f"{len(ids)} input tokens", len(ids), most
+            )
 
-    def text_too_long(self, text: str, param: str, found: str, size: int) -> BadRequest:
+    def text_too_long(
+        self, text: str, param: str, found: str, size: int, most: int | None = None
+    ) -> BadRequest:
         return invalid(
             param,
-            f"This model's maximum context length is {self.max_text_len} tokens. However, {text} contains "
+            f"This model's maximum context length is {most or self.max_text_len} tokens. However, {text} contains "
             f"{found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with "
             "`truncate` where the endpoint has that.",
             size,

@@ -292,7 +292,7 @@ def check_characters(
 ) -> None:
     """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
     if size > (most or facts.max_text_len) * tokenizer.longest_token:
-        raise facts.text_too_long(text, "input_text", f"{size} characters", size)
+        raise facts.text_too_long(text, "input_text", f"{size} characters", size, most)
 
 
 def find_prompt(name: str | None, facts: Facts, task: Task = "embed", param: str = "prompt_name") -> str:

@@ -179,6 +179,12 @@ async def _pool(
         raise BadRequest(
             "An answer of bytes has no place for `cache_diagnosis`. Use float or base64.", "include"
         )
+    is_plain = body.encoding_format == "float" and body.embed_dtype == "float32"
+    if params.task == "sparse_embed" and not params.outputs and not is_plain:
+        raise BadRequest(
+            "Weights of tokens are written as numbers: leave out `encoding_format` and `embed_dtype`.",
+            "encoding_format",
+        )
     if body.encoding_format == "bytes" and len(items) > MOST_IN_A_HEADER:
         raise BadRequest(
             f"The encoding format bytes takes at most {MOST_IN_A_HEADER} texts, got {len(items)}: more would "

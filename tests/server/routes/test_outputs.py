@@ -97,6 +97,8 @@ async def test_outputs(client: httpx.AsyncClient, all_three: FakeFrontend) -> No
         (EMBED, {"outputs": ["sparse"], "dimensions": 2}, "dimensions"),
         (EMBED, {"outputs": ["sparse"], "normalize": False}, "not normalised"),
         (EMBED, {"outputs": ["dense", "sparse"], "encoding_format": "bytes_only"}, "place for one output"),
+        (EMBED, {"outputs": ["sparse"], "encoding_format": "base64"}, "written as numbers"),
+        (POOL, {"task": "sparse_embed", "embed_dtype": "int8"}, "written as numbers"),
         (POOL, {"outputs": ["dense"], "task": "embed"}, "both choose"),
     ],
 )
@@ -246,4 +248,4 @@ async def test_long_texts_are_read_in_windows(client: httpx.AsyncClient, fronten
         "A piece of 4 tokens"
         in (await refusal(client, EMBED, input=long[0], chunking={"size": 4}))["message"]
     )
-    assert "maximum context length" in (await refusal(client, EMBED, input=[1] * 9))["message"]
+    assert "maximum context length is 8 tokens" in (await refusal(client, EMBED, input=[1] * 9))["message"]
