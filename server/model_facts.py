@@ -288,8 +288,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return invalid(
             param,
             f"This model's maximum context length is {most or self.max_text_len} tokens. However, {text} "
-            f"contains {found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or with "
-            "`truncate` where the endpoint has that.",
+            f"contains {found}. Please reduce its length, or have it cut: with truncate_prompt_tokens=-1, or "
+            "with `truncate` where the endpoint has that.",
             size,
         )
 
