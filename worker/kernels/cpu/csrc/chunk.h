@@ -79,6 +79,9 @@ INLINE void load_scales(vec *scales, const char *head, int type, int first, int 
 INLINE void load_head(vec *scales, vec *minimums, const char *head, const char *factors, const weights *w, int first,
                       int columns) {
     const char *behind = head + scales_bytes(w);
+#if LANES == 16
+#pragma GCC unroll 2  // a loop around the branches for types is mispredicted in every group
+#endif
     for (int c = 0; c < columns; c++) {
         long column = (first + c) * LANES;
         scales[c] = load_numbers(head, column, w->scale);
