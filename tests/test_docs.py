@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from server.commands import TERMINAL
-from server.options.server_options import OPTIONS, parse
+from server.options.server_options import OPTIONS, read
 from server.options.vllm_flags import VLLM_FLAGS
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,8 @@ def test_commands_that_serve_have_options_that_are_read() -> None:
         for match in SERVE.finditer(lines_of_commands(page)):
             if "[" in match["options"] or "keys.toml" in match["options"]:
                 continue  # it stands for others, or names a file that is read
-            parse(shlex.split(match["options"]), {"FACET_CLUSTER_KEY": "0" * 64})
+            given = read(shlex.split(match["options"]), {"FACET_CLUSTER_KEY": "0" * 64})
+            given.read_models() if given.has_several else given.config()
             found += 1
     assert found >= 12
 

@@ -135,7 +135,7 @@ def test_inputs_of_files_are_rounded_to_bytes(
     monkeypatch: pytest.MonkeyPatch, method: str, asked: dict[str, str], bits: int | None
 ) -> None:
     given: list[int | None] = []
-    monkeypatch.setattr(selection, "Cpu", lambda *arguments: given.append(arguments[-1]) or Cpu(1))
+    monkeypatch.setattr(selection, "Cpu", lambda *arguments: given.append(arguments[3]) or Cpu(1))
     fields = {
         "gguf": {"codings": {"model.layers.0.mlp.up_proj": "Q4_0"}},
         "gptq": {"bits": 4, "group_size": 32},

@@ -202,10 +202,8 @@ def test_fields_that_chat_has_under_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the items again"),
         ({"conversation": "conv_1"}, "conversation", "send the items again"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the items again"),
-        ({"background": True}, "background", "stream"),
         ({"prompt": {"id": "p"}}, "prompt", "keeps none"),
         ({"include": ["everything"]}, "include", "message.output_text.logprobs"),
         ({"input": []}, "input", "nothing to answer"),
