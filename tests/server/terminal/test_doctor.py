@@ -128,7 +128,8 @@ def test_commands_import_no_torch(name: str) -> None:
         "import sys; from server.commands import run\n"
         "try: run('facet', [sys.argv[1], '--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'fastapi', *sys.argv[2:]} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'transformers', 'fastapi', *sys.argv[2:]} & set(sys.modules)\n"
+        "assert not heavy, heavy"
     )
     more = [] if name == "index-check" else ["numpy"]
     subprocess.run([sys.executable, "-c", program, name, *more], check=True, timeout=60, capture_output=True)
