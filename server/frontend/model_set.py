@@ -88,6 +88,8 @@ class ModelSet(Generic[T]):
         """All models that are served, and those that are not any more but still in memory."""
         self.budget = budget
         self._loader, self._clock = loader, clock
+        self._beside, self._least_beside = 0, budget
+        """The bytes that all but models take, as measured last, and at least."""
         self._load_turn = asyncio.Lock()
         """Held while a model is loaded, or waits for room. Whoever waits gets it in turn."""
         self._changed = asyncio.Event()
@@ -217,7 +219,9 @@ class ModelSet(Generic[T]):
         try:
             while (excess := await self._excess(wanted.size)) > 0:
                 others = [one for one in self.slots if one.has_memory and not one.pinned]
-                if sum(one.size for one in others) < excess:
+                # The server's own memory for models, their tokenizers for example, goes with them.
+                own = self._beside - self._least_beside if others else 0
+                if sum(one.size for one in others) + own < excess:
                     raise _too_large(wanted, excess)
                 if idle := self._idle():
                     await self.unload(idle[0])
@@ -234,8 +238,9 @@ class ModelSet(Generic[T]):
 
     async def _excess(self, size: int) -> int:
         """The bytes by which the budget would be exceeded with so many more."""
-        beside = await self._loader.taken_beside([one for one in self.slots if one.state == "loaded"])
-        return beside + sum(one.size for one in self.slots if one.has_memory) + size - self.budget
+        self._beside = await self._loader.taken_beside([one for one in self.slots if one.state == "loaded"])
+        self._least_beside = min(self._least_beside, self._beside)
+        return self._beside + sum(one.size for one in self.slots if one.has_memory) + size - self.budget
 
     def _idle(self) -> list[Slot[T]]:
         """The models that nobody uses and that may go, the least recently used first."""

@@ -34,6 +34,8 @@ class ScriptedLoader:
     budget: int
     turns: int = 2
     fails: set[str] = field(default_factory=set)
+    tokenizer: int = 0
+    """The bytes that the server itself keeps for each loaded model."""
     here: dict[str, Served] = field(default_factory=dict)
     """What has memory now."""
     loads: list[str] = field(default_factory=list)
@@ -62,7 +64,7 @@ class ScriptedLoader:
 
     async def taken_beside(self, loaded: Iterable[Slot[Served]], /) -> int:
         await self._take_time()
-        return BESIDE
+        return BESIDE + self.tokenizer * len(self.here)
 
     async def _take_time(self) -> None:
         for _ in range(self.turns):
@@ -99,6 +101,16 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_once() -> None:
     models, loader, slots = make_set({"a": 10, "b": 10}, 1000)
     assert await asyncio.gather(*(use(models, slots["a"]) for _ in range(5))) == ["answered"] * 5
     assert loader.loads == ["a"]
+
+
+async def test_memory_of_the_server_that_goes_with_a_model_is_room_for_another() -> None:
+    models, loader, slots = make_set({"a": 20, "b": 20, "large": 380}, BESIDE + 390)
+    loader.tokenizer = 10
+    for name in ("a", "b"):
+        assert await use(models, slots[name]) == "answered"
+    loader.tokenizer = 200  # that is more than what the models themselves would give back
+    assert await use(models, slots["large"]) == "answered"
+    assert loader.here.keys() == {"large"}
 
 
 async def test_the_least_recently_used_goes_and_pinned_ones_stay() -> None:
