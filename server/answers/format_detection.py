@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from server.answers.answer_format import AnswerFormat, format_with, literals_of
 from server.answers.answer_reader import AnswerReader
@@ -59,9 +59,19 @@ _CALL = {
 }
 
 
-@lru_cache(maxsize=4)
+_found: WeakKeyDictionary[Tokenizer, dict[tuple[str, str], AnswerFormat]] = WeakKeyDictionary()
+"""Formats by the names that were asked for, kept as long as their tokenizer."""
+
+
 def find_format(tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> AnswerFormat:
     """The dialect and the thinking of these names, or those that the model has. It is found once."""
+    formats, names = _found.setdefault(tokenizer, {}), (tool_parser, reasoning_parser)
+    if names not in formats:
+        formats[names] = _find_format(tokenizer, tool_parser, reasoning_parser)
+    return formats[names]
+
+
+def _find_format(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> AnswerFormat:
     described = tokenizer.response_template or {}
     if tool_parser == AUTO:
         dialect = described_calls(described) or find_dialect(tokenizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -132,3 +134,12 @@ def test_names_of_the_peers_and_wrong_ones() -> None:
         dialect_named("hermez")
     with pytest.raises(ValueError, match=r"--reasoning-parser: .* 'qwen'. There are .*qwen3"):
         thinking_named("qwen")
+
+
+def test_a_tokenizer_that_is_used_no_more_is_not_kept() -> None:
+    tokenizer = FakeTokenizer()
+    assert find_format(tokenizer) is find_format(tokenizer)
+    kept = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert kept() is None
