@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError
@@ -32,12 +32,13 @@ CONTENT = st.one_of(
     st.lists(
         st.sampled_from([b"\r\n", b"--", b"-", b"xx", b"\r", b"--xx", b"a", b"\r\n--x"]), max_size=12
     ).map(b"".join),
-).filter(lambda content: b"\r\n--xx" not in b"\r\n" + content)
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(CONTENT, st.lists(st.integers(0, 400), max_size=6))
 def test_a_file_is_read_however_it_is_cut(content: bytes, cuts: list[int]) -> None:
+    assume(b"\r\n--xx" not in b"\r\n" + content)
     whole = b"before\r\n" + form(content, ("purpose", b"batch"), ("empty", b""))
     reader, found, at = FormReader(TYPE), b"", 0
     for cut in [*sorted(cuts), len(whole)]:
