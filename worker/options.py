@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -60,7 +61,9 @@ def share_or_size(text: str) -> float:
     elif re.fullmatch(r"[01]?\.\d+|[01]", text):
         share = float(text)
     else:
-        return float(size(text))
+        share = -1.0
+        with suppress(ValueError):
+            return float(size(text))
     if not 0 < share <= 1:
         raise ValueError(f"{text!r} is no share: write 0.5 or 50%, or a size such as 2.5G")
     return share

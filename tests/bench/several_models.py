@@ -139,7 +139,8 @@ def main() -> None:
     parser.add_argument("--memory", default="2.5G")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/several-models"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "facet" / "several-models"
+    parser.add_argument("--folder", type=Path, default=cache)
     given = parser.parse_args()
     budget, lines = share_or_size(given.memory), list[str]()
     for name in GENERATE + POOL:

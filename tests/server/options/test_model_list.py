@@ -74,6 +74,8 @@ def test_the_memory_is_a_size_or_a_share() -> None:
     for text in ("0", "0%", "120%", "much", "2.5.1"):
         with pytest.raises(OptionError):
             parse_memory(text)
+    with pytest.raises(OptionError, match=r"write 0\.5 or 50%"):
+        parse_memory("lots")
 
 
 def parse_memory(text: str):
