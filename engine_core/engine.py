@@ -14,20 +14,12 @@ import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
+from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, Preparation, StepFuture
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.loading import Loaded, ReportProgress, make_loader
-from engine_core.protocol import (
-    Add,
-    Failed,
-    Grammar,
-    OutputsByClient,
-    Ready,
-    Spelling,
-    Stats,
-    Tokens,
-)
+from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Ready, Spelling, Tokens
 from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep

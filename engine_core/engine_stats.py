@@ -11,7 +11,7 @@ from math import expm1
 
 import msgspec
 
-from worker.protocol import Balancedness
+from worker.protocol import Balancedness, DiskTotals
 
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -130,6 +130,46 @@ class ExpertStats(msgspec.Struct, frozen=True, gc=False):
     """The seconds that moves took in each rearrangement."""
     tokens: dict[int, list[int]]
     """layer -> the tokens that took each expert, in total; nothing if they are not to be shown."""
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The engine's gauges and running totals, sent when they have changed, a few times a second at most."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    """The number of prompt tokens looked up in the prefix cache, in total."""
+    prefix_hits: int
+    preemptions: int
+    steps: int
+    step_tokens: int
+    busy: float = 0.0
+    """The seconds for which the engine has computed steps, in total."""
+    expected_wait: float = 0.0
+    """The seconds in which a short prompt that arrived now would get its first token."""
+    rates: Rates | None = None
+    waiting_tokens: int = 0
+    """The tokens that the requests that wait have to compute before their first answer."""
+    deferred: int = 0
+    """The number of waiting requests for which no room is missing: their grammar is being compiled."""
+    landed: StepBuckets | None = None
+    kernel_compilations: int = 0
+    """The kernels that the worker has compiled since its start, in total."""
+    experts: ExpertStats | None = None
+    """News of experts that are balanced by load, once there are any."""
+    media_encoded: int = 0
+    """The media items that were encoded, in total."""
+    media_reused: int = 0
+    """How often a request has found the embeddings of an item that was encoded before, in total."""
+    media_embeddings: int = 0
+    """The embeddings that are held."""
+    media_bytes: int = 0
+    """The bytes that the media of live requests take."""
+    guesses: GuessTotals | None = None
+    """What became of guesses in total, if the engine makes some."""
+    disk: DiskTotals | None = None
+    """What became of cache blocks on disk, if some are kept there."""
 
 
 def expected_length(most: float, stop_rate: float) -> float:

@@ -11,20 +11,12 @@ from typing import Literal
 import msgspec
 
 from engine_core.beams.beam_params import Beam, BeamParams
-from engine_core.engine_stats import (
-    DiskReport,
-    ExpertStats,
-    GuessReport,
-    GuessTotals,
-    Rates,
-    StepBuckets,
-    Timing,
-)
+from engine_core.engine_stats import DiskReport, GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
 from worker.calls.messages import CallWorkers, Returned
-from worker.protocol import DiskTotals, Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -274,46 +266,6 @@ def quarantined(id: int) -> Failed:
     """The answer to a request that makes the engine fail whenever it is computed."""
     message = "the engine fails whenever it computes this request: change it, or report the failure"
     return Failed(id, 500, message, QUARANTINED)
-
-
-class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The engine's gauges and running totals, sent when they have changed, a few times a second at most."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    prefix_queries: int
-    """The number of prompt tokens looked up in the prefix cache, in total."""
-    prefix_hits: int
-    preemptions: int
-    steps: int
-    step_tokens: int
-    busy: float = 0.0
-    """The seconds for which the engine has computed steps, in total."""
-    expected_wait: float = 0.0
-    """The seconds in which a short prompt that arrived now would get its first token."""
-    rates: Rates | None = None
-    waiting_tokens: int = 0
-    """The tokens that the requests that wait have to compute before their first answer."""
-    deferred: int = 0
-    """The number of waiting requests for which no room is missing: their grammar is being compiled."""
-    landed: StepBuckets | None = None
-    kernel_compilations: int = 0
-    """The kernels that the worker has compiled since its start, in total."""
-    experts: ExpertStats | None = None
-    """News of experts that are balanced by load, once there are any."""
-    media_encoded: int = 0
-    """The media items that were encoded, in total."""
-    media_reused: int = 0
-    """How often a request has found the embeddings of an item that was encoded before, in total."""
-    media_embeddings: int = 0
-    """The embeddings that are held."""
-    media_bytes: int = 0
-    """The bytes that the media of live requests take."""
-    guesses: GuessTotals | None = None
-    """What became of guesses in total, if the engine makes some."""
-    disk: DiskTotals | None = None
-    """What became of cache blocks on disk, if some are kept there."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -23,6 +23,7 @@ from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Address, Replicas
+from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import Reason
 from engine_core.wire.transport import ServerEnd, Unreachable
@@ -96,7 +97,7 @@ class EngineClient:
         return self._table.restarting
 
     @property
-    def stats(self) -> protocol.Stats | None:
+    def stats(self) -> Stats | None:
         return self._table.stats
 
     @property
@@ -350,7 +351,7 @@ class EngineClient:
                 for output in outputs:
                     self._dispatcher.deliver(replica, output)
                 replica.stats = stats or replica.stats
-            case protocol.Stats():
+            case Stats():
                 replica.stats = answer
             case protocol.Progress(folder=folder):
                 replica.note_progress(answer)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine_core.engine_stats import GuessTotals, Rates
-from engine_core.protocol import Progress, Ready, Stats
+from engine_core.engine_stats import GuessTotals, Rates, Stats
+from engine_core.protocol import Progress, Ready
 from engine_core.reason_codes import PHASES
 from worker.child import STOPPED, describe_exit
 

@@ -28,8 +28,9 @@ from engine_core.client.replica import (
     difference,
 )
 from engine_core.config import Replicas
+from engine_core.engine_stats import Stats
 from engine_core.prompt_media import overlapping
-from engine_core.protocol import Add, Progress, Ready, Stats
+from engine_core.protocol import Add, Progress, Ready
 from worker.protocol import Pooling
 
 BLOCK = 64

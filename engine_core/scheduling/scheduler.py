@@ -25,8 +25,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
+from engine_core.engine_stats import Stats
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
-from engine_core.protocol import Add, Admitted, Failed, OutputsByClient, Stats
+from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
 from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes

@@ -12,9 +12,9 @@ from engine_core.engine_stats import (
     STEP_TOKENS,
     ExpertStats,
     PlainHistogram,
+    Stats,
     StepBuckets,
 )
-from engine_core.protocol import Stats
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.guesses.drafts import Drafts
 from engine_core.scheduling.media import MediaItems

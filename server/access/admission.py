@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from engine_core.engine_stats import Rates, expected_length
-from engine_core.protocol import Standing, Stats
+from engine_core.engine_stats import Rates, Stats, expected_length
+from engine_core.protocol import Standing
 from server.access.client_identity import Caller
 from server.errors import ApiError, BadRequest, Overloaded, TooManyRequests
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine_core.client.client import EngineClient
 from engine_core.client.replica import Replica, all_stats
 from engine_core.config import Address
-from engine_core.protocol import Stats
+from engine_core.engine_stats import Stats
 from engine_core.reason_codes import Reason
 from server.access.client_identity import Caller
 from server.access.keyring import Access

@@ -23,7 +23,8 @@ from server.metrics.media_metrics import MediaMetrics
 from server.metrics.server_metrics import Metrics
 from server.model_facts import MediaFacts
 from server.options.media_io import MediaIo, read_media_io
-from server.options.server_config import SERVED_KINDS, MediaOptions, ServerConfig
+from server.options.media_options import SERVED_KINDS, MediaOptions
+from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
 from worker.protocol import WorkerFacts
 

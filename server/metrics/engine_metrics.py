@@ -17,8 +17,8 @@ from engine_core.engine_stats import (
     STEP_TOKENS,
     Buckets,
     GuessTotals,
+    Stats,
 )
-from engine_core.protocol import Stats
 
 LABELS = ["model_name", "engine"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine_core.client.client import EngineClient
-from engine_core.protocol import Stats
+from engine_core.engine_stats import Stats
 from server.metrics.server_metrics import Metrics
 from server.options.server_config import ServerConfig
 

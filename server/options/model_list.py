@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from server.options.media_options import MEDIA
 from server.options.option_sources import read_fields
 from server.options.option_table import Option, OptionError, VllmFlag
-from server.options.server_config import ANSWERS, MEDIA, TEXT, ServerConfig
+from server.options.server_config import ANSWERS, TEXT, ServerConfig
 from worker.host.machine import total_memory
 from worker.options import MEMORY, MODEL, SCHEDULER
 

@@ -5,7 +5,6 @@ reader of the environment but for what the system says there (`worker.host.machi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,8 @@ import msgspec
 
 from engine_core.config import WORKERS
 from server.options.connection_options import HTTP
+from server.options.dotted_flags import undotted
+from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
 from server.options.option_sources import from_environment, from_file, from_keywords
@@ -27,14 +28,12 @@ from server.options.option_table import (
     assemble,
     build_parser,
     canonical,
-    json_object,
     options_of,
 )
 from server.options.server_config import (
     ACCESS,
     ANSWERS,
     LOGS,
-    MEDIA,
     REPORTS,
     TEXT,
     ServerConfig,
@@ -158,7 +157,7 @@ def read(
     parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
     parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
-    words = canonical(_undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
+    words = canonical(undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
     given = vars(parser.parse_intermixed_args(words))
     for other in VLLM_FLAGS:
         if other.flag in given:
@@ -344,56 +343,3 @@ def client_key_of_environment(environ: Mapping[str, str] = os.environ) -> str | 
 def share_metrics(folder: Path) -> None:
     """Let prometheus_client count for several processes. It reads this variable when first imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-
-
-def _undotted(arguments: Sequence[str], options: Sequence[Option | VllmFlag]) -> list[str]:
-    """Gather flags with dots, --hf-overrides.rope_theta 1e6, in the JSON of the option whose parts they give.
-
-    What stands later counts.
-    """
-    by_name = {name: option.flag for option in options if option.is_object for name in option.flags}
-    dotted = {by_name[name] for name in map(_whose_part, arguments) if name in by_name}
-    words: list[str] = []
-    objects: dict[str, dict[str, object]] = {}
-    rest = iter(arguments)
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        head, _, path = name.partition(".")
-        flag = by_name.get(head.replace("_", "-"))
-        if flag not in dotted:
-            words.append(argument)
-            continue
-        if not equals and (value := next(rest, "")) == "":
-            raise OptionError(f"{name} needs a value")
-        inner = objects.setdefault(flag, {})
-        if path:
-            _put(inner, path.replace("-", "_").split("."), value, name)
-        else:
-            inner.update(_whole(value, flag))
-    return [*words, *(word for flag, value in objects.items() for word in (flag, json.dumps(value)))]
-
-
-def _whose_part(argument: str) -> str | None:
-    """The flag before the dot, if this is a flag with a dot."""
-    head, dot, _ = argument.partition("=")[0].partition(".")
-    return head.replace("_", "-") if dot and head.startswith("-") else None
-
-
-def _put(inner: dict[str, object], path: list[str], text: str, name: str) -> None:
-    *outer, last = path
-    for key in outer:
-        found = inner.setdefault(key, {})
-        if not isinstance(found, dict):
-            raise OptionError(f"{name}: {key} is given as something else than an object")
-        inner = found
-    try:
-        inner[last] = json.loads(text)
-    except ValueError:
-        inner[last] = text
-
-
-def _whole(text: str, flag: str) -> dict[str, object]:
-    try:
-        return json_object(text)
-    except ValueError as error:
-        raise OptionError(f"{flag}: {error}") from error

@@ -20,8 +20,9 @@ from torch import nn
 from transformers import CLIPImageProcessorPil
 
 from engine_core.engine import Engine
+from engine_core.engine_stats import Stats
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add, Stats, Tokens
+from engine_core.protocol import Add, Tokens
 from models.config import read_config
 from worker.buffers import Buffer
 from worker.limits import WorkerLimits

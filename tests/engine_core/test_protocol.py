@@ -5,6 +5,7 @@ import pytest
 from model_facts import READY
 
 from engine_core import protocol
+from engine_core.engine_stats import Stats
 from engine_core.protocol import (
     Abort,
     Add,
@@ -17,7 +18,6 @@ from engine_core.protocol import (
     Progress,
     Request,
     ResetPrefixCache,
-    Stats,
     Timing,
     Tokens,
 )

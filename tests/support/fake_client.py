@@ -17,7 +17,8 @@ from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
 from engine_core.client.replica_table import ReplicaTable
 from engine_core.config import Replicas
-from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Stats, Tokens
+from engine_core.engine_stats import Stats
+from engine_core.protocol import Failed, Pooled, Progress, Ready, Request, Sleep, Standing, Tokens
 from worker.calls.messages import CallFailed
 from worker.protocol import Pooling, Sampling, Vectors
 

@@ -13,7 +13,7 @@ from media_files import QWEN_CONFIG, QWEN_SETTINGS, media_files, noise, saved
 from model_facts import changed
 
 from server.media.reader import MediaReader
-from server.options.server_config import MediaOptions
+from server.options.media_options import MediaOptions
 
 PAD = VOCAB_SIZE
 NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")

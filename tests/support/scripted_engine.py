@@ -13,7 +13,8 @@ from model_facts import changed
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
 from engine_core.config import Address, Replicas
-from engine_core.protocol import Answer, Outputs, Request, Stats, Tokens
+from engine_core.engine_stats import Stats
+from engine_core.protocol import Answer, Outputs, Request, Tokens
 from engine_core.wire.transport import EngineEnd
 from worker.protocol import Sampling
 

@@ -13,10 +13,10 @@ from engine_core.engine_stats import (
     Buckets,
     ExpertStats,
     GuessTotals,
+    Stats,
     StepBuckets,
     Timing,
 )
-from engine_core.protocol import Stats
 from server.metrics.server_metrics import Metrics
 from worker.protocol import Balancedness, DiskTotals
 

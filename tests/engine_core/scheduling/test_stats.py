@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine_core.engine_stats import STEP_SECONDS, STEP_TOKENS
-from engine_core.protocol import Stats
+from engine_core.engine_stats import STEP_SECONDS, STEP_TOKENS, Stats
 from engine_core.scheduling.stats import LandedSteps, StatsFilter
 from engine_core.scheduling.step_builder import PlannedStep
 from worker.protocol import StepInput

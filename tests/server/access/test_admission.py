@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine_core.engine_stats import Rates
-from engine_core.protocol import Stats
+from engine_core.engine_stats import Rates, Stats
 from server.access.admission import (
     DEFAULT_QUEUE,
     DEFAULT_QUEUED_TOKENS,

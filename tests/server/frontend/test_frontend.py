@@ -10,7 +10,7 @@ import pytest
 from fake_client import FakeClient
 from reading import beginning, started
 
-from engine_core.protocol import Stats
+from engine_core.engine_stats import Stats
 from server.access.client_identity import Caller
 from server.errors import (
     ApiError,

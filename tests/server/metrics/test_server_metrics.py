@@ -20,10 +20,10 @@ from engine_core.engine_stats import (
     Buckets,
     ExpertStats,
     GuessTotals,
+    Stats,
     StepBuckets,
     Timing,
 )
-from engine_core.protocol import Stats
 from server.metrics.server_metrics import Metrics
 from worker import logs
 from worker.protocol import Balancedness

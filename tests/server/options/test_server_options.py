@@ -12,9 +12,10 @@ import pytest
 from engine_core.config import EngineConfig
 from server.options.batch_options import BatchOptions
 from server.options.connection_options import ConnectionOptions
+from server.options.media_options import MediaOptions
 from server.options.option_table import OptionError, assemble, flatten
 from server.options.plugin_options import PluginOptions
-from server.options.server_config import AccessOptions, LogOptions, MediaOptions, ReportOptions, ServerConfig
+from server.options.server_config import AccessOptions, LogOptions, ReportOptions, ServerConfig
 from server.options.server_options import OPTIONS, parse
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size

@@ -16,7 +16,7 @@ from fake_frontend import FakeFrontend
 from served_app import served
 
 from engine_core.client.replica import Replica
-from engine_core.protocol import Stats
+from engine_core.engine_stats import Stats
 from server.http.error_answers import Status, loading
 from server.options.server_config import AccessOptions
 from server.page import routes as live

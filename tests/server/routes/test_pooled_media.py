@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from models.pooling.config import PoolingConfig
 from server.media.reader import MediaReader
-from server.options.server_config import MediaOptions
+from server.options.media_options import MediaOptions
 
 EMBED = "/v1/embeddings"
 SEEN = [PAD + 1, *[PAD] * 4, PAD + 2]

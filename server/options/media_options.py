@@ -1,0 +1,89 @@
+"""Options of what requests may bring beside text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, cast
+
+import msgspec
+
+from worker.options import Doc
+
+MEDIA = "Media in requests"
+
+MEDIA_KINDS = ("image", "audio", "video")
+SERVED_KINDS = ("image", "video")
+"""The kinds of items that models are served with."""
+DEFAULT_ITEMS = 16
+"""The most items of a kind in a prompt where the operator does not say."""
+
+
+class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests may bring beside text, to models that take it."""
+
+    limit_mm_per_prompt: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """Most items of each kind in a prompt, such as {"image": 4, "video": {"count": 1, "num_frames": 32}}; 0
+    refuses a kind. Default: 16 of each, and as many frames as the model's settings say."""
+    allowed_local_media_path: Annotated[str | None, Doc(MEDIA)] = None
+    """A folder whose files requests may name by file:// URLs. Unlike vLLM's, links out of it are not
+    followed."""
+    allowed_media_domains: Annotated[list[str], Doc(MEDIA)] = []
+    """The only hosts from which media are fetched, at private addresses too. Default: all hosts at public
+    addresses, and no others, unlike vLLM's."""
+    max_media_mb: Annotated[int, Doc(MEDIA, least=1, most=1024)] = 64
+    """Most MiB of a file, of all media of a request, and by which a body with media may be longer than
+    another one."""
+    media_seconds: Annotated[float, Doc(MEDIA, least=0.1)] = 30.0
+    """Seconds in which a file must be fetched, and an item be prepared."""
+    mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
+    media_io_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
+    """How files are read, for each kind: {"image": {"rgba_background_color": [0, 0, 0]}} for what is
+    transparent (default: white), {"video": {"num_frames": 32, "fps": 2}} for the frames that are taken (-1:
+    all)."""
+    trust_request_mm_kwargs: Annotated[bool, Doc(MEDIA)] = False
+    """Let requests have such settings themselves, as mm_processor_kwargs and media_io_kwargs."""
+    enable_mm_embeds: Annotated[bool, Doc(MEDIA)] = False
+    """Take pictures as the embeddings that clients have computed of them (parts of the type image_embeds)."""
+    mm_processor_workers: Annotated[int | None, Doc(MEDIA, least=1, most=64)] = None
+    """Processes that decode and prepare media, started when they are needed. Default: half the cores, 4 at
+    most."""
+
+    def most_of(self, kinds: Iterable[str]) -> dict[str, int]:
+        """The most items in a prompt of each of these kinds of which any are taken.
+
+        Raises ValueError if the option is wrong.
+        """
+        found: dict[str, int] = dict.fromkeys(MEDIA_KINDS, DEFAULT_ITEMS)
+        for kind, limit in self.limit_mm_per_prompt.items():
+            most = limit.get("count", DEFAULT_ITEMS) if isinstance(limit, dict) else limit
+            if kind not in found:
+                raise ValueError(
+                    f"--limit-mm-per-prompt: {kind[:64]!r} is no kind of media; they are "
+                    + ", ".join(MEDIA_KINDS)
+                )
+            if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+                raise ValueError(
+                    f"--limit-mm-per-prompt: {kind}: {limit!r} should be a number of items, 0 or more"
+                )
+            found[kind] = most
+        return {kind: found[kind] for kind in kinds if found[kind]}
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether any media are taken. Without pictures videos are only if they are named: few models take
+        them."""
+        most = self.most_of(SERVED_KINDS)
+        return "image" in most or ("video" in most and "video" in self.limit_mm_per_prompt)
+
+    @property
+    def most_frames(self) -> int | None:
+        """The most frames that are taken of a video; None if the operator does not say.
+
+        Raises ValueError if the option is wrong.
+        """
+        limit = self.limit_mm_per_prompt.get("video")
+        given = cast("dict[str, object]", limit).get("num_frames") if isinstance(limit, dict) else None
+        if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+            return given
+        raise ValueError(f"--limit-mm-per-prompt: video: {given!r} is no number of frames")
