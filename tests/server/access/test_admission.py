@@ -36,6 +36,9 @@ class Engines:
     def abort(self, ids: Iterable[int], /) -> None:
         self.aborted += ids
 
+    async def standing(self, id: int, /) -> None:
+        """It tells nothing of any request."""
+
 
 @dataclass
 class House:
