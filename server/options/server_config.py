@@ -19,6 +19,7 @@ from server.options.batch_options import BatchOptions
 from server.options.connection_options import HTTP, ConnectionOptions
 from server.options.media_options import MediaOptions
 from server.options.plugin_options import PluginOptions
+from server.options.vector_options import VectorOptions
 from worker import logs
 from worker.options import MEMORY, MODEL, Doc, share_or_size
 
@@ -152,14 +153,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments for the template where a request gives none."""
     trust_request_chat_template: Annotated[bool, Doc(TEXT)] = False
     """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
-    int8_ranges: Annotated[str | None, Doc(TEXT)] = None
-    """A file with the least and the greatest of each number of vectors, for the types int8 and uint8: .npy,
-    or two lists in JSON. Without it, the ranges are those of each request's own vectors."""
-    default_prompt_name: Annotated[str | None, Doc(TEXT)] = None
-    """The prompt that is written before texts to embed where a request names none."""
-    space_name: Annotated[str | None, Doc(TEXT)] = None
-    """Your name for the space of the model's vectors, in place of digests of its weights and tokenizer; with
-    NAME=DIGEST the server starts only if these are still the ones of that digest (docs/spaces.md)."""
     response_role: Annotated[str, Doc(TEXT)] = "assistant"
     """Role of the answers in chat."""
 
@@ -236,6 +229,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reports: ReportOptions = ReportOptions()
     access: AccessOptions = AccessOptions()
     media: MediaOptions = MediaOptions()
+    vectors: VectorOptions = VectorOptions()
     batches: BatchOptions = BatchOptions()
 
     data_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dp")] = 1

@@ -112,9 +112,9 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
         reading_digest=digest_reading(tokenizer.digest, pooling),
-        int8_ranges=() if config.int8_ranges is None else _ranges(config.int8_ranges, ready),
+        int8_ranges=() if config.vectors.int8_ranges is None else _ranges(config.vectors.int8_ranges, ready),
     )
-    return msgspec.structs.replace(facts, space_name=checked_name(config.space_name, facts))
+    return msgspec.structs.replace(facts, space_name=checked_name(config.vectors.space_name, facts))
 
 
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:
@@ -134,7 +134,7 @@ def _ranges(file: str, ready: Ready) -> tuple[tuple[float, ...], ...]:
 
 
 def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | None:
-    name, prompts = config.default_prompt_name, pooling.texts.prompts
+    name, prompts = config.vectors.default_prompt_name, pooling.texts.prompts
     if name is None:
         return pooling.texts.default_prompt_name
     if name not in prompts:

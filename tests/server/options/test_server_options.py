@@ -17,6 +17,7 @@ from server.options.option_table import OptionError, assemble, flatten
 from server.options.plugin_options import PluginOptions
 from server.options.server_config import AccessOptions, LogOptions, ReportOptions, ServerConfig
 from server.options.server_options import OPTIONS, parse
+from server.options.vector_options import VectorOptions
 from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import WorkerOptions, size
 
@@ -277,6 +278,7 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
         PluginOptions,
         LogOptions,
         MediaOptions,
+        VectorOptions,
         BatchOptions,
         ReportOptions,
         EngineConfig,
@@ -286,7 +288,18 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
     options = [option.field for option in OPTIONS]
     guesses, formats = ("spec_method", "spec_model", "spec_tokens"), ("config_format", "tokenizer_mode")
     shorthands = ("async_scheduling", *guesses, *formats)
-    groups = {"engine", "worker", "access", "connections", "plugins", "log", "media", "batches", "reports"}
+    groups = {
+        "engine",
+        "worker",
+        "access",
+        "connections",
+        "plugins",
+        "log",
+        "media",
+        "vectors",
+        "batches",
+        "reports",
+    }
     assert sorted(options) == sorted({*fields, *shorthands} - groups)
     flags = [flag for one in [*OPTIONS, *VLLM_FLAGS] for flag in one.flags]
     assert len(flags) == len(set(flags))
