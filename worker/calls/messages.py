@@ -44,6 +44,23 @@ class Returned(msgspec.Struct, frozen=True, tag=True, gc=False):
     returns: list[WorkerReturn]
 
 
+LOAD_ADAPTER, DROP_ADAPTER = "load_adapter", "drop_adapter"
+"""The methods by which a worker loads the adapter of a folder under a number, and gives it up again."""
+
+
+class AdapterFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a worker tells of an adapter that it has loaded."""
+
+    bytes: int
+    """The memory that it takes."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that it has a head of its own for. It does those of the base, too."""
+    widths: dict[str, int] = {}
+    """Task -> the numbers in each of its vectors, where they are others than those of the base."""
+    labels: tuple[str, ...] = ()
+    """The names of what its head tells apart, if its files say them."""
+
+
 class CallFailed(RuntimeError):
     """A method could not be called in all workers, or has failed in one."""
 
