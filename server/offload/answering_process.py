@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from server.offload.messages import LENGTH_BYTES
 from worker import child
+from worker.host.machine import environment_with
 
 ENDING_SECONDS = 2.0
 """Seconds from the end of the connection to that of the process, which tells the reason."""
@@ -20,6 +21,8 @@ Frame = bytes | bytearray | memoryview
 Received = bytearray | mmap.mmap
 
 _LONG = 1 << 20
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""A variable for NumPy, whose threads take longer to wait for each other than to multiply what is here."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +131,8 @@ class _Running:
         self._connection.setblocking(False)
         try:
             with theirs:
-                self._child = child.start(name, module, setup(theirs.fileno()), [theirs.fileno()])
+                payload, alone = setup(theirs.fileno()), environment_with(**_ONE_THREAD)
+                self._child = child.start(name, module, payload, [theirs.fileno()], alone)
         except OSError:
             self._connection.close()
             raise
