@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
@@ -24,7 +25,8 @@ from engine_core.protocol import Failed, Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
-from server.errors import ApiError, NoEngine, NotFound, Unavailable, from_engine
+from server.errors import NoEngine, NotFound, Unavailable, from_engine
+from server.frontend.kept_vectors import OnAnswer, open_kept_vectors
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
@@ -50,8 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 POOLING_WINDOW = 2
-"""Steps' worth of one request's texts that are in the engine at once. The next step is never short of texts,
-and a request that comes after one of ten thousand texts waits for few of them."""
+"""Steps' worth of a request's texts that are in the engine at once, so that others need not wait for all."""
 
 
 class Frontend:
@@ -76,6 +77,7 @@ class Frontend:
         """Reads the bodies of requests that are too long for the event loop."""
         self.media: MediaReader | None = None
         """What reads media; None if the model takes only texts."""
+        self.kept_vectors = open_kept_vectors(config, metrics)
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
         self._restarting_since = 0.0
@@ -255,7 +257,10 @@ class Frontend:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = own.begin_work(sum([item.length for item in items]))
         try:
-            return await self._pool_all(items, own, replica, media_items, options)
+            compute = partial(self._pool_all, own, replica, media_items)
+            if self.kept_vectors is None:
+                return await compute(items, options)
+            return await self.kept_vectors.pool(items, self.facts.ready.worker, options, compute)
         finally:
             work.end()
             if admission is None:
@@ -263,11 +268,12 @@ class Frontend:
 
     async def _pool_all(
         self,
-        items: Sequence[Item],
         admission: Admission,
         replica: int | None,
         media: Mapping[bytes, MediaItem],
+        items: Sequence[Item],
         options: AddOptions,
+        on_answer: OnAnswer | None = None,
     ) -> list[Pooled]:
         answers: list[Pooled] = []
         window = self.places_for(len(items), admission.caller)
@@ -285,6 +291,8 @@ class Frontend:
                     admission.streams.update(stream.id for stream in streams)
                 stream, since = waiting[0]
                 answer = await self._pooled(stream, items[len(answers)].length, since, admission)
+                if on_answer is not None:
+                    on_answer(len(answers), answer)
                 answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)
@@ -301,13 +309,10 @@ class Frontend:
         if isinstance(answer, Failed):
             self.metrics.finished("error")
             admission.check()
-            raise self._error_of(answer)
+            raise from_engine(answer, self.admissions.seconds_to_wait())
         admission.begun = True
         self.metrics.pooled(tokens, answer.cached, time.monotonic() - since, answer.timing)
         return answer
-
-    def _error_of(self, failed: Failed) -> ApiError:
-        return from_engine(failed, self.admissions.seconds_to_wait())
 
     async def abort(self, request_ids: Iterable[str], caller: Caller | None = None) -> int:
         """Ends these requests, or those of them that `caller` has sent; their streams finish with "abort".
@@ -376,7 +381,7 @@ class Frontend:
             async for new in stream:
                 if isinstance(new, Failed):
                     choice.fail()
-                    raise self._error_of(new)
+                    raise from_engine(new, self.admissions.seconds_to_wait())
                 delta = choice.push(new)
                 if choice.finished:
                     self._client.abort([stream.id])  # a stop string ended it, which the engine does not know

@@ -104,6 +104,7 @@ class Metrics:
     """The metrics of this process, and the page that shows them."""
 
     _media: MediaMetrics | None = None
+    _vectors: tuple[Counter | PlainCounter, Counter | PlainCounter] | None = None
 
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
         """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
@@ -212,6 +213,16 @@ class Metrics:
         self._media = self._media or self._count_media()
         return self._media
 
+    def of_kept_vectors(self) -> tuple[Counter | PlainCounter, Counter | PlainCounter]:
+        """The counters of texts looked up among kept vectors, and of those that needed no engine."""
+        self._vectors = self._vectors or (
+            self._counter("facet:vector_cache_queries", "Texts looked up among kept vectors."),
+            self._counter(
+                "facet:vector_cache_hits", "Texts whose vectors were kept, or computed for others."
+            ),
+        )
+        return self._vectors
+
     def _count_media(self) -> MediaMetrics:
         name = "facet:media_seconds"
         seconds = self._histograms(
@@ -271,7 +282,8 @@ class Metrics:
         return self._counters(name, text, labels, registry=self._registry)
 
     def _counter(self, name: str, text: str) -> Counter | PlainCounter:
-        return self._family(f"vllm:{name}", text, *_LABELS).labels(self._model, self._engine)
+        full = name if ":" in name else f"vllm:{name}"
+        return self._family(full, text, *_LABELS).labels(self._model, self._engine)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram | PlainHistogram:
         full = name if ":" in name else f"vllm:{name}"

@@ -37,6 +37,7 @@ def busy_metrics() -> Metrics:
     record.tokens(1, cached=0)
     record.finish("stop", Timing(0.1, 0.1, 0.1, preemptions=0))
     metrics.key_counters("someone")
+    metrics.of_kept_vectors()
     media = metrics.of_media()
     media.refuse("size")
     with media.timed("read"):
