@@ -16,6 +16,9 @@ from models.checkpoint.hub import HubError, resolve
 from models.config import ConfigError, ModelConfig, family_fields, read_config
 from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
+from models.lora.folder import is_adapter
+from models.lora.folder import make_folder as make_folder_of_adapter
+from models.lora_config import CONFIG_FILE, read_adapter
 from models.medusa_config import MedusaFields, is_medusa, read_medusa
 from models.mistral.folder import is_mistral
 from models.mistral.folder import make_folder as make_mistral_folder
@@ -43,6 +46,8 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
             raise ConfigError(
                 f"--quant says which GGUF file is meant, and {config.model} has none: leave it out"
             )
+        if is_adapter(found):
+            return _merged(config, found, report, weights=weights)
         if not is_mistral(found, config.worker.load_format):
             return found
         return make_mistral_folder(found, _private_cache("mistral", found))
@@ -50,6 +55,17 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
     if other is not None:
         config_from = resolve(other, None, config.download_dir, report, "dummy")
     return make_folder(found, _private_cache("gguf", found), config_from)
+
+
+def _merged(config: EngineConfig, adapter: Path, report: Callable[[float], None], *, weights: bool) -> Path:
+    """Find the base that an adapter names -> a folder in which both look like one checkpoint."""
+    named = read_adapter(adapter).base
+    if not named:
+        raise ConfigError(f"{adapter / CONFIG_FILE} names no base: fill in base_model_name_or_path")
+    if is_adapter(Path(named).expanduser()):
+        raise ConfigError(f"{adapter} is an adapter of an adapter, {named}: merge that one first")
+    base = find_checkpoint(replace(config, model=named, revision=None), report, weights=weights)
+    return make_folder_of_adapter(adapter, base, _private_cache("adapters", adapter))
 
 
 def _private_cache(name: str, found: Path) -> Path:

@@ -21,6 +21,8 @@ from models.plain_files import MOST_JSON_BYTES, ConfigError, check_regular, read
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What the names of all tensors of an adapter begin with."""
+MERGED = "merged_adapter"
+"""The folder of an adapter within that of a base which it is merged into as weights are read."""
 HEADS = ("score", "classifier")
 """The names of heads that an adapter may bring whole."""
 
@@ -36,9 +38,11 @@ _SUFFIXES = {
     "embedding_A": ".lora_embedding_A",
     "embedding_B": ".lora_embedding_B",
     "base_bias": ".base_layer.bias",
+    "base_weight": ".base_layer.weight",
     "bias": ".bias",
 }
-"""The kinds of tensors, by what their names end with. The first that fits counts."""
+"""The kinds of tensors, by what their names end with. The first that fits counts. PEFT saves the weights of
+embeddings and heads that have factors; they must be the base's own."""
 
 _CONVERTIBLE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 _REFUSED = {
@@ -55,7 +59,7 @@ _REFUSED = {
 _TRAINING = frozenset(
     [
         *("auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules"),
-        *("lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_config"),
+        *("lora_dropout", "layers_to_transform", "layers_pattern", "megatron_config"),
         *("megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
         *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
     ]
@@ -84,6 +88,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
     modules_to_save: list[str] | None = None
     init_lora_weights: bool | str | None = True
     alora_invocation_tokens: list[int] | None = None
+    fan_in_fan_out: bool | None = False
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +111,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The biases of the base that it replaces."""
     lora_bias: bool
     """Whether B has a bias."""
+    fan_in_fan_out: bool
+    """Whether the base stores its matrices as [inputs, outputs]."""
     invocation_tokens: tuple[int, ...]
     """The tokens from whose last occurrence in a prompt on it is active (aLoRA); empty: everywhere."""
     modules_to_save: tuple[str, ...]
@@ -150,6 +157,7 @@ def read_adapter(folder: Path) -> AdapterConfig:
         dora=bool(saved.use_dora),
         bias=saved.bias or "none",
         lora_bias=bool(saved.lora_bias),
+        fan_in_fan_out=bool(saved.fan_in_fan_out),
         invocation_tokens=tuple(saved.alora_invocation_tokens or ()),
         modules_to_save=tuple(saved.modules_to_save or ()),
         head=head,
@@ -176,6 +184,21 @@ def adapter_digest(folder: Path) -> str:
         with (folder / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
+
+
+def label_names(folder: Path, count: int) -> tuple[str, ...]:
+    """The names of the outputs of an adapter's head, from the config.json beside it if that has some."""
+    path = folder / "config.json"
+    found = read_object(path).get("id2label") if path.is_file() else None
+    names = {str(number): str(name) for number, name in found.items()} if isinstance(found, dict) else {}
+    if names.keys() != {str(number) for number in range(count)}:
+        return tuple(f"LABEL_{number}" for number in range(count))
+    return tuple(names[str(number)] for number in range(count))
+
+
+def merged_adapter(folder: Path) -> Path | None:
+    """The folder of the adapter that is merged into the checkpoint in `folder`, if there is one."""
+    return folder / MERGED if (folder / MERGED / CONFIG_FILE).is_file() else None
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -1,0 +1,1 @@
+"""Adapters: merged into their base as it is loaded, or beside it."""
