@@ -26,7 +26,8 @@ from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes
 from worker.host.machine import is_short_of_memory
 from worker.host.progress_page import ProgressWriter, StepProgress
-from worker.protocol import StepOutput, TimedSteps
+from worker.protocol import StepOutput
+from worker.worker_facts import TimedSteps
 
 _MOST_WRITING = 5.0
 """The seconds for which an engine that ends or falls asleep writes prefixes to disk at most."""

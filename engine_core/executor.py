@@ -19,8 +19,9 @@ import zmq
 from worker.calls.messages import CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
 from worker.host.turns import Turns
-from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.start import start
+from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
     from worker.disk.block_store import BlockStore

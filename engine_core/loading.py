@@ -18,7 +18,7 @@ from engine_core.scheduling.scheduler import Scheduler
 from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
 from models.config import read_config
 from models.quantization.config import check_quantization
-from worker.protocol import TimedSteps
+from worker.worker_facts import TimedSteps
 
 ReportProgress = Callable[[Progress], None]
 """A function that is called from any thread to say how far the start has come."""

@@ -16,7 +16,8 @@ from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
 from worker.buffers import schema_of_buffer
 from worker.calls.messages import CallWorkers, Returned
-from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors, WorkerFacts
+from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
+from worker.worker_facts import WorkerFacts
 
 Finish = Literal["stop", "length", "abort"]
 

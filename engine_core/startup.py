@@ -29,7 +29,7 @@ from models.quantization.config import check_quantization, describe_quantization
 from worker.config import DrafterConfig, WorkerConfig
 from worker.host.machine import cache_folder
 from worker.host.private_folder import make_private
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

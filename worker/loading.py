@@ -16,13 +16,13 @@ from models.loader import LoadOptions, begin_reading, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
+from worker.cache.state_memory import state_layers
 from worker.config import DrafterConfig, WorkerConfig
 from worker.devices.base import Device
 from worker.drafter.draft_model import DraftModel
 from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
-from worker.state_memory import state_layers
 from worker.steps.drafting import Drafter
 
 

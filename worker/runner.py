@@ -27,7 +27,9 @@ from models.model import ServedModel
 from models.ops.grouped_matrix import describe_sizes
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.vision.model import find_tower
-from worker.cache_groups import CacheLayout, lay_out_cache
+from worker.cache.cache_groups import CacheLayout, lay_out_cache
+from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
+from worker.cache.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget
@@ -37,7 +39,6 @@ from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
 from worker.host.machine import times_killed
 from worker.host.memory import release_after_loading
-from worker.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
 from worker.loading import find_mixtures, load_drafter, load_options, load_weights
 from worker.media import count_layers, media_bytes, open_media, row_bytes, sees_media, sees_prompts
@@ -52,12 +53,11 @@ from worker.pooling import (
     whole_tasks,
     widths,
 )
-from worker.protocol import CosineScores, StepInput, WorkerFacts
+from worker.protocol import StepInput
 from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
-from worker.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
@@ -66,6 +66,7 @@ from worker.steps.output import StepHandle, fetch_output
 from worker.steps.warmup import warm_up_steps
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet, Staging
+from worker.worker_facts import CosineScores, WorkerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,6 @@ class Runner:
         self._planner = self._make_planner()
         self._mixtures = find_mixtures(self._model, config)
         report("cache", 1.0)
-
         self.call = WorkerCalls(config, self._model, target)
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)

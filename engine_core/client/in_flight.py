@@ -37,7 +37,8 @@ from engine_core.protocol import (
     Thinking,
     Tokens,
 )
-from worker.protocol import Sampling, WorkerFacts
+from worker.protocol import Sampling
+from worker.worker_facts import WorkerFacts
 
 _LEAST = 1e-3
 """The seconds that a request is told to have that has none: 0 would be any number of them."""

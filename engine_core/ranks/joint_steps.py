@@ -26,8 +26,9 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.executor import CallFuture, Executor, ExecutorDead, OtherEngineDead, StepFuture
 from worker.calls.messages import WorkerCall
-from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.ranks.unix_sockets import RankLostError
+from worker.worker_facts import WorkerFacts
 
 _log = logging.getLogger(__name__)
 

@@ -25,9 +25,10 @@ from engine_core.wire.sockets import ClusterKeys
 from worker.buffers import Bytes, Encoder
 from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import Place, WorkerConfig
-from worker.protocol import Bound, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Bound, StepBounds, StepInput, StepOutput
 from worker.ranks import channel
 from worker.ranks.unix_sockets import connect_all
+from worker.worker_facts import WorkerFacts
 
 _WORD, _ID_BYTES = 32, 4  # bits of a word of a bound, bytes of a token's id
 _LAG_MS = 300  # after the first message of a failure, those of other machines may still be on their way

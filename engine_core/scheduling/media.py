@@ -20,7 +20,8 @@ from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import own_salt
 from engine_core.scheduling.sequence import Sequence
 from models.media.item import CLIENT_MADE
-from worker.protocol import Encode, MediaPlace, WorkerFacts
+from worker.protocol import Encode, MediaPlace
+from worker.worker_facts import WorkerFacts
 
 _LEAST_BYTES = 1 << 30
 """What the media of live requests may take at least, though nothing be kept for later ones."""

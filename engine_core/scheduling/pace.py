@@ -14,7 +14,7 @@ from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_cost import CostLine
 from engine_core.scheduling.wait_forecast import AnswerLengths, Load, expected_wait, steps_until_ends
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _GAP = 0.05
 _SINGLE_STEPS = 4

@@ -16,7 +16,8 @@ from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Thinking
 from engine_core.scheduling.cache.cache_manager import blocks_needed
 from engine_core.scheduling.media import cuts_no_item
-from worker.protocol import Pooling, Sampling, WorkerFacts
+from worker.protocol import Pooling, Sampling
+from worker.worker_facts import WorkerFacts
 
 POLICIES = ("fcfs", "priority")
 _LARGEST_INT32 = 2**31 - 1

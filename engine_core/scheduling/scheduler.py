@@ -52,7 +52,8 @@ from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import StepResults, aborted, put
-from worker.protocol import NewSeq, Sampling, WorkerFacts
+from worker.protocol import NewSeq, Sampling
+from worker.worker_facts import WorkerFacts
 
 _WORTH_SAYING = 0.1
 """A request that is expected to wait for so many seconds is told at once."""
@@ -126,10 +127,9 @@ class Scheduler:
         if (request.wait or request.budget) and (failed := self.deadlines.enter(seq, now, self.pace)):
             self._end(seq)
             return failed
-        if seq.expected is None:
-            return None
-        waits = request.streams and seq.expected >= _WORTH_SAYING
-        return Admitted(request.id, seq.expected) if waits else None
+        if seq.expected is not None and request.streams and seq.expected >= _WORTH_SAYING:
+            return Admitted(request.id, seq.expected)
+        return None
 
     def refusal(self, client: int, request: Add, compiling: int = 0) -> Failed | None:
         """The reason why a request cannot be taken in; so many others wait for their grammars."""

@@ -26,7 +26,8 @@ from engine_core.scheduling.step_cost import (
     CostLine,
     Work,
 )
-from worker.protocol import BeamToken, NewSeq, Pooling, SeqStep, StepInput, WorkerFacts
+from worker.protocol import BeamToken, NewSeq, Pooling, SeqStep, StepInput
+from worker.worker_facts import WorkerFacts
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from server.metrics.server_metrics import Metrics
 from server.options.server_config import ServerConfig
 from server.requests.pooling import Item
 from server.text.tokenizer import pack
-from worker.protocol import Vectors, WorkerFacts
+from worker.protocol import Vectors
+from worker.worker_facts import WorkerFacts
 
 _OVERHEAD = 512
 """Bytes that an entry takes beside its numbers."""

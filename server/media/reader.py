@@ -26,7 +26,7 @@ from server.options.media_io import MediaIo, read_media_io
 from server.options.media_options import SERVED_KINDS, MediaOptions
 from server.options.server_config import ServerConfig
 from server.text.tokenizer import Tokenizer
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _MOST_WORKERS = 4
 

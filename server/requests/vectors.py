@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from models.pooling.representations import CosineScores
 from models.pooling.text_files import Similarity
 from server.errors import BadRequest
-from worker.protocol import CosineScores, Pooling, Task, Vectors
+from worker.protocol import Pooling, Task, Vectors
 
 EmbedDtype = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"

@@ -19,7 +19,8 @@ from tiny_shapes import SHARED_CACHES
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add
-from worker.protocol import Sampling, blocks_held
+from worker.protocol import Sampling
+from worker.worker_facts import blocks_held
 
 WINDOW, BLOCK, LONGEST = 24, 16, 512
 READ = WINDOW + 63

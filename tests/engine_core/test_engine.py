@@ -21,7 +21,8 @@ from engine_core.engine import Engine
 from engine_core.executor import STEPS_BETWEEN
 from engine_core.protocol import Add, Failed, Progress, Tokens
 from engine_core.reason_codes import QUARANTINED
-from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Balancedness, ExpertReport, Sampling, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 Told = dict[tuple[int, int], list[Tokens | Failed]]
 
@@ -44,7 +45,7 @@ def run(engine: Engine) -> Told:
     told: Told = {}
     for client, outputs in run_all(engine).items():
         for output in outputs:
-            told.setdefault((client, output.id), []).append(output)
+            told.setdefault((client, output.id), []).append(output)  # pyright: ignore[reportArgumentType]
     return told
 
 

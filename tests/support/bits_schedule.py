@@ -24,7 +24,8 @@ from engine_core.engine import Engine
 from engine_core.executor import MakeExecutor
 from engine_core.protocol import Add
 from worker.devices.cpu import Cpu
-from worker.protocol import Pooling, Sampling, TokenLogprobs, blocks_held
+from worker.protocol import Pooling, Sampling, TokenLogprobs
+from worker.worker_facts import blocks_held
 
 CONVERSATIONS = 24
 """The conversations of a model from which schedules draw theirs."""
@@ -240,7 +241,7 @@ class _Run:
                 act()
             for answer in self._engine.step().get(0, []):
                 planned, turn, result = self._open[answer.id]
-                if result.take(answer):
+                if result.take(answer):  # pyright: ignore[reportArgumentType]
                     del self._open[answer.id]
                     self._compare(planned, turn, result)
             self._step += 1

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 import zmq
 from fake_worker import VOCAB, FakeWorker, reference
 from model_facts import READY
+from no_calls import NoCalls
 from scheduler_bench import config
 from toy_language import Language, ToyMatcher
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.scheduling.scheduler import Scheduler
-from worker.protocol import Sampling, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Sampling, StepBounds, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 POISON = 45
 """A prompt that begins with this token makes each of its steps fail."""
@@ -25,7 +27,7 @@ class Deadlock(BaseException):
 
 
 @dataclass
-class BoundExecutor:
+class BoundExecutor(NoCalls):
     """Computes steps in order, each when its outcome is asked for, and bounds must have been told by then."""
 
     facts: WorkerFacts

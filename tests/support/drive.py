@@ -27,7 +27,7 @@ from models.ops.tree_sum import add_in_pairs
 from models.parallel.experts import ExpertPlace, Placement, Transport
 from models.parallel.parallel import Parallel, Replicas
 from models.state_rows import StateRow, state_columns
-from worker.state_memory import StateMemory, state_layers
+from worker.cache.state_memory import StateMemory, state_layers
 
 Result = TypeVar("Result")
 

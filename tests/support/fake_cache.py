@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from fake_states import ROOT, mix
 
-from worker.protocol import BeamToken, SeqStep, WorkerFacts
+from worker.protocol import BeamToken, SeqStep
+from worker.worker_facts import WorkerFacts
 
 
 def entries_of(tokens: Iterable[int]) -> list[int | None]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from worker.protocol import Bound, SeqStep, StepBounds, StepInput, WorkerFacts
+from worker.protocol import Bound, SeqStep, StepBounds, StepInput
+from worker.worker_facts import WorkerFacts
 
 
 def nearest(token: int, allowed: list[int]) -> int:

@@ -13,7 +13,8 @@ from zlib import crc32
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from worker.buffers import Buffer
-from worker.protocol import BeamToken, MediaPlace, NewSeq, Runs, SeqStep, StepInput, WorkerFacts
+from worker.protocol import BeamToken, MediaPlace, NewSeq, Runs, SeqStep, StepInput
+from worker.worker_facts import WorkerFacts
 
 UNKNOWN = -(1 << 40)
 """The token in place of an embedding that no step has read yet."""

@@ -25,6 +25,7 @@ from fake_cache import FakeCache, entries_of, sum_up
 from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_states import FakeStates
+from no_calls import NoCalls
 
 from engine_core import process
 from engine_core.executor import ExecutorDead
@@ -40,8 +41,8 @@ from worker.protocol import (
     StepOutput,
     TokenLogprobs,
     Vectors,
-    WorkerFacts,
 )
+from worker.worker_facts import WorkerFacts
 
 VOCAB = 50
 EOS = 0
@@ -313,7 +314,7 @@ class FakeWorker:
         return [TokenLogprobs([row.told[position]], [0.0], 1) for position in about]
 
 
-class FakeExecutor:
+class FakeExecutor(NoCalls):
     """An executor with a FakeWorker, which misbehaves in a few ways."""
 
     def __init__(self, config: WorkerConfig, report: Callable[[str, float], None]) -> None:

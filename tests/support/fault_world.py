@@ -36,7 +36,8 @@ from engine_core.protocol import (
 )
 from engine_core.wire.transport import Unreachable
 from worker.config import WorkerConfig
-from worker.protocol import NewSeq, SeqStep, WorkerFacts
+from worker.protocol import NewSeq, SeqStep
+from worker.worker_facts import WorkerFacts
 
 FAILS = 40
 """The first token of prompts that make steps fail."""
@@ -47,7 +48,7 @@ ARRIVES_IN = 0.02
 """The seconds after which an answer arrives even if its engine is killed."""
 
 
-class Answers(Stream[Tokens | Pooled]):
+class Answers(Stream[Tokens | Pooled]):  # pyright: ignore[reportInvalidTypeArguments]
     """A stream of which every output is kept."""
 
     __slots__ = ("outputs",)

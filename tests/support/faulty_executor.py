@@ -8,7 +8,8 @@ from collections.abc import Callable
 from fake_worker import FakeExecutor, FakeWorker, Landed
 
 from worker.config import WorkerConfig
-from worker.protocol import NewSeq, SeqStep, StepInput, WorkerFacts
+from worker.protocol import NewSeq, SeqStep, StepInput
+from worker.worker_facts import WorkerFacts
 
 Fault = Callable[[NewSeq, SeqStep], bool]
 """Whether a row of this sequence makes its step fail."""

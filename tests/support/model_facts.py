@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.protocol import Ready
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 WORKER = WorkerFacts(
     device="cpu",

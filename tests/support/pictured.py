@@ -28,7 +28,8 @@ from models.media.registry import find_media, make_processor
 from models.vision.tower import Tower, TowerInput, advance
 from worker.buffers import Buffer
 from worker.media import count_layers
-from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Encode, MediaPlace, NewSeq, Sampling, SeqStep, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 TEXT: dict[str, object] = {
     "vocab_size": VOCAB_SIZE,

@@ -10,7 +10,7 @@ from scheduler_bench import Bench, add, config, pool
 
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
-from worker.protocol import WorkerFacts, blocks_held
+from worker.worker_facts import WorkerFacts, blocks_held
 
 WINDOWS = ((0, 5), (0, 9, 9), (7,), (4, 20), (0, 0, 3), (0, 2, 6, 17))
 """Groups of layers, of which some read the last positions only."""

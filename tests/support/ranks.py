@@ -21,7 +21,8 @@ from engine_core.executor import ReportPhase
 from models.parallel.experts import Placement, Transport
 from worker.buffers import Encoder
 from worker.config import Place, WorkerConfig
-from worker.protocol import StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 PATIENCE = 60
 """The seconds that a test waits for a rank, twice: a machine may stand still for longer."""

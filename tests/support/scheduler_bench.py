@@ -15,7 +15,8 @@ from engine_core.protocol import Add, CacheMiss, Failed, OutputsByClient, Pooled
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
-from worker.protocol import Pooling, Sampling, WorkerFacts
+from worker.protocol import Pooling, Sampling
+from worker.worker_facts import WorkerFacts
 
 
 def config(**changes: object) -> EngineConfig:
@@ -119,7 +120,7 @@ class Bench:
     def collect(self, outputs: OutputsByClient) -> None:
         for client, told in outputs.items():
             for output in told:
-                self.outputs.setdefault((client, output.id), []).append(output)
+                self.outputs.setdefault((client, output.id), []).append(output)  # pyright: ignore[reportArgumentType]
 
     def check(self) -> None:
         """Assert that nothing leaks: blocks count the sequences that hold them, and slots have one owner."""
@@ -150,7 +151,7 @@ class Bench:
         """All tokens of a request, which has ended, and whose last output alone says so."""
         *before, last = self.outputs[client, id]
         assert isinstance(last, Tokens) and last.finish is not None
-        assert not any(isinstance(output, Failed) or output.finish for output in before)
+        assert not any(isinstance(output, Failed | Pooled) or output.finish for output in before)
         return [token for output in [*before, last] for token in output.tokens]
 
     def pooled(self, id: int, client: int = 0) -> Pooled:

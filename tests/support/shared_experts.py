@@ -15,6 +15,7 @@ from contextlib import suppress
 import zmq
 from fake_worker import VOCAB, FakeWorker
 from model_facts import READY
+from no_calls import NoCalls
 from sizes import engine_config
 
 from engine_core.engine import Engine
@@ -22,10 +23,11 @@ from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
-from worker.protocol import StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import StepBounds, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 
-class SharingExecutor:
+class SharingExecutor(NoCalls):
     """The executor of one engine, whose steps land as the test lets them."""
 
     def __init__(self, facts: WorkerFacts, all_begun: Callable[[int], bool]) -> None:

@@ -17,8 +17,9 @@ from models.conversion.conversion_choice import resolve_conversion
 from models.pooling.config import read_pooling
 from worker.devices.cpu import Cpu
 from worker.pooling import HiddenStore, QueryStore, gather_hidden, max_sim
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, WorkerFacts
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep
 from worker.runner import Runner
+from worker.worker_facts import WorkerFacts
 
 WHOLE, LAST, TAGGED = Pooling(task="token_embed"), Pooling(task="embed"), Pooling(task="token_classify")
 
@@ -186,7 +187,7 @@ def test_whole_sequences_have_token_types_and_no_blocks() -> None:
 
 def test_a_store_keeps_what_was_written_in_its_dtype() -> None:
     store = HiddenStore(4, 2, 3, torch.bfloat16, Cpu(1).allocate)
-    context = ForwardContext(*[torch.empty(0)] * 4, torch.tensor([9, 2]), 2, [2], [2])
+    context = ForwardContext(*[torch.empty(0)] * 4, torch.tensor([9, 2]), 2, [2], [2])  # pyright: ignore[reportCallIssue]
     store.write(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), context)
     table = torch.tensor([[0, 0], [1, 4]], dtype=torch.int32)
     rows = store.read(table, torch.tensor([1, 1]), torch.tensor([0, 3]))

@@ -13,7 +13,7 @@ from worker.config import Place, WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _FORMAT = 1
 """Changes whenever blocks of the same tokens get other names, or their parts another order."""

@@ -20,7 +20,8 @@ import msgspec
 from worker.buffers import Bytes
 from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
-from worker.protocol import DiskTotals, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import DiskTotals, StepBounds, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 _LENGTH_BYTES = 8
 _CHUNK = 1 << 18

@@ -6,7 +6,8 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Task, WorkerFacts
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Task
+from worker.worker_facts import WorkerFacts
 
 TOKENS = 16
 

@@ -17,7 +17,8 @@ from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
 from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.sequence import Sequence
-from worker.protocol import SeqStep, WorkerFacts, blocks_held
+from worker.protocol import SeqStep
+from worker.worker_facts import WorkerFacts, blocks_held
 
 _log = logging.getLogger(__name__)
 

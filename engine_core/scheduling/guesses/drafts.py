@@ -25,7 +25,7 @@ from engine_core.scheduling.pace import Pace
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_cost import READ
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _log = logging.getLogger(__name__)
 

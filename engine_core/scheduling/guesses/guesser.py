@@ -15,7 +15,7 @@ from engine_core.scheduling.guesses.pace import Acceptance, DraftCounts, Record,
 from engine_core.scheduling.guesses.suffix import Answers, number_of
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _chance = itemgetter(0)
 _LEAST_CHANCE = 0.05

@@ -12,7 +12,7 @@ from engine_core.scheduling.guesses.lookup import STRONGEST
 from engine_core.scheduling.guesses.pace import Acceptance, DraftCounts, Record, RowTimes
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
-from worker.protocol import WorkerFacts
+from worker.worker_facts import WorkerFacts
 
 _FIRST_RATE = 0.6
 """The rate at which guesses are believed to hold before any was made, if all before them do."""

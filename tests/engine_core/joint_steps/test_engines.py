@@ -13,7 +13,8 @@ from toy_language import Language, ToyMatcher
 
 from engine_core.executor import ExecutorDead
 from engine_core.protocol import Add, Failed, Tokens
-from worker.protocol import Sampling, WorkerFacts
+from worker.protocol import Sampling
+from worker.worker_facts import WorkerFacts
 
 Make = Callable[..., Group]
 

@@ -11,6 +11,7 @@ import zmq
 from mixtures import FAMILIES
 from model_facts import READY
 from msgspec.structs import replace
+from no_calls import NoCalls
 from ranks import Layout, Ranks
 from sizes import engine_config, worker_config
 from tiny import tiny_checkpoint
@@ -21,14 +22,15 @@ from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.scheduling.scheduler import Scheduler
 from models.config import read_config
 from models.parallel.experts import Transport
-from worker.protocol import Sampling, StepBounds, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Sampling, StepBounds, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 PROMPTS = [list(range(40, 63)), [9] * 17, list(range(7, 14)), [3, 250, 4]]
 """The prompts of two engines, which take turns."""
 SIZE = {"block_size": 4, "num_gpu_blocks_override": 64, "max_model_len": 64, "max_num_batched_tokens": 20}
 
 
-class RealRank:
+class RealRank(NoCalls):
     """The executor of an engine whose only rank is a process of the tests."""
 
     def __init__(self, ranks: Ranks, index: int, facts: WorkerFacts) -> None:

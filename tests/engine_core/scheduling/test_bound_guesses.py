@@ -14,7 +14,7 @@ from toy_language import Language, ToyMatcher, written_alone
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher
 from engine_core.protocol import Failed, Thinking, Tokens
 from engine_core.scheduling.sequence import Sequence
-from worker.protocol import WorkerFacts, blocks_held
+from worker.worker_facts import WorkerFacts, blocks_held
 
 LONG = Language(shortest=20, width=20)
 MARKER = (1, 2, 3)

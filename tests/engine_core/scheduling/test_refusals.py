@@ -11,7 +11,8 @@ from scheduler_bench import config
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add
 from engine_core.scheduling.refusals import refusal
-from worker.protocol import Pooling, Sampling, WorkerFacts
+from worker.protocol import Pooling, Sampling
+from worker.worker_facts import WorkerFacts
 
 CONFIG = config()
 LIMITS = facts(block_size=4, num_blocks=8, max_model_len=64)

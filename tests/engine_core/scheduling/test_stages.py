@@ -8,13 +8,15 @@ import pytest
 import zmq
 from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
 from model_facts import READY
+from no_calls import NoCalls
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.config import EngineConfig
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed
 from engine_core.scheduling.scheduler import Scheduler
-from worker.protocol import Pooling, Sampling, StepInput, StepOutput, WorkerFacts
+from worker.protocol import Pooling, Sampling, StepBounds, StepInput, StepOutput
+from worker.worker_facts import WorkerFacts
 
 
 def staged(stages: int, limits: WorkerFacts, **changes: object) -> Bench:
@@ -96,7 +98,7 @@ def test_nobody_starves_while_a_long_prompt_is_read() -> None:
     assert all(len(bench.outputs[0, id]) < 40 for id in range(5)), "it was read while the others ran"
 
 
-class Pipeline:
+class Pipeline(NoCalls):
     """An executor that counts the most steps in flight, and lets them land in order."""
 
     def __init__(self) -> None:
@@ -111,6 +113,11 @@ class Pipeline:
         self.in_flight.append(step.number)
         self.most = max(self.most, len(self.in_flight))
         return PipelineStep(self, step.number, self.worker.launch(step))
+
+    def bind(self, bounds: StepBounds) -> None: ...
+
+    def idle(self, *, wait: bool = False) -> bool:
+        return False
 
     def register(self, poller: zmq.Poller) -> None:
         pass

@@ -12,7 +12,7 @@ from scheduler_bench import Bench, add, config
 from engine_core.guess_options import GuessOptions
 from engine_core.scheduling.guesses.model_guesser import ModelGuesser
 from engine_core.scheduling.step_cost import CostLine
-from worker.protocol import blocks_held
+from worker.worker_facts import blocks_held
 
 
 def guesser(most: int = 8, step: float = 0.01, row: float = 0.0, each: float = 0.0) -> ModelGuesser:
@@ -131,7 +131,7 @@ def guessed_at_random(random: Random) -> int:
         right = reference(tokens, count)
         return [each if random.random() < 0.7 else random.randrange(VOCAB) for each in right]
 
-    served.worker.drafter = draft
+    served.worker.drafter = draft  # pyright: ignore[reportAttributeAccessIssue]
     asked = [(id, [random.randint(1, 40) for _ in range(random.randint(1, 12))]) for id in range(6)]
     for id, prompt in asked:
         served.add(add(id, prompt, max_tokens=random.randint(1, 28)))

@@ -21,10 +21,10 @@ from models.layers.attention import Attention
 from models.model import CausalLM
 from models.ops.attention_inputs import CacheScales
 from models.weight_pieces import WeightsError
+from worker.cache.kv_cache import describe_small_cache
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.command import cache_dtype_on
 from worker.kernels.cuda.operations import cuda_operations
-from worker.kv_cache import describe_small_cache
 
 pytestmark = pytest.mark.slow(2)
 

@@ -14,11 +14,11 @@ from models.layers.attention import Attention
 from models.layers.latent_attention import IndexerSpec, LatentAttention, LatentSpec, TokenIndexer
 from models.parallel.experts import Transport
 from models.parallel.rank_shares import Span
-from worker.cache_groups import CacheLayout, LayerGroup
+from worker.cache.cache_groups import CacheLayout, LayerGroup
+from worker.cache.kv_cache import bytes_beside_cache, size_cache, step_bytes
 from worker.config import Place
 from worker.devices.base import CacheBudget
 from worker.devices.cpu import Cpu
-from worker.kv_cache import bytes_beside_cache, size_cache, step_bytes
 from worker.limits import WorkerLimits
 
 LIMITS = WorkerLimits(block_size=16, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
@@ -102,7 +102,7 @@ def test_no_room_for_a_single_block() -> None:
 
 def test_layers_of_different_shapes_share_one_tensor() -> None:
     layers = [layer(2, 8), layer(1, 4), layer(2, 8)]
-    layout = CacheLayout([LayerGroup(0, layers)], 16, torch.float32)
+    layout = CacheLayout([LayerGroup(0, [*layers])], 16, torch.float32)
     nbytes = layout.block_bytes
     size = size_cache(worker_config(num_gpu_blocks_override=7), LIMITS, nbytes, budget(0))
     layout.bind(size.num_blocks + 1, Cpu(1))

@@ -26,9 +26,9 @@ from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
 from worker.pooling import MOST_QUERY_BYTES, HiddenStore
-from worker.protocol import blocks_held
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
+from worker.worker_facts import blocks_held
 
 logger = logging.getLogger(__name__)
 

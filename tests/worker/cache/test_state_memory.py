@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from models.layers.state import StateLayer
+from worker.cache.state_memory import StateMemory, place_bytes, places_for, slots_for, state_layers
 from worker.devices.base import CacheBudget
 from worker.limits import WorkerLimits
-from worker.state_memory import StateMemory, place_bytes, places_for, slots_for, state_layers
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
 BUDGET = CacheBudget(nbytes=2000, flag="--kv-cache-memory-bytes", most=3000)
@@ -64,7 +64,7 @@ def test_layers_are_found_in_a_model() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), Layer((1, 2)))
     assert state_layers(model.modules()) == [model[1]]
     with pytest.raises(RuntimeError, match="before the worker bound them"):
-        model[1].bound_states()
+        model[1].bound_states()  # pyright: ignore[reportCallIssue]
 
 
 def test_slots_are_those_that_half_of_the_memory_holds(caplog: pytest.LogCaptureFixture) -> None:

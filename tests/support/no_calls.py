@@ -1,0 +1,13 @@
+"""The part of an executor that tests of steps have no use for."""
+
+from __future__ import annotations
+
+from engine_core.executor import CallFuture
+from worker.calls.messages import WorkerCall
+
+
+class NoCalls:
+    """A base of executors to which no calls of workers are given."""
+
+    def call(self, call: WorkerCall) -> CallFuture:
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The memory of what later steps read: entries of attention, and states."""
