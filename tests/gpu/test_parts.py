@@ -153,8 +153,9 @@ def test_step(tmp_path: Path) -> None:
 
 def test_families(tmp_path: Path) -> None:
     told = run("families", tmp_path)
-    assert len(told.results) == 2 and {result.wrong for result in told.results} == {0}
+    assert len(told.results) == 3 and {result.wrong for result in told.results} == {0}
     assert told.text("Gemma3nForCausalLM").startswith("the CPU's tokens; in bfloat16 ")
+    assert told.text("ElectraModel") == "in float32 cosines from 1.00000"
 
 
 def test_rows_are_as_many_as_fit_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

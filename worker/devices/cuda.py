@@ -30,6 +30,7 @@ from worker.devices.pinned import pinned_upload
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings
+from worker.kernels.cuda.capabilities import LEAST_BFLOAT16, Card
 from worker.kernels.uses import Uses
 from worker.ranks.process_groups import DeviceGroup, Group, Groups, Membership
 from worker.sampling import token_bounds
@@ -88,7 +89,6 @@ class Cuda:
         self._most_tokens = most_graph_tokens(config, self.target if large else None)
         self.defaults = Defaults(64, 1024 if large else 256, 8192 if large else 2048)
         self.pooling_defaults = Defaults(64, 1024, 16384)
-        from worker.kernels.cuda.capabilities import Card
         from worker.kernels.cuda.launch import count_compilations
         from worker.kernels.cuda.operations import cuda_operations  # imports Triton
         from worker.kernels.cuda.products.rounded import torch_multiplies
@@ -112,10 +112,9 @@ class Cuda:
         return compilations()
 
     def check_dtype(self, dtype: torch.dtype) -> None:
-        major, minor = torch.cuda.get_device_capability(self.target)
-        if dtype == torch.bfloat16 and major < 8:
+        if dtype == torch.bfloat16 and self.capability < LEAST_BFLOAT16:
             raise ValueError(
-                f"{self.name} has compute capability {major}.{minor} and bfloat16 needs 8.0: "
+                f"{self.name} has compute capability {self.capability / 10} and bfloat16 needs 8.0: "
                 "pass --dtype float16 or --dtype float32"
             )
 

@@ -17,6 +17,7 @@ from worker.devices.base import Device
 from worker.devices.cpu import Cpu
 from worker.devices.cuda import Cuda
 from worker.host import machine, nvidia
+from worker.kernels.cuda.capabilities import short_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,8 @@ def choose_dtypes(config: WorkerConfig, device: Device) -> tuple[torch.dtype, to
 
 
 def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
-    """The number type of the model: auto is the checkpoint's. One that the device lacks is refused."""
+    """The number type of the model: auto is the checkpoint's, and on a card has 16 bits. One that the device
+    lacks is refused."""
     wanted = config.model.dtype if config.options.dtype == "auto" else config.options.dtype
     if wanted not in DTYPES:
         raise ValueError(f"unsupported dtype {wanted!r}: pass --dtype with one of {', '.join(DTYPES)}")
@@ -127,6 +129,12 @@ def choose_dtype(config: WorkerConfig, device: Device) -> torch.dtype:
             "served in bfloat16, and most exactly with --dtype float32"
         )
         wanted = "bfloat16"
+    if config.options.dtype == "auto" and wanted == "float32" and isinstance(device, Cuda):
+        pools = config.conversion.runner == "pooling"
+        wanted = short_dtype(config.model.architecture, pools=pools, capability=device.capability)
+        logger.info(
+            "the checkpoint is in float32 and served in %s: pass --dtype float32 for exact results", wanted
+        )
     dtype = DTYPES[wanted]
     device.check_dtype(dtype)
     return dtype

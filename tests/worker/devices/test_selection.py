@@ -13,6 +13,7 @@ from sizes import MODEL, worker_config
 
 from models import ops
 from models.config import ConfigError
+from models.conversion.conversion_choice import Conversion, Runner
 from models.ops import reference
 from models.weight_coding import SavedQuantization
 from worker.config import Place, WorkerConfig
@@ -186,6 +187,37 @@ def card(capability: int) -> Cuda:
     device.name = "cuda (a card)"
     device._card = Card(capability, 1)  # pyright: ignore[reportPrivateUsage]
     return device
+
+
+@pytest.mark.parametrize(
+    ("architecture", "runner", "capability", "expected"),
+    [
+        ("BertModel", "pooling", 90, torch.float16),
+        ("Gemma3TextModel", "pooling", 90, torch.bfloat16),
+        ("LlamaForCausalLM", "generate", 80, torch.bfloat16),
+        ("LlamaForCausalLM", "generate", 75, torch.float16),
+    ],
+)
+def test_a_card_computes_files_in_float32_with_16_bits(
+    caplog: pytest.LogCaptureFixture,
+    architecture: str,
+    runner: Runner,
+    capability: int,
+    expected: torch.dtype,
+) -> None:
+    model = structs.replace(MODEL, architecture=architecture)
+    served = Conversion(runner=runner, convert="none", architecture=architecture)
+    config = structs.replace(worker_config(), model=model, conversion=served)
+    with caplog.at_level(logging.INFO):
+        assert choose_dtype(config, card(capability)) == expected
+    assert "pass --dtype float32 for exact results" in caplog.text
+    exact = structs.replace(config, options=structs.replace(config.options, dtype="float32"))
+    assert choose_dtype(exact, card(capability)) == torch.float32
+
+
+def test_a_card_without_bfloat16_says_what_to_pass() -> None:
+    with pytest.raises(ValueError, match=r"capability 7\.5 and bfloat16 needs 8\.0: pass --dtype float16"):
+        choose_dtype(worker_config(dtype="bfloat16"), card(75))
 
 
 def test_the_cache_has_the_type_of_the_model_unless_asked() -> None:

@@ -13,11 +13,12 @@ import torch
 from triton import knobs
 
 from models.config import ModelConfig, has_latent_cache, read_config
+from models.conversion.conversion_choice import resolve_conversion
 from models.ops.attention_inputs import CACHE_DTYPES
 from models.quantization.config import makes_fp8, read_cache_scheme
 from models.weight_coding import E4M3
 from worker.host.machine import usable_cores
-from worker.kernels.cuda.capabilities import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card
+from worker.kernels.cuda.capabilities import LEAST_E4M3, PROCESSORS, SHARED_KIB, Card, short_dtype
 from worker.kernels.cuda.compiling.machine_code import faults
 from worker.kernels.cuda.compiling.model_variants import (
     calls_of_ranks,
@@ -40,13 +41,22 @@ def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dt
     return CACHE_DTYPES.get(asked)
 
 
+def _dtype_on(config: ModelConfig, given: Namespace, capability: int) -> str:
+    """The name of the number type that a server would choose on such a card."""
+    wanted: str = config.dtype if given.dtype == "auto" else given.dtype
+    if given.dtype != "auto" or wanted != "float32":
+        return wanted
+    pools = resolve_conversion(config, given.folder).runner == "pooling"
+    return short_dtype(config.architecture, pools=pools, capability=capability)
+
+
 def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Call]:
     """The calls of all ranks of a model, one for each variant, on any card of a compute capability.
 
     Whether inputs of a product are split depends on the number of multiprocessors: so those of the smallest
     and of the largest card are taken.
     """
-    dtype = getattr(torch, config.dtype if given.dtype == "auto" else given.dtype)
+    dtype = getattr(torch, _dtype_on(config, given, capability))
     cache_dtype = cache_dtype_on(config, given.kv_cache_dtype, capability)
     calls: list[Call] = []
     fp8 = makes_fp8(config, given.quantization)
