@@ -14,7 +14,7 @@ from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.engine_stats import DiskReport, GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED, MissReason
-from worker.buffers import schema_of_buffer
+from worker.buffers import Buffer, schema_of_buffer
 from worker.calls.messages import CallWorkers, Returned
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
 from worker.worker_facts import WorkerFacts
@@ -89,6 +89,18 @@ class Spelling(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The path of the tokenizer.json from which the server itself reads; empty if there is none."""
 
 
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the encoder of an encoder-decoder reads for a request: tokens, or features of a recording."""
+
+    hash: str
+    """A digest of all that decides what the encoder gives. Equal sources are encoded once."""
+    length: int
+    """The positions that the encoder gives, to which the answer attends."""
+    tokens: list[int] = []
+    features: Buffer | None = None
+    """Float32 or float16 values of a recording [bands, frames]; None: it has tokens."""
+
+
 class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     id: int
     """A number that the server has chosen, unique among its live requests."""
@@ -129,6 +141,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Whether it runs alone until it has ALONE_TOKENS more tokens, because engines have ended with it."""
     media: tuple[Media, ...] = ()
     """The media of the prompt, in the order of their positions, which do not overlap."""
+    source: Source | None = None
+    """What the encoder reads, if the model has one."""
     most_guesses: int | None = None
     """The most tokens that are guessed for it at a time, if that is fewer than the engine would."""
     reports_guesses: bool = False

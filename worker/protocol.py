@@ -15,8 +15,9 @@ import msgspec
 from models.media.item import Kind
 from worker.buffers import Buffer
 
-Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed"]
-"""The kinds of pooling: a vector or scores, for a whole sequence or for each token; or weights of tokens."""
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "align"]
+"""The kinds of pooling: a vector or scores, for a whole sequence or for each token; weights of tokens; or how
+much each token attends to each frame of a recording [tokens, frames]."""
 
 QUERY_GONE = "the vectors of this query are not kept any more: send the query again"
 """The reason in `StepOutput.failed` if a document cannot be scored: the one failure worth another try."""
@@ -24,11 +25,25 @@ REFUSED_ARGUMENTS = "the arguments of the request are refused: "
 """The beginning of a reason in `StepOutput.failed` if the request itself is wrong."""
 
 
+class Timestamps(msgspec.Struct, frozen=True, gc=False):
+    """The rules of Whisper's answers with timestamps: tokens from `first` to the end of the vocabulary."""
+
+    first: int
+    """The token that stands for 0 seconds."""
+    end: int
+    """The token that ends the text; all text comes before it in the vocabulary."""
+    none: int
+    """The token that says that there are no timestamps, which is never sampled."""
+    most_first: int | None = None
+    """The highest timestamp with which an answer may begin, counted from `first`; None: any."""
+
+
 class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """The options by which a sequence's tokens are sampled. All are resolved: no value means "default".
 
-    The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens and
-    logit_bias mask or shift; penalties; then temperature, min_p, top_k, top_p, and the draw.
+    The order in which they apply: raw logprobs are taken; allowed_token_ids, bad_words, min_tokens,
+    suppressed ids, timestamps and logit_bias mask or shift; penalties; then temperature, min_p, top_k,
+    top_p, and the draw.
     """
 
     max_tokens: int
@@ -54,6 +69,15 @@ class Sampling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     logprobs: int | None = None
     """The number of most likely tokens to report beside the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
+    masked_logprobs: bool = False
+    """Whether the logprobs of answers are taken behind the masks, and not before them."""
+    told: tuple[int, ...] = ()
+    """Token ids whose logprobs, before any mask, are told with every token, in this order."""
+    suppressed: tuple[int, ...] = ()
+    """Token ids that are never sampled."""
+    suppressed_first: tuple[int, ...] = ()
+    """Token ids that are not sampled as the first token of an answer."""
+    timestamps: Timestamps | None = None
     extra_args: dict[str, Any] = {}
     """The arguments that a request gives to the operator's logits processors."""
 
@@ -224,13 +248,15 @@ class StepBounds(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=F
     """slot -> what may be sampled behind each of its guesses, if it has some."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+class TokenLogprobs(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Logprobs at one position: the sampled or prompt token, then the likeliest ones, falling."""
 
     ids: list[int]
     values: list[float]
     rank: int
     """The rank of the first token, 1 = most likely."""
+    told: list[float] = []
+    """The logprobs of `Sampling.told`, in its order."""
 
 
 class Vectors(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -69,6 +70,12 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     answer is known, and shares its blocks only with equal prompts."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
+    source_kind: Literal["", "tokens", "audio"] = ""
+    """What the encoder of the model reads, if it is an encoder-decoder."""
+    source_len: int = 0
+    """The most positions that it gives of a source, to which its answers attend."""
+    num_source_blocks: int = 0
+    """The blocks that hold keys and values of sources."""
     processes_logits: bool = False
     """Whether there are logits processors, to which requests may give arguments."""
 

@@ -55,6 +55,8 @@ def refusal(add: Add, config: EngineConfig, facts: WorkerFacts, vocab_size: int)
     """The reason why the request cannot be run, or None if it can."""
     if reason := _bad_length(add, facts) or (_bad_media(add, config, facts) if add.media else None):
         return reason
+    if bool(facts.source_kind) != (add.source is not None):
+        return "this model reads no source" if add.source else "this model reads a source: send one"
     if not _all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     # The last token is never an input, so it needs no position in the cache.
