@@ -145,6 +145,17 @@ class Encode(msgspec.Struct, frozen=True, gc=False):
     pixels: Buffer
 
 
+class EncodeSource(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A source that is encoded before a step: its keys and values are written to blocks of their own kind."""
+
+    tokens: list[int]
+    features: Buffer | None
+    """Float32 or float16 values [bands, frames]; None: it has tokens."""
+    length: int
+    """The positions that the encoder gives."""
+    blocks: list[int]
+
+
 class NewSeq(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A sequence gets a slot. After a preemption it gets one again, with the tokens it had produced."""
 
@@ -155,6 +166,10 @@ class NewSeq(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     params: Sampling | Pooling
     media: tuple[MediaPlace, ...] = ()
     """In the order of their positions, which do not overlap."""
+    source_blocks: list[int] = []
+    """The blocks of its source, in order."""
+    source_len: int = 0
+    """The positions of the source; 0: it has none."""
 
 
 class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -225,6 +240,8 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     one of `encode`, or was that of an earlier step. Its embeddings are there when all layers are computed."""
     forget: list[int] = []
     """The items whose embeddings are dropped before that."""
+    sources: list[EncodeSource] = []
+    """The sources that are encoded before the rows are computed."""
     beams: list[BeamToken] = []
     """What is written, copied and shared before the rows are computed."""
 

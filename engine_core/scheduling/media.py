@@ -18,6 +18,7 @@ from engine_core.config import EngineConfig
 from engine_core.prompt_media import Media, overlapping
 from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import own_salt
+from engine_core.scheduling.cache.source_blocks import SourceBlocks
 from engine_core.scheduling.sequence import Sequence
 from models.media.item import CLIENT_MADE
 from worker.protocol import Encode, MediaPlace
@@ -46,6 +47,7 @@ class MediaItems:
 
     def __init__(self, config: EngineConfig, facts: WorkerFacts) -> None:
         self.whole = cuts_no_item(config, facts)
+        self.sources = SourceBlocks(config, facts)
         self.bytes = 0
         """The bytes of the media of all live sequences."""
         self.embeddings = 0
@@ -88,7 +90,9 @@ class MediaItems:
         return None
 
     def lacks_room(self, add: Add) -> bool:
-        """Whether the media of live requests would take too many bytes with those of this one."""
+        """Whether the media and sources of live requests would take too many bytes with those of this one."""
+        if self.sources.lacks_room(add):
+            return True
         here = {hash for hash, item in self._items.items() if item.media is not None}
         new = {media.hash: len(media.pixels) for media in add.media if media.hash not in here}
         return bool(self.bytes) and self.bytes + sum(new.values()) > self._most_bytes
@@ -97,6 +101,7 @@ class MediaItems:
         """Take in the items of a request, which is returned with the bytes of those that are here already.
         Where tokens of a prompt see later ones, what is cached of it is wrong for those that go on
         otherwise."""
+        add = self.sources.enter(add)
         if self._whole_prompts:
             prompt = add.tokens[: add.prompt_len or len(add.tokens)]
             add = replace(add, salt=own_salt(add.salt, prompt, [(each.hash, each.at) for each in add.media]))
@@ -116,6 +121,7 @@ class MediaItems:
 
     def leave(self, seq: Sequence) -> None:
         """Note that a sequence has ended: bytes that no other one needs are dropped."""
+        self.sources.leave(seq.request)
         for media in seq.request.media:
             item = self._items[media.hash]
             item.users -= 1
@@ -137,6 +143,7 @@ class MediaItems:
     # A step is planned.
 
     def begin_step(self) -> None:
+        self.sources.begin_step()
         self.encode, self.partly, self.forget = [], {}, []
         self._read.clear()
         self._left, self._room = self._per_step, self._most
@@ -259,6 +266,7 @@ class MediaItems:
 
     def lose(self) -> None:
         """Note that a step has failed: the next one begins without any embeddings (`StepInput.fresh`)."""
+        self.sources.lose()
         for hash, item in self._held.items():
             self._let_go(hash, item)
         self._held.clear()

@@ -55,8 +55,8 @@ def refusal(add: Add, config: EngineConfig, facts: WorkerFacts, vocab_size: int)
     """The reason why the request cannot be run, or None if it can."""
     if reason := _bad_length(add, facts) or (_bad_media(add, config, facts) if add.media else None):
         return reason
-    if bool(facts.source_kind) != (add.source is not None):
-        return "this model reads no source" if add.source else "this model reads a source: send one"
+    if reason := _bad_source(add, facts, vocab_size):
+        return reason
     if not _all_within(add.tokens, vocab_size):
         return f"the prompt has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     # The last token is never an input, so it needs no position in the cache.
@@ -94,6 +94,28 @@ def _bad_length(add: Add, facts: WorkerFacts) -> str | None:
             f"the prompt has {count} tokens, and the model's {longest} must hold it "
             "and at least one more: shorten the prompt"
         )
+    return None
+
+
+def _bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
+    source, most = add.source, facts.source_len
+    if source is None:
+        return f"this model reads a source of {facts.source_kind}: send one" if facts.source_kind else None
+    if not facts.source_kind:
+        return "this model reads no source: send none"
+    if add.beams is not None or (isinstance(add.params, Sampling) and add.params.prompt_logprobs is not None):
+        return "an answer to a source has no beam search and no logprobs of a prompt"
+    if not 1 <= source.length <= most:
+        return f"the source has {source.length} positions, and must have from 1 to {most}: shorten it"
+    if facts.source_kind == "audio":
+        full = 0 if source.features is None else len(source.features)
+        return (
+            "this model reads features of a recording, and no tokens" if not full or source.tokens else None
+        )
+    if source.features is not None or len(source.tokens) != source.length:
+        return f"this model reads tokens, as many as the {source.length} positions of the source"
+    if not _all_within(source.tokens, vocab_size):
+        return f"the source has token ids outside of the vocabulary, which is 0 to {vocab_size - 1}"
     return None
 
 

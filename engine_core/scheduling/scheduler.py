@@ -79,8 +79,8 @@ class Scheduler:
         self._caches = config.enable_prefix_caching and facts.causal and facts.remembered_states != 0
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
-        self.cache = CacheManager(facts, caches=self._caches)
         self.media = MediaItems(config, facts)
+        self.cache = CacheManager(facts, self.media.sources, caches=self._caches)
         self.disk: DiskPrefixes | None = None  # unless the worker keeps blocks there
         self._shares = TimeShares()
         self.suspects = Suspects()
@@ -142,7 +142,7 @@ class Scheduler:
         limit = self._config.max_num_queued_reqs
         if limit is not None and queued >= limit and not request.prompt_len:
             return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
-        if request.media and self.media.lacks_room(request) and not request.prompt_len:
+        if self.media.lacks_room(request) and not request.prompt_len:
             return Failed(request.id, 503, "other requests have too many media: try again later")
         return None
 
@@ -306,7 +306,7 @@ class Scheduler:
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
-        step.new.append(self._new_seq(seq, slot, now))
+        step.enter(seq, self._new_seq(seq, slot, now))
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         blocks = [block for table in seq.tables for block in table]
         return step.add(seq, count, blocks, self.cache.plan_states(seq, count))

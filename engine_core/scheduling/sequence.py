@@ -70,6 +70,8 @@ class Sequence:
     """Its cache blocks, a table for each group of layers; the scratch block is where it has none any more."""
     published: int = 0
     """The number of leading blocks of each table that need not be published (again)."""
+    source_blocks: list[int] = field(default_factory=list)
+    """The blocks of its source, while it runs."""
     hashes: list[bytes] = field(default_factory=list)
     state: int = -1
     """The place of the remembered state from which its next step goes on, if it does."""

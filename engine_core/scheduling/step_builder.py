@@ -110,6 +110,8 @@ class StepBuilder:
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
         starve; if prompts, or media items, are computed whole, it gets all.
         """
+        if seq.slot is None and not self._media.sources.may_begin(seq.request):
+            return 0
         least = 1 if start >= seq.media_end else self._media.least(seq, start)
         if self._longest and not alone and self.may_split:
             gap = min(gap, max(self._longest, least))
@@ -237,6 +239,7 @@ class StepBuilder:
             partly=media.partly,
             forget=forget,
             beams=self._beams,
+            sources=self._media.sources.take_encoded(),
         )
         bounded = self.left < inf
         return PlannedStep(
@@ -268,8 +271,17 @@ class StepBuilder:
         self.left -= cost
         return cost
 
+    def enter(self, seq: Sequence, new: NewSeq) -> None:
+        """Let a sequence enter its slot, with the blocks of its source, which is encoded if it must be."""
+        if (source := seq.request.source) is not None:
+            seq.source_blocks, positions = self._media.sources.admit(seq.request)
+            new = replace(new, source_blocks=seq.source_blocks, source_len=source.length)
+            if positions:
+                self._encode(positions)
+        self.new.append(new)
+
     def _encode(self, embeddings: float) -> None:
-        """Add layers of a tower that no row of the step reads yet, which are worth so many embeddings."""
+        """Add embeddings, of sources or of layers of a tower that no row of the step reads yet."""
         cost = self._line.end(ENCODED, embeddings)
         self._work[ENCODED] += embeddings
         self.cost += cost

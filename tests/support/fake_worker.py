@@ -24,6 +24,7 @@ from fake_beams import fork_rows, likely_after
 from fake_cache import FakeCache, entries_of, sum_up
 from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
+from fake_sources import FakeSources
 from fake_states import FakeStates
 from no_calls import NoCalls
 
@@ -215,7 +216,7 @@ class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self.cache = FakeCache(facts)
-        self.media = FakeMedia(facts)
+        self.media, self.sources = FakeMedia(facts), FakeSources()
         self._rows: dict[int, _Row] = {}
         self.states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
@@ -233,6 +234,8 @@ class FakeWorker:
         for new in step.new:
             self._rows[new.slot] = _row(new, self.media.begin(new))
             self.cache.begin(new.slot)
+            self.sources.begin(new)
+        self.sources.follow(step)
         if step.beams:
             fork_rows(step.beams, self._rows, self.cache, self.media, self.states)
         tokens_of = {slot: row.tokens for slot, row in self._rows.items()}
@@ -288,7 +291,7 @@ class FakeWorker:
         if self.states is not None:
             last = self.cache.entry(seq.slot, end - 1) or 0
             token = (token + self.states.behind[seq.slot, end] - last) % VOCAB
-        return token
+        return (token + self.sources.read(seq.slot)) % VOCAB
 
     def _run_whole(self, seq: SeqStep) -> int:
         row = self._rows[seq.slot]

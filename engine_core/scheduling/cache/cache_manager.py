@@ -15,6 +15,7 @@ from collections.abc import Callable, Container
 from engine_core.protocol import CacheMiss
 from engine_core.scheduling.cache.block_pool import BlockPool
 from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
+from engine_core.scheduling.cache.source_blocks import SourceBlocks
 from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import SeqStep
@@ -44,8 +45,9 @@ def blocks_needed(tokens: int, facts: WorkerFacts, computed: int = 0) -> int:
 class CacheManager:
     """Gives slots and cache blocks to sequences, and finds the cached prefixes of prompts."""
 
-    def __init__(self, facts: WorkerFacts, *, caches: bool) -> None:
+    def __init__(self, facts: WorkerFacts, sources: SourceBlocks, *, caches: bool) -> None:
         """`caches`: full blocks are published, so that later sequences with the same prefix share them."""
+        self.sources = sources
         self.pool = BlockPool(facts.num_blocks)
         self.states: States | None = None
         """The states that are remembered, if layers of the model have some; blocks are of no use without."""
@@ -85,6 +87,8 @@ class CacheManager:
         cache again and again, only to be preempted.
         """
         if not self.free_slots or (seq.search is not None and len(self.free_slots) < seq.search.width):
+            return None
+        if not self.sources.fits(seq.request):
             return None
         prefix = self._cached_prefix(seq)
         kept = [block for table in prefix for block in table if block != self._scratch]
@@ -191,7 +195,8 @@ class CacheManager:
             self.release_tables(tables)
         if seq.search is not None:
             self.free_slots += seq.search.spare_slots
-        seq.slot, seq.tables, seq.published = None, [], 0
+        self.sources.pool.release(seq.source_blocks)
+        seq.slot, seq.tables, seq.published, seq.source_blocks = None, [], 0, []
 
     def _pin(self, seq: Sequence) -> None:
         """Keep what was computed of a sequence before what nobody has asked to keep."""
