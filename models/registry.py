@@ -104,6 +104,7 @@ _ENCODERS = {
     "Albert": "encoders.albert:Albert",
     "Bert": "encoders.bert:Bert",
     "Camembert": "encoders.bert:Roberta",
+    "DebertaV2": "encoders.deberta:Deberta",
     "DistilBert": "encoders.distilbert:DistilBert",
     "Electra": "encoders.bert:Electra",
     "Gte": "encoders.gte:Gte",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,6 +67,51 @@ def attend_to_seen(
         mask = near if bias is None else _added(distance, bias).masked_fill(~near, float("-inf"))
         queries, visible, values = (x.transpose(0, 1).contiguous() for x in (q[rows], k[keys], v[keys]))
         out[rows] = _attend_masked(queries, visible, values, mask, scale).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Learned distances between tokens, in the heads of a layer."""
+
+    keys: Tensor | None
+    """[H, rows, D]: with which queries are compared; None: they are not."""
+    queries: Tensor | None
+    """The same, with which keys are compared."""
+    rows: Tensor
+    """[2L - 1] int64, on the host, for texts of up to L tokens: the row for each distance of a query from a
+    key, rising."""
+
+
+def disentangled_attention(
+    q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, distances: Distances, *, scale: float
+) -> Tensor:
+    """Attention of packed rows, as `encoder_attention`, by tokens and by their distances (DeBERTa).
+
+    The score of two tokens is the product of query and key, and of each with the distance between them.
+    q, k, v [T, H, D] -> [T, H, D].
+    """
+    out = torch.empty_like(q)
+    start, middle = 0, len(distances.rows) // 2
+    indices: dict[int, tuple[slice, Tensor]] = {}
+    for length in context.query_lens_host:
+        if length not in indices:
+            near = distances.rows[middle - length + 1 : middle + length]
+            first, last = int(near[0]), int(near[-1])
+            at = distance_between(range(length), range(length), torch.device("cpu"))
+            indices[length] = slice(first, last + 1), (near[length - 1 - at] - first).to(q.device)
+        held, index = indices[length]
+        rows = slice(start, start + length)
+        queries, keys, values = (x[rows].transpose(0, 1) for x in (q, k, v))  # [H, L, D]
+        index = index.expand(len(queries), -1, -1)
+        added = torch.zeros((), dtype=q.dtype, device=q.device)
+        if distances.keys is not None:
+            added = added + (queries @ distances.keys[:, held].transpose(1, 2)).gather(2, index)
+        if distances.queries is not None:
+            products = (keys @ distances.queries[:, held].transpose(1, 2)).gather(2, index.transpose(1, 2))
+            added = added + products.transpose(1, 2)
+        out[rows] = _attend_masked(queries, keys, values, added[None] * scale, scale).transpose(0, 1)
+        start += length
+    return out
 
 
 _QUERIES = 256

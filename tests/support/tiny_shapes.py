@@ -311,6 +311,17 @@ ENCODER_SHAPES: dict[str, dict[str, object]] = {
     "Camembert": {**_ENCODER_SHAPE, "type_vocab_size": 1},
     "Electra": _NARROW,
     "Albert": {**_NARROW, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    "DebertaV2": {
+        **_ENCODER_SHAPE,
+        "relative_attention": True,
+        "position_buckets": 8,
+        "max_relative_positions": 20,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4},
     "MPNet": _ENCODER_SHAPE,
     "ModernBert": {

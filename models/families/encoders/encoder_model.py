@@ -72,6 +72,7 @@ def encoder_classes(
     prefix: tuple[str, ...],
     heads: tuple[str, ...],
     vocabulary: VocabularyNames | None = None,
+    hides_tokens: bool = True,
 ) -> tuple[type[EncoderModel], type[EncoderModel], type[EncoderModel]]:
     """A family's classes: its trunk alone, with `head` for whole texts, and with a matrix for tokens.
 
@@ -84,7 +85,7 @@ def encoder_classes(
             own = None if head is None else head(setup)
             EncoderModel.__init__(self, inner, own, _splade_head(setup, vocabulary, inner, own))
 
-        names = {"prefix": prefix, "heads": heads, "token_head": token_head}
+        names = {"prefix": prefix, "heads": heads, "token_head": token_head, "hides_tokens": hides_tokens}
         members = {"__init__": build, "__module__": trunk.__module__, **names}
         return type(f"{family}{ending}", (EncoderModel,), members)
 

@@ -40,6 +40,9 @@ CASES = [
     Case("ModernBert", "other windows", OLD_WINDOWS),
     Case("ModernBert", "biased", {**BIASED, "hidden_activation": "silu"}),
     Case("Gte", "no types", {"type_vocab_size": 0}),
+    Case("DebertaV2", "apart", {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"}),
+    Case("DebertaV2", "biased", {"position_biased_input": True, "pos_att_type": ["c2p"]}),
+    Case("DebertaV2", "convolved", {"conv_kernel_size": 3, "conv_act": "gelu", "pos_att_type": ["p2c"]}),
 ]
 TYPED = {"Bert", "Electra", "Albert", "NomicBert", "Gte"}
 """Families that tell the two texts of a pair apart."""
