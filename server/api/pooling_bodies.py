@@ -40,6 +40,7 @@ from server.requests.pooling import (
 )
 from server.requests.spaces import short_digest
 from server.requests.vectors import EmbedDtype, Endianness
+from server.requests.zero_shot import TEMPLATE
 from worker.protocol import Task
 
 _SHAPES = (
@@ -311,8 +312,13 @@ class ClassifyRequest(TextBody):
     stand_ins = {**TextBody.stand_ins, "labels": None}
 
     labels: Annotated[list[Text], Field(min_length=1), FIRST_ERROR] | None = optional(
-        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP."
+        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP; "
+        "or classes, by models that tell whether a text entails a sentence."
     )
+    hypothesis_template: Text | None = optional(
+        f"The sentence about a label, in the place of {{}}, that a text may entail. Default: {TEMPLATE}"
+    )
+    multi_label: Flag = Field(default=False, description="Whether several labels may be true of a text.")
 
     @property
     def sources(self) -> list[Source]:
@@ -322,6 +328,12 @@ class ClassifyRequest(TextBody):
         found = super().conversations()
         labels = [[Message(role="user", content=label)] for label in self.labels or []]
         return [*found, *labels] if found else []
+
+    @model_validator(mode="after")
+    def check_labels(self) -> Self:
+        if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
+            raise BadRequest("`hypothesis_template` and `multi_label` are for `labels`; give some.", "labels")
+        return self
 
     def params(self) -> PoolingParams:
         if self.labels is not None:

@@ -44,7 +44,7 @@ from server.api.tei import (
 )
 from server.api.tgi import GenerateRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.errors import too_many
+from server.errors import BadRequest, too_many
 from server.model_facts import Facts
 from server.reading import other_apis, prompts
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
@@ -53,6 +53,7 @@ from server.requests.pieces import Span, cut_items, read_in_windows
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.spaces import NONE, prompt_part, short_digest
+from server.requests.zero_shot import TEMPLATE, read_labelled
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
@@ -99,6 +100,12 @@ class ReadTexts(msgspec.Struct, frozen=True, gc=False):
 
 def read_texts(body: TextsBody, context: ReadingContext) -> ReadTexts:
     facts = context.facts
+    if isinstance(body, ClassifyRequest) and body.labels and facts.ready.worker.cosine_scores is None:
+        if body.messages:
+            raise BadRequest("With `labels`, texts come as `input`, not as `messages`.", "messages")
+        template, cut = body.hypothesis_template or TEMPLATE, body.truncation(facts)
+        texts = body.input or []
+        return ReadTexts(read_labelled(texts, body.labels, template, cut, facts, context.tokenizer))
     params = body.params().resolve(facts)
     if isinstance(body, TextBody | CohereRequest) and (conversations := body.conversations()):
         return _read_conversations(conversations, body, params, context)
@@ -194,6 +201,8 @@ def work_of_texts(body: TextsBody, context: ReadingContext) -> int:
     """The characters that a template or an instruction adds to the texts."""
     if isinstance(body, TextBody) and (conversations := body.conversations()):
         return work_of_template(body, context) + len(conversations) * context.tokenizer.chat.overhead
+    if isinstance(body, ClassifyRequest) and body.labels:
+        return len(body.labels) * sum(map(len, body.sources))
     if context.facts.pooling.texts.chat is not None:
         return len(body.sources) * context.tokenizer.chat.overhead
     longest_prompt = max(map(len, context.facts.pooling.texts.prompts.values()), default=0)

@@ -37,6 +37,7 @@ from server.requests.vectors import (
     label_probs,
     sparse_json,
 )
+from server.requests.zero_shot import entailed_probs
 from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,
@@ -114,16 +115,19 @@ async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
     call = PoolingCall(request, body, "classify-")
     learned = call.facts.ready.worker.cosine_scores
-    if (learned is None) != (body.labels is None):
+    if learned is not None and (body.labels is None or body.multi_label or body.hypothesis_template):
         raise BadRequest(
-            "This model compares: give `labels`, texts that each input is compared with."
-            if learned is not None
-            else "`labels` are for models that compare pictures with texts; this one has its own.",
+            "This model compares: give `labels`, whole texts that each input is compared with, and no "
+            "`hypothesis_template` nor `multi_label`.",
             "labels",
         )
     vectors = await call.run((await read_texts(request, body, CLASSIFY)).items)
-    if learned is not None and body.labels is not None:
-        probs = label_probs(vectors, len(body.labels), learned)
+    if body.labels is not None:
+        count = len(body.labels)
+        if learned is not None:
+            probs = label_probs(vectors, count, learned)
+        else:
+            probs = entailed_probs(vectors, count, call.facts, multi_label=body.multi_label)
         return call.answer(_labelled(i, one, body.labels) for i, one in enumerate(probs))
     labels = call.facts.pooling.labels
     return call.answer(_labelled(i, as_array(one), labels) for i, one in enumerate(vectors))
