@@ -296,14 +296,14 @@ FAMILIES: dict[str, dict[str, object]] = GEMMA_3N | {
     "JetMoeForCausalLM": {**_SHAPE, "kv_channels": 16, "num_local_experts": 4},  # repeats its keys
 }
 
-_ENCODER_SHAPE = {
+_ENCODER_SHAPE: dict[str, object] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
-_NARROW = {**_ENCODER_SHAPE, "embedding_size": 16}
+_NARROW: dict[str, object] = {**_ENCODER_SHAPE, "embedding_size": 16}
 ENCODER_SHAPES: dict[str, dict[str, object]] = {
     "Bert": _ENCODER_SHAPE,
     "Roberta": {**_ENCODER_SHAPE, "type_vocab_size": 1},

@@ -107,9 +107,11 @@ class DebertaEncoder(Encoder):
             load(self.conv, weights / "encoder.conv")
         else:
             weights.ignore("encoder.conv")
+        assert self.bias is not None
         rows = self.bias()
-        for index in self.order:
-            self.layers[index].place(rows)
+        for layer in self.layers:
+            if isinstance(layer, DebertaLayer):  # one that this stage holds
+                layer.place(rows)
 
     def forward(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
         hidden = self._embed(ids, positions) if stream is None else stream  # [T, H]

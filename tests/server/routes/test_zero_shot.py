@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import numpy as np
 import pytest
@@ -57,13 +59,14 @@ async def test_entailment_may_be_the_first_of_two_classes(
 
 
 async def test_what_cannot_be_labelled(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
-    for body, told in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"input": [[1, 2]], "labels": ["a"]}, "texts are strings"),
         ({"input": "x", "labels": ["a"], "hypothesis_template": "no place"}, "needs a place for the label"),
         ({"input": "x", "multi_label": True}, "are for `labels`"),
         ({"input": ["x"] * 200, "labels": ["a"] * 100}, "at most 16384 pairs"),
         ({"messages": [{"role": "user", "content": "x"}], "labels": ["a"]}, "not as `messages`"),
-    ):
+    ]
+    for body, told in wrong:
         assert told in (await refusal(client, "/classify", **body))["message"]
     serve(frontend, "joy", "anger")
     assert (
