@@ -60,7 +60,7 @@ class DebertaFields(EncoderFields, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> set[str]:
-        """Which comparisons there are: of a query with distances (c2p), of a key with them (p2c)."""
+        """The comparisons that count: of a query with distances (c2p), of a key with them (p2c)."""
         named = self.pos_att_type or ()
         return {kind.strip() for kind in (named.lower().split("|") if isinstance(named, str) else named)}
 
