@@ -140,8 +140,10 @@ class Recording:
         return np.frombuffer(self.heard.levels, np.float32)
 
     def piece(self, first: int, frames: int = PIECE_FRAMES) -> bytes:
-        """The features [bands, PIECE_FRAMES], float32, of so many frames at most from the first one on."""
-        count = max(0, min(frames, PIECE_FRAMES, self.heard.frames - first))
+        """The features [bands, PIECE_FRAMES], float32, of so many frames from the first one on. Behind the
+        end of a short recording there is silence, and behind others nothing."""
+        end = first + frames if first + frames < self.frames else self.heard.frames
+        count = max(0, min(PIECE_FRAMES, end - first))
         row = self.bands * 4
         data = os.pread(self._file.fileno(), count * row, first * row)
         rows = np.frombuffer(data, np.float32).reshape(-1, self.bands)

@@ -1,0 +1,111 @@
+"""When each word is said: the cheapest way through a matrix of attention, and how tokens join to words."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+SECONDS_OF_A_COLUMN = 0.02
+_NO_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Languages whose words have no spaces between them."""
+_BEFORE = frozenset("\"'“¿([{-")
+_BEHIND = frozenset("\"'.。,，!！?？:：”)]}、")  # noqa: RUF001
+"""Marks that go with the word behind them, and with that before."""
+_BROKEN = "\ufffd"
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Word(NamedTuple):
+    """A word, and how many tokens it is made of."""
+
+    text: str
+    tokens: int
+
+
+def warp(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and columns of the way from the first to the last entry whose sum is greatest, and on which
+    neither falls. Entries of an anti-diagonal depend on the two before it alone, and are found together."""
+    height, width = matrix.shape
+    steps = np.full((height + 1, width + 1), 2, np.int8)
+    """From where each entry is reached: 0 from both before, 1 from the row before, 2 from the column."""
+    steps[1:, 0] = 1
+    costs = -matrix.astype(np.float64)
+    before = np.full(height + 1, np.inf, np.float32)
+    """The cheapest sums on the last diagonal, by row; then on the one before it."""
+    older = before.copy()
+    before[0] = np.inf
+    older[0] = 0.0
+    for diagonal in range(2, height + width + 1):
+        rows = np.arange(max(1, diagonal - width), min(height, diagonal - 1) + 1)
+        columns = diagonal - rows
+        both, row, column = older[rows - 1], before[rows - 1], before[rows]
+        step = np.where((both < row) & (both < column), 0, np.where((row < both) & (row < column), 1, 2))
+        now = np.full(height + 1, np.inf, np.float32)
+        now[rows] = np.choose(step, (both, row, column)) + costs[rows - 1, columns - 1]
+        steps[rows, columns] = step
+        older, before = before, now
+    return _way_back(steps, height, width)
+
+
+def _way_back(steps: np.ndarray, row: int, column: int) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = list[int](), list[int]()
+    while row > 0 or column > 0:
+        rows.append(row - 1)
+        columns.append(column - 1)
+        step = steps[row, column]
+        row -= step != 2
+        column -= step != 1
+    return np.array(rows[::-1]), np.array(columns[::-1])
+
+
+def token_times(matrix: np.ndarray) -> np.ndarray:
+    """The seconds at which each row [tokens, columns] begins."""
+    if not matrix.size:
+        return np.zeros(len(matrix))
+    rows, columns = warp(matrix)
+    return columns[np.diff(rows, prepend=-1) > 0] * SECONDS_OF_A_COLUMN
+
+
+def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[Word]:
+    """The words of a text. Marks belong to the words beside them."""
+    found = list[Word]()
+    for text, count in _characters(tokens, decode):
+        begins = text.startswith(" ") or text.strip() in string.punctuation
+        if language in _NO_SPACES or begins or not found:
+            found.append(Word(text, count))
+        else:
+            found[-1] = _joined(found[-1], Word(text, count))
+    return _with_marks(found)
+
+
+def _characters(tokens: Sequence[int], decode: Decode) -> list[Word]:
+    """Tokens as far as they are whole characters."""
+    found, held = list[Word](), list[int]()
+    for token in tokens:
+        held.append(token)
+        if _BROKEN not in (text := decode(held)):
+            found.append(Word(text, len(held)))
+            held = []
+    return [*found, Word(decode(held), len(held))] if held else found
+
+
+def _with_marks(words: Sequence[Word]) -> list[Word]:
+    found, before = list[Word](), Word("", 0)
+    for word in words:
+        mark = word.text.strip()
+        if word.text.startswith(" ") and mark in _BEFORE:
+            before = _joined(before, word)
+        elif found and not before.tokens and mark in _BEHIND and not word.text.startswith(" "):
+            found[-1] = _joined(found[-1], word)
+        else:
+            found.append(_joined(before, word))
+            before = Word("", 0)
+    return [*found, before] if before.tokens else found
+
+
+def _joined(one: Word, other: Word) -> Word:
+    return Word(one.text + other.text, one.tokens + other.tokens)

@@ -1,0 +1,53 @@
+"""Times of words: the warping against transformers', and how tokens join to words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from later import Later
+
+from server.speech.words import split_words, token_times, warp
+
+whisper = Later("transformers.models.whisper.generation_whisper")
+
+
+@pytest.mark.parametrize("shape", ((1, 1), (1, 9), (7, 1), (7, 30), (30, 7)))
+def test_the_way_is_that_of_transformers(shape: tuple[int, int]) -> None:
+    for seed in range(5):
+        matrix = np.random.default_rng(seed).standard_normal(shape)
+        rows, columns = getattr(whisper, "_dynamic_time_warping")(-matrix)  # noqa: B009
+        found = warp(matrix)
+        assert (found[0].tolist(), found[1].tolist()) == (rows.tolist(), columns.tolist())
+        jumps = np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)
+        assert token_times(matrix).tolist() == pytest.approx((columns[jumps] * 0.02).tolist())
+
+
+def words(pieces: list[str], language: str = "en") -> list[tuple[str, int]]:
+    data = [piece.encode() for piece in pieces]
+
+    def decode(tokens: object) -> str:
+        return b"".join(data[token] for token in tokens).decode("utf-8", "replace")  # pyright: ignore
+
+    return [tuple(word) for word in split_words(range(len(pieces)), decode, language)]
+
+
+def test_words_end_at_spaces_and_keep_their_marks() -> None:
+    assert words([" Hel", "lo", ",", " wor", "ld", "!", ' "', "Yes", '"']) == [
+        (" Hello,", 3),
+        (" world!", 3),
+        (' "Yes"', 3),
+    ]
+
+
+def test_languages_without_spaces_have_characters() -> None:
+    assert words(["今日", "は", "。"], "ja") == [("今日", 1), ("は。", 2)]
+
+
+def test_a_character_of_several_tokens_is_one() -> None:
+    raw = "é".encode()
+    pieces = [b" caf", raw[:1], raw[1:]]
+
+    def decode(tokens: object) -> str:
+        return b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")  # pyright: ignore
+
+    assert split_words([0, 1, 2], decode, "fr") == [(" café", 3)]
