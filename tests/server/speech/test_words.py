@@ -29,7 +29,7 @@ def words(pieces: list[str], language: str = "en") -> list[tuple[str, int]]:
     def decode(tokens: object) -> str:
         return b"".join(data[token] for token in tokens).decode("utf-8", "replace")  # pyright: ignore
 
-    return [tuple(word) for word in split_words(range(len(pieces)), decode, language)]
+    return [(word.text, word.tokens) for word in split_words(range(len(pieces)), decode, language)]
 
 
 def test_words_end_at_spaces_and_keep_their_marks() -> None:
