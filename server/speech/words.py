@@ -31,7 +31,7 @@ def warp(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     neither falls. Entries of an anti-diagonal depend on the two before it alone, and are found together."""
     height, width = matrix.shape
     steps = np.full((height + 1, width + 1), 2, np.int8)
-    """From where each entry is reached: 0 from both before, 1 from the row before, 2 from the column."""
+    """The step to each entry: 0 from the row and column before, 1 from the row, 2 from the column."""
     steps[1:, 0] = 1
     costs = -matrix.astype(np.float64)
     before = np.full(height + 1, np.inf, np.float32)
