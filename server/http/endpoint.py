@@ -48,6 +48,21 @@ TRIM_AFTER = 3.0
 """Seconds from a long body to the search for free memory, which takes up to some hundredths of one."""
 
 
+_M_TRIM_THRESHOLD = -1
+_MOST_FREE = 1 << 20
+"""The most bytes that are free at the end of the heap of a thread."""
+
+
+def bound_free_memory() -> None:
+    """Have the heaps of threads give back what is free at their ends: `malloc_trim` leaves it to them.
+
+    Each comes to keep up to 64 MiB otherwise: the bound grows with the largest piece that was freed.
+    """
+    system = ctypes.CDLL(None)
+    if hasattr(system, "mallopt"):  # only glibc has it
+        system.mallopt(_M_TRIM_THRESHOLD, _MOST_FREE)
+
+
 def _give_back() -> None:
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # only glibc has it
@@ -182,6 +197,8 @@ CONTINUED = ("/v1/responses", "/v1/responses/input_tokens")
 """Endpoints whose bodies may name an earlier response to continue."""
 READ = "read"
 """The entry of a request's scope with what the helper has read of its body."""
+HELD = ("frontend", "admission", "work", ASKED, READ, INLINE, ITEMS)
+"""The entries of a request's scope that hold much memory, of the request or of its model."""
 
 
 async def _expanded(request: Request, raw: bytes | bytearray) -> bytes | bytearray:

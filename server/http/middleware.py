@@ -140,6 +140,8 @@ class HttpMetrics:
             self._metrics.http(handler, _known_method(scope["method"]), status, seconds)
             if self._traces is not None and "work" in scope:
                 self._traces.report(scope, seconds, status)
+            for name in endpoint.HELD:  # a connection that stays open keeps the scope of its last request
+                scope.pop(name, None)
 
 
 def _known_method(method: str) -> str:

@@ -20,6 +20,7 @@ from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.connection.sockets import set_options
+from server.http.endpoint import bound_free_memory
 from server.metrics.server_metrics import Metrics
 from server.options.model_list import ModelEntry, memory_for_all, most_cache_bytes
 from server.run import api_processes as messages
@@ -85,6 +86,7 @@ class ApiServer:
         )
 
     def _open_models(self, models: Sequence[ModelEntry]) -> ManyModels:
+        bound_free_memory()  # tokenizers come and go
         budget, cache = memory_for_all(self._config), most_cache_bytes(self._config)
         report = lambda order, id: self._report(f"{order} {id}")  # noqa: E731
         return ManyModels(self._config, models, budget, cache, report)

@@ -74,7 +74,7 @@ class LoopWatch:
                 self._warn(now - turn[1])
 
     def _warn(self, behind: float) -> None:
-        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-        frame = frames.get(self._loop_thread)
+        # A name for all frames would make a circle of them and this one, with all that they hold.
+        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         _log.warning("the event loop is behind by %.1f s; it is here:\n%s", behind, stack.rstrip())

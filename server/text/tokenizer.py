@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import tokenizers
@@ -14,7 +14,7 @@ from engine_core.protocol import Spelling
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
 from server.text.chat_template import ChatTemplate
-from server.text.detokenizer import ByteText, MarkedText, TextState, WindowText, byte_decoding
+from server.text.detokenizer import ByteDecoding, ByteText, MarkedText, TextState, WindowText, byte_decoding
 
 LONG_TEXT = 64 << 10
 """A text of so many characters is encoded in a thread: this much takes about 20 ms."""
@@ -37,15 +37,30 @@ def count_ids(ids: TokenIds) -> int:
 
 
 class _Bytes(dict[int, bytes]):
-    """The bytes of each token, computed once."""
+    """The bytes of each token, computed once.
 
-    def __init__(self, find: Callable[[int], bytes]) -> None:
+    It knows no `Tokenizer`: a circle of references would keep the megabytes of one that is not used any more
+    until the collector finds it.
+    """
+
+    def __init__(
+        self, model: tokenizers.Tokenizer, decoding: ByteDecoding | None, hidden: Set[int] = frozenset()
+    ) -> None:
+        """`hidden` tokens have none."""
         super().__init__()
-        self._find = find
+        self._model, self._decoding, self._hidden = model, decoding, hidden
 
     def __missing__(self, id: int) -> bytes:
-        data = self[id] = self._find(id)
+        data = self[id] = b"" if id in self._hidden else self._find(id)
         return data
+
+    def _find(self, id: int) -> bytes:
+        token = self._model.id_to_token(id)
+        if token is None:  # models often have more rows than their tokenizer has tokens
+            return b""
+        if self._decoding is None:
+            return self._model.decode([id], skip_special_tokens=False).encode()
+        return self._decoding.token_bytes(token)
 
 
 class Tokenizer:
@@ -82,9 +97,10 @@ class Tokenizer:
         self.longest_token = max(map(len, vocabulary), default=1)
         """Length of the longest token: a text of more than n times this many characters has more than n
         tokens."""
-        self._decoding = byte_decoding(json.loads(model.to_str())["decoder"])
-        self._bytes = _Bytes(self._find_bytes)
-        self._visible_bytes = _Bytes(lambda id: b"" if id in self.special_ids else self._bytes[id])
+        decoder = model.decoder  # alone: the whole takes a third of a second to be written and read
+        self._decoding = byte_decoding(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._bytes = _Bytes(model, self._decoding)
+        self._visible_bytes = _Bytes(model, self._decoding, self.special_ids)
         self.eos_id = self.token_id((named_tokens or {}).get("eos_token", ""))
         self._prefix = self._missing_bos(named_tokens or {}) if add_bos else []
 
@@ -215,14 +231,6 @@ class Tokenizer:
 
     def token_id(self, name: str) -> int | None:
         return self._model.token_to_id(name)
-
-    def _find_bytes(self, id: int) -> bytes:
-        token = self._model.id_to_token(id)
-        if token is None:  # models often have more rows than their tokenizer has tokens
-            return b""
-        if self._decoding is None:
-            return self._decode_all([id]).encode()
-        return self._decoding.token_bytes(token)
 
     def _decode_all(self, ids: Sequence[int]) -> str:
         return self._model.decode(list(ids), skip_special_tokens=False)

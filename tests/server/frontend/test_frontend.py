@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -357,3 +359,16 @@ async def test_a_request_that_lost_its_places_before_it_was_sent_is_not_sent(
     with pytest.raises(TooManyRequests):
         await frontend.pool([Item([1], Pooling(task="embed"))] * 2, admission=mine)
     assert not client.submitted
+
+
+async def test_the_tokenizer_of_a_model_that_goes_needs_no_collector(ready: GetReady) -> None:
+    frontend = await ready()
+    tokenizer = weakref.ref(frontend.tokenizer)
+    frontend.tokenizer.decode(ids(frontend, "the fox"))
+    gc.disable()
+    try:
+        frontend.__dict__.clear()
+        await asyncio.sleep(0)
+        assert tokenizer() is None
+    finally:
+        gc.enable()

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from server.api.fields import invalid_body
 from server.app import OLLAMA_ROUTERS, ROUTERS, openapi_schema
 from server.errors import ApiError, BadRequest, Unavailable
-from server.http.endpoint import Endpoint, PathTable
+from server.http.endpoint import HELD, Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
 from server.requests.timing import RequestTimes
 from server.routes import models
@@ -300,3 +300,18 @@ async def test_a_client_that_leaves_while_it_speaks(frontend: FakeFrontend) -> N
 async def test_under_a_path_that_a_proxy_has_put_before(frontend: FakeFrontend) -> None:
     async with make_client(make_app(frontend), root_path="/under") as client:
         assert (await client.post("/under" + COMPLETIONS, json={"prompt": "hi"})).status_code == 200
+
+
+async def test_a_connection_that_stays_open_keeps_nothing_of_its_last_request(frontend: FakeFrontend) -> None:
+    scope = post_scope(COMPLETIONS)
+    body = {"type": "http.request", "body": b'{"prompt": "a", "max_tokens": 1}', "more_body": False}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return body
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await make_app(frontend)(scope, receive, send)
+    assert sent[0]["status"] == 200 and not scope.keys() & set(HELD)

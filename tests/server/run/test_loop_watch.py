@@ -1,10 +1,13 @@
 """Turns of an event loop, and what is said when they come late."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +98,21 @@ async def test_one_warning_stands_for_many(
         await held_up(watched, 1, lambda: False)
     watched.watch.stop()
     assert len(caplog.records) == 1
+
+
+async def test_a_warning_keeps_nothing_of_what_was_running(tmp_path: Path) -> None:
+    class Held:
+        pass
+
+    watch = Watched(tmp_path).watch
+
+    def warn() -> weakref.ref[Held]:
+        held = Held()
+        watch._warn(1.0)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert (await asyncio.to_thread(warn))() is None
+    finally:
+        gc.enable()
