@@ -101,15 +101,11 @@ class Frontend:
         self._source = await asyncio.to_thread(tokenizer_files, self.config, self.folder)
         if self.config.engine.worker.kv_cache_dir is not None:  # long prompts are what that is for
             self.helper.start()
-        await asyncio.to_thread(self._load_tokenizer, self._source)
+        self._tokenizer = await load_tokenizer(self._source, self.config)
         await self._client.ready_or_dead.wait()
         self._raise_if_dead()
         self._update_facts()
         self._client.on_change = self._update_facts
-
-    def _load_tokenizer(self, source: TokenizerFiles) -> None:
-        # As a result of the thread's it would stay in a circle of the two futures that tell of it.
-        self._tokenizer = load_tokenizer(source, self.config)
 
     def _update_facts(self) -> None:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""

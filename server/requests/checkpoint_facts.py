@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from importlib import import_module
@@ -56,8 +57,14 @@ def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:
     )
 
 
-def load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
-    """Loads a tokenizer, and logs how the answers of its model will be read."""
+async def load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
+    """Loads a tokenizer in a thread, and logs how the answers of its model will be read."""
+    found: list[Tokenizer] = []  # the futures that tell of a result are a circle, which would keep it
+    await asyncio.to_thread(lambda: found.append(_load_tokenizer(source, config)))
+    return found.pop()
+
+
+def _load_tokenizer(source: TokenizerFiles, config: ServerConfig) -> Tokenizer:
     load_parsers(config.plugins.parsers)
     tokenizer = source.load()
     for fault in tokenizer.chat.faults:
