@@ -25,6 +25,7 @@ from models.mistral.folder import make_folder as make_mistral_folder
 from models.plain_files import FileError
 from models.plugins import registrations
 from models.pooling.config import read_pooling
+from models.pooling.made_folders import find_or_make
 from models.quantization.config import check_quantization, describe_quantization
 from worker.config import DrafterConfig, WorkerConfig
 from worker.host.machine import cache_folder
@@ -49,7 +50,7 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
         if is_adapter(found):
             return _merged(config, found, report, weights=weights)
         if not is_mistral(found, config.worker.load_format):
-            return found
+            return find_or_make(found, _private_cache)
         return make_mistral_folder(found, _private_cache("mistral", found))
     config_from = None
     if other is not None:

@@ -108,6 +108,7 @@ _ENCODERS = {
     "DistilBert": "encoders.distilbert:DistilBert",
     "Electra": "encoders.bert:Electra",
     "Gte": "encoders.gte:Gte",
+    "JinaBert": "encoders.jina_bert:JinaBert",
     "ModernBert": "encoders.modernbert:ModernBert",
     "MPNet": "encoders.mpnet:MPNet",
     "New": "encoders.gte:Gte",
@@ -124,7 +125,10 @@ _COMPARED = {
 }
 """Models of pictures and texts, whose vectors are compared."""
 
-ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED} | {
+_STATIC = {"StaticModel": "static:StaticModel"}
+"""A vector for each token, and no layers."""
+
+ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

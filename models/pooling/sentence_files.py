@@ -37,6 +37,7 @@ _FLAGS = {
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 _KINDS = (
     *(*TRANSFORMERS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore"),
+    "StaticEmbedding",
     *("SpladePooling", "SparseAutoEncoder", "MultiVectorMask", "HierarchicalTokenPooling"),
 )
 _LIBRARIES = ("sentence_transformers.", "pylate.")
@@ -224,6 +225,8 @@ class _Chain:
         match module.kind:
             case "Transformer" | "MLMTransformer" | "Dropout":
                 pass
+            case "StaticEmbedding":
+                self.modes = ("MEAN",)
             case "SpladePooling":
                 self.splade = read_file(path, Splade)
             case "SparseAutoEncoder":

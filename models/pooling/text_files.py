@@ -47,7 +47,7 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str = ""
     """What is written behind each text."""
     has_special: bool = False
-    """Whether the special tokens are in what is written, so that the tokenizer adds none."""
+    """Whether the tokenizer adds no special tokens: they are in what is written, or there are none."""
     chat: ChatForm | None = None
     """Set if the chat template writes each text as what a user says, and an instruction as the system."""
     similarity: Similarity = "cosine"
@@ -98,6 +98,7 @@ def read_texts(folder: Path) -> TextFacts:
         )
     return TextFacts(
         max_len=transformer.max_seq_length,
+        has_special=any(module.kind == "StaticEmbedding" for module in modules),
         lower_case=transformer.do_lower_case,
         prompts=prompts,
         default_prompt_name=settings.default_prompt_name,

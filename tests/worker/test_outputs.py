@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,52 +10,16 @@ import pytest
 import torch
 from heads import flag_checkpoint, source_of
 from later import Later
-from opened import open_runner
+from pooling_runner import ask, numbers, runner_of
 from tokenizers import Tokenizer
 
-from models.config import ConfigError, read_config
-from models.conversion.conversion_choice import resolve_conversion
-from models.pooling.config import read_pooling
-from worker.protocol import NewSeq, Pooling, SeqStep, StepInput, Vectors
-from worker.runner import Runner
+from models.config import ConfigError
+from worker.protocol import Pooling
 
 TEXTS = ["The quick brown fox.", "jumps, over", "the lazy dog. That, is all; nothing more"]
 st = Later("sentence_transformers")
 modules = Later("sentence_transformers.base.modules")
 multi = Later("sentence_transformers.multi_vector_encoder.modules")
-
-
-def runner_of(folder: Path, **given: object) -> Runner:
-    model = read_config(folder)
-    return open_runner(
-        folder,
-        conversion=resolve_conversion(model, folder, runner="pooling"),
-        pooling=read_pooling(folder, model, {}),
-        num_gpu_blocks_override=64,
-        max_model_len=64,
-        **given,
-    )
-
-
-def ask(runner: Runner, texts: Sequence[Sequence[int]], params: Sequence[Pooling]) -> list[Vectors]:
-    """What a step gives that computes all texts."""
-    causal, size = runner.facts.causal, runner.facts.block_size
-    blocks = [
-        list(range(4 * slot, 4 * slot - -len(text) // size)) if causal else []
-        for slot, text in enumerate(texts)
-    ]
-    new = [
-        NewSeq(slot, list(text), len(text), each)
-        for slot, (text, each) in enumerate(zip(texts, params, strict=True))
-    ]
-    seqs = [SeqStep(slot, 0, len(text), blocks[slot], False, pools=True) for slot, text in enumerate(texts)]
-    output = runner.launch(StepInput(number=1, new=new, seqs=seqs)).result()
-    assert not output.failed, output.failed
-    return [output.pooled[slot] for slot in range(len(texts))]
-
-
-def numbers(vectors: Vectors) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(vectors.data, "<f4").reshape(vectors.shape).copy())
 
 
 def test_all_outputs_are_those_of_each_alone(tmp_path: Path) -> None:

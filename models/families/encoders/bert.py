@@ -77,7 +77,7 @@ BertModel, BertForSequenceClassification, BertForTokenClassification = encoder_c
     bert_trunk,
     partial(Head, dense=("bert.pooler.dense", "pooler.dense")),
     prefix=("bert",),
-    heads=("cls", "classifier"),
+    heads=("cls", "classifier", "linear"),
     vocabulary=BERT_NAMES,
 )
 
