@@ -37,7 +37,7 @@ CONFIG = {
     "torch_dtype": "float32",
 }
 SLOPES = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
-"""Those of four heads, and then every other one of eight."""
+"""The slopes of four heads, and then every other one of eight heads."""
 
 
 def checkpoint(folder: Path, **fields: object) -> dict[str, Tensor]:
