@@ -95,7 +95,8 @@ def splits_of(weight: Packed, outputs: int, processors: int) -> int:
 
 
 def _multiply(x: Tensor, weight: Packed, bias: Tensor | None, out: Tensor, processors: int) -> None:
-    rows, outputs, tiles = len(x), weight.outputs, product_tiles(x.dtype, len(x))
+    rows, outputs, form = len(x), weight.outputs, weight.form
+    tiles = product_tiles(x.dtype, rows, form.tile * form.bits // 8)
     splits = splits_of(weight, tiles.outputs, processors)
     written = out
     if splits > 1:
@@ -105,7 +106,7 @@ def _multiply(x: Tensor, weight: Packed, bias: Tensor | None, out: Tensor, proce
         (-(-outputs // tiles.outputs), -(-rows // tiles.rows), splits),
         *(x, weight.parts, bias, written),
         *(x.stride(0), rows, outputs, weight.inputs, weight.width, splits),
-        *(weight.form, tiles.outputs, tiles.rows, splits > 1),
+        *(form, tiles.outputs, tiles.rows, splits > 1),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
