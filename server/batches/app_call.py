@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,13 +33,23 @@ class OwnerCalls:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
 
-    async def answer(self, owner: str, path: str, body: bytes, request_id: str) -> Answer:
-        """The answer to a request. While the server is busy, it is sent again when the server says so."""
+    async def answer(
+        self,
+        owner: str,
+        path: str,
+        body: bytes,
+        request_id: str,
+        on_part: Callable[[bytes], None] | None = None,
+    ) -> Answer:
+        """The answer to a request. While the server is busy, it is sent again when the server says so.
+
+        `on_part` gets the parts of an answer that is no error, as they come.
+        """
         while True:
             scope = _scope(path, request_id)
             if (caller := self._caller(owner)) is not None:
                 scope["caller"] = caller
-            pause, answer = await self._send(scope, body)
+            pause, answer = await self._send(scope, body, on_part)
             if answer.status not in _BUSY:
                 return answer
             await asyncio.sleep(pause)
@@ -50,7 +61,9 @@ class OwnerCalls:
             return None
         return replace(found, owner=f"{owner} (waiting)", weight=found.weight * _PART, max_queued=None)
 
-    async def _send(self, scope: Scope, body: bytes) -> tuple[float, Answer]:
+    async def _send(
+        self, scope: Scope, body: bytes, on_part: Callable[[bytes], None] | None
+    ) -> tuple[float, Answer]:
         """An answer, and the seconds after which the same request may be sent again."""
         unread, head, parts = [body], dict[str, object](), list[bytes]()
         retry_after: str | None = None
@@ -66,6 +79,8 @@ class OwnerCalls:
                 head["status"] = message["status"]
                 found = dict(message["headers"]).get(b"retry-after")
                 retry_after = None if found is None else found.decode("latin-1")
+            elif on_part is not None and head["status"] == 200:
+                on_part(message.get("body", b""))
             else:
                 parts.append(message.get("body", b""))
 

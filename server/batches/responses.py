@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +13,14 @@ import msgspec
 
 from server.batches.app_call import Answer, OwnerCalls
 from server.batches.folder import Folder, Record, not_found, read_record, touch, write_record
+from server.batches.response_events import EventFile, EventReader
 from server.errors import BadRequest
 
 PATH = "/v1/responses"
 BACKGROUND_SECONDS = 86_400
 """Seconds for which the answer of a background response is kept at least."""
 
+EVENTS = ".events"
 UNFINISHED = ("queued", "in_progress")
 
 
@@ -32,6 +34,8 @@ class KeptResponse(Record, kw_only=True):
     """Whether it is still to be computed."""
     request: msgspec.Raw = msgspec.Raw(b"null")
     """The body to compute it from, if it waits."""
+    streams: bool = False
+    """Whether its events are kept, for clients that read them as they come."""
     expires_at: float = 0.0
     """When it is forgotten; 0 while it is computed."""
 
@@ -91,7 +95,7 @@ class KeptResponses:
         )
         write_record(self.place(owner, id), record)
 
-    def queue(self, owner: str, id: str, asked: bytes, answer: bytes) -> None:
+    def queue(self, owner: str, id: str, asked: bytes, answer: bytes, *, streams: bool) -> None:
         """Have a response computed later."""
         place = self.place(owner, id)
         record = KeptResponse(
@@ -101,9 +105,25 @@ class KeptResponses:
             answer=msgspec.Raw(answer),
             waits=True,
             request=msgspec.Raw(asked),
+            streams=streams,
         )
+        if streams:
+            told = ("response.created", "response.queued")
+            place.with_suffix(EVENTS).unlink(missing_ok=True)
+            EventFile(place.with_suffix(EVENTS)).append(
+                [{"type": each, "response": record.answer} for each in told]
+            )
         write_record(place, record)
         touch(queue_mark(place))
+
+    def events_of(self, owner: str, id: str) -> Path:
+        """The file of a response's events. Raises an error if it has none."""
+        if not self.find(owner, id).streams:
+            raise BadRequest(
+                f"The response {id[:64]!r} has no events: ask for both `background` and `stream`.",
+                "stream",
+            )
+        return self.place(owner, id).with_suffix(EVENTS)
 
     def cancel(self, owner: str, id: str) -> KeptResponse:
         found = self.find(owner, id)
@@ -181,6 +201,7 @@ def cancel_mark(place: Path) -> Path:
 
 def forget(place: Path) -> None:
     place.unlink(missing_ok=True)
+    place.with_suffix(EVENTS).unlink(missing_ok=True)
     forget_marks(place)
 
 
@@ -204,7 +225,7 @@ class ResponseRun:
         self.id, self.owner, self.at, self.ended = place.stem, record.owner, record.at, False
         self._record, self._place, self._kept, self._calls = record, place, kept, calls
         self._places = places
-        self._work: asyncio.Task[Answer] | None = None
+        self._work: asyncio.Task[msgspec.Raw] | None = None
 
     def look(self) -> None:
         """End early if the client has cancelled or deleted it."""
@@ -222,29 +243,56 @@ class ResponseRun:
                 self._work.cancel()
         if self._work.cancelled() or cancel_mark(self._place).exists():  # clients were told that it is
             answer = changed(self._record.answer, status="cancelled")
+            await self._end_events(
+                {"type": "error", "code": "cancelled", "message": "The response was cancelled."}
+            )
         else:
-            answer = self._told(self._work.result())
+            answer = self._work.result()
         self._record.waits, self._record.request = False, msgspec.Raw(b"null")
         kept_for = max(BACKGROUND_SECONDS, self._kept.seconds or 0.0)
         self._record.expires_at = time.time() + kept_for
         await asyncio.to_thread(self._write, answer)
         self.ended = True
 
-    async def _compute(self) -> Answer:
-        body = msgspec.json.decode(self._record.request, type=dict[str, msgspec.Raw])
-        for name in ("background", "store", "previous_response_id"):
-            body.pop(name, None)
-        id = self._record.id.removeprefix("resp_")
-        return await self._calls.answer(self.owner, PATH, _encode({**body, "store": False}), id)
-
-    def _told(self, answer: Answer) -> msgspec.Raw:
+    async def _compute(self) -> msgspec.Raw:
         """What clients are told of it from now on."""
+        body = msgspec.json.decode(self._record.request, type=dict[str, msgspec.Raw])
+        for name in ("background", "store", "previous_response_id", "stream"):
+            body.pop(name, None)
         kept = msgspec.json.decode(self._record.answer, type=dict[str, msgspec.Raw])
         same = {
             name: kept[name] for name in ("id", "created_at", "background", "store", "previous_response_id")
         }
-        if answer.status == 200:
-            return changed(msgspec.Raw(answer.body), **same)
+        asked, id = _encode({**body, "store": False}), self._record.id.removeprefix("resp_")
+        if self._record.streams:
+            return await self._stream(_encode({**body, "store": False, "stream": True}), id, same)
+        answer = await self._calls.answer(self.owner, PATH, asked, id)
+        return changed(msgspec.Raw(answer.body), **same) if answer.status == 200 else self._failed(answer)
+
+    async def _stream(self, asked: bytes, id: str, same: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
+        file = await asyncio.to_thread(EventFile, self._place.with_suffix(EVENTS))
+        if file.end is not None:
+            return file.end  # the process was killed before it wrote the record
+        events = EventReader(file, same)
+        writing = asyncio.create_task(events.write())
+        try:
+            answer = await self._calls.answer(self.owner, PATH, asked, id, events.push)
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
+        await events.flush()
+        if events.answer is None:
+            events.answer = self._failed(answer)
+            await self._end_events({"type": "response.failed", "response": events.answer})
+        return events.answer
+
+    async def _end_events(self, event: Mapping[str, object]) -> None:
+        """Write the last event, if clients read them."""
+        if self._record.streams and self._place.exists():
+            path = self._place.with_suffix(EVENTS)
+            await asyncio.to_thread(lambda: EventFile(path).append([event]))
+
+    def _failed(self, answer: Answer) -> msgspec.Raw:
         message = "The request failed."
         with suppress(msgspec.DecodeError, KeyError, TypeError):
             message = msgspec.json.decode(answer.body)["error"]["message"]

@@ -79,7 +79,8 @@ class ModelChoice:
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
         asked = _read(raw)
         state = self._find(scope, asked)
-        answer = _Answer(send, path, asked is not None and asked.stream is True)
+        from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
+        answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
         BODY_MEMORY.taken += held
         async with AsyncExitStack() as stack:

@@ -111,6 +111,11 @@ def test_a_response_is_computed_later_and_continued(start: Callable[[], LiveServ
     asked = {"model": "demo", "input": "What did I ask?", "temperature": 0}
     goes_on = client.responses.create(**asked, previous_response_id=later.id)
     assert goes_on.usage.input_tokens > client.responses.create(**asked).usage.input_tokens
+    events = list(client.responses.create(**asked, background=True, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    id = events[0].response.id
+    assert events[-1].response == client.responses.retrieve(id)
+    assert list(client.responses.retrieve(id, stream=True, starting_after=2)) == events[3:]
     batch = client.batches.create(
         input_file_id=client.files.create(file=("in.jsonl", lines(600, 400)), purpose="batch").id,
         endpoint="/v1/completions",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -14,10 +15,12 @@ from server.access.client_identity import caller_of
 from server.api.conversations.response_input import KEPT_NOWHERE
 from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
+from server.batches.response_events import follow
 from server.batches.responses import KeptResponses
 from server.errors import BadRequest, NotFound
 from server.http.endpoint import ASKED, Endpoint
-from server.http.sse import json_response
+from server.http.sse import EventStream, StreamForm, encode, json_response
+from server.routes.request_context import config_of
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
@@ -54,32 +57,46 @@ async def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | No
     """What keeps the response to a request, if it is to be kept; refuses what this server does not keep."""
     check_continues(request, body)
     kept = _kept_of(request)
-    if body.background:
-        if kept is None:
-            raise BadRequest("`background` is not served: start the server with --batch-dir.", "background")
-        if body.stream:
-            raise BadRequest(
-                "`background` cannot be streamed here: ask GET /v1/responses/ID for it.", "background"
-            )
+    if body.background and kept is None:
+        raise BadRequest("`background` is not served: start the server with --batch-dir.", "background")
     if kept is None or kept.seconds is None or body.store is False:
         return None
     await asyncio.to_thread(kept.check_room)
     return Keeping(kept, caller_of(request).key_name, bytes(request.scope[ASKED]))
 
 
-def queue_response(request: Request, id: str, answer: bytes) -> None:
+def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -> None:
     """Have a response computed later. It blocks."""
     kept = _kept_of(request)
     if kept is not None:
         kept.check_room()
-        kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer)
+        kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer, streams=streams)
+
+
+async def stream_response(request: Request, id: str, after: int = -1) -> EventStream:
+    """Tells the events of a background response behind number `after`, as they come."""
+    path, ended = await _ask(request, id, KeptResponses.events_of), False
+
+    async def events() -> AsyncGenerator[bytes]:
+        nonlocal ended
+        async with aclosing(follow(path, after)) as found:
+            async for event, ended in found:  # noqa: B007
+                yield event
+
+    form = StreamForm(lambda data: ended, lambda error: b"event: error\ndata: %s\n\n" % encode(error.body()))
+    return EventStream(events(), config_of(request).sse_keep_alive_interval, form=form)
 
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(response_id: str, request: Request) -> Response:
-    """Tell a response that is kept, or how far one has come that is computed later."""
-    if request.query_params.get("stream") == "true":
-        raise BadRequest("stream: a response that is kept is told as a whole: leave `stream` out.", "stream")
+    """Tell a response that is kept, or how far one has come that is computed later: `stream`, its events."""
+    asked, after = request.query_params, request.query_params.get("starting_after")
+    if asked.get("stream") == "true":
+        if after is not None and not (after.isdecimal() and len(after) < 10):
+            raise BadRequest("starting_after is the number of an event, from 0 on.", "starting_after")
+        return await stream_response(request, response_id, -1 if after is None else int(after))
+    if after is not None:
+        raise BadRequest("starting_after is for stream=true.", "starting_after")
     found = await _ask(request, response_id, KeptResponses.find)
     return Response(bytes(found.answer), media_type="application/json")
 

@@ -29,6 +29,7 @@ from server.routes.conversations.kept_responses import (
     check_continues,
     find_keeping,
     queue_response,
+    stream_response,
 )
 from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts, request_id
 
@@ -40,7 +41,8 @@ async def create_response(body: api.ResponsesRequest, request: Request) -> HttpR
     """Answer a conversation with items: messages, reasoning and calls."""
     keeping = await find_keeping(request, body)
     if body.background:
-        return json_response(await begin_later(request, body, keeping))
+        later = await begin_later(request, body, keeping)
+        return await stream_response(request, later.id) if body.stream else json_response(later)
     call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
     writer = ResponseWriter(call, body, stored=keeping is not None)
 
@@ -63,7 +65,8 @@ async def begin_later(request: Request, body: api.ResponsesRequest, keeping: Kee
         status="queued",
         background=True,
     )
-    await asyncio.to_thread(queue_response, request, id, encode(later))
+    await asyncio.to_thread(queue_response, request, id, encode(later), streams=bool(body.stream))
+    request.scope["app"].state.runner.wake()
     return later
 
 

@@ -106,9 +106,9 @@ def test_ids_beyond_the_vocabulary_end_no_text(folder: Path, caplog: pytest.LogC
     assert f"and the model {largest} tokens: texts with others are refused" in line
 
 
-def test_a_broken_template_is_told_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_template_is_told_at_the_start(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages }")
     options = parse([str(folder)], {})
     with caplog.at_level(logging.WARNING, "server"):
-        load_tokenizer(tokenizer_files(options, folder), options)
+        await load_tokenizer(tokenizer_files(options, folder), options)
     assert any("chat template 'default' is not valid Jinja" in message for message in caplog.messages)

@@ -128,7 +128,77 @@ async def test_a_response_that_fails_says_why(client: httpx.AsyncClient) -> None
     assert found["status"] == "failed" and found["error"]["code"] == "invalid_prompt"
     assert "context length" in found["error"]["message"]
     await refusal(client, PATH, input=[{"type": "zz"}], background=True)
-    assert (await refusal(client, PATH, input="a", background=True, stream=True))["param"] == "background"
+
+
+async def told(client: httpx.AsyncClient, id: str, after: int | None = None) -> list[Any]:
+    """The events of a background response, which may come for some time yet."""
+    asked = {"stream": "true"} if after is None else {"stream": "true", "starting_after": str(after)}
+    async with asyncio.timeout(20):
+        return named_events((await client.get(f"{PATH}/{id}", params=asked)).text)
+
+
+async def test_a_background_response_is_streamed_from_any_event_on(client: httpx.AsyncClient) -> None:
+    asked = {"input": "hi", "background": True, "stream": True}
+    async with asyncio.timeout(20):
+        events = named_events((await client.post(PATH, json=asked)).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert "".join(each["delta"] for each in events if each["type"].endswith("text.delta")) == "Hello, world."
+    last = events[-1]
+    assert last["type"] == "response.completed" and last["response"]["background"] is True
+    id = events[0]["response"]["id"]
+    assert last["response"] == (await until_ended(client, id))
+    assert await told(client, id) == events and await told(client, id, 3) == events[4:]
+    plain = await post(client, PATH, input="hi", background=True)
+    for path in (
+        f"{plain['id']}?stream=true",
+        f"{id}?starting_after=1",
+        f"{id}?stream=true&starting_after=x",
+    ):
+        assert (await client.get(f"{PATH}/{path}")).status_code == 400
+    await client.delete(f"{PATH}/{id}")
+    assert (await client.get(f"{PATH}/{id}?stream=true")).status_code == 404
+
+
+async def test_a_streamed_response_is_computed_anew_with_higher_numbers(
+    app: Any, frontend: FakeFrontend
+) -> None:
+    frontend.gate = asyncio.Event()
+    async with make_client(app) as client:
+        reading = asyncio.create_task(
+            client.post(PATH, json={"input": "hi", "background": True, "stream": True})
+        )
+        for gate in (None, frontend.gate):
+            task = asyncio.create_task(app.state.runner.run())
+            async with asyncio.timeout(20):
+                while not frontend.running:
+                    await asyncio.sleep(0.01)
+            if gate is not None:
+                gate.set()
+                await asyncio.wait([reading])
+            task.cancel()
+            await asyncio.wait([task])
+        events = named_events(reading.result().text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert "".join(each["delta"] for each in events if each["type"].endswith("text.delta")) == "Hello, world."
+
+
+async def test_a_streamed_response_that_fails_or_is_cancelled_says_so(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    asked = {"background": True, "stream": True}
+    events = named_events((await client.post(PATH, json={**asked, "input": "a" * 200})).text)
+    assert events[-1]["type"] == "response.failed" and "context" in events[-1]["response"]["error"]["message"]
+    frontend.gate = asyncio.Event()
+    reading = asyncio.create_task(
+        client.post(PATH, json={**asked, "input": "hi"}, headers={"x-request-id": "one"})
+    )
+    async with asyncio.timeout(20):
+        while not frontend.running:
+            await asyncio.sleep(0.01)
+        assert (await client.post(f"{PATH}/resp_one/cancel")).json()["status"] == "cancelled"
+        assert named_events((await reading).text)[-1]["code"] == "cancelled"
 
 
 async def test_a_response_is_computed_by_the_process_that_comes_next(
