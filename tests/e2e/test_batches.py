@@ -108,10 +108,10 @@ def test_a_response_is_computed_later_and_continued(start: Callable[[], LiveServ
     while (answer := client.responses.retrieve(later.id)).status in ("queued", "in_progress"):
         time.sleep(0.02)
     assert answer.status == "completed" and "Paris" in answer.output_text
-    asked = {"model": "demo", "input": "What did I ask?", "temperature": 0}
+    asked: dict[str, Any] = {"model": "demo", "input": "What did I ask?", "temperature": 0}
     goes_on = client.responses.create(**asked, previous_response_id=later.id)
     assert goes_on.usage.input_tokens > client.responses.create(**asked).usage.input_tokens
-    events = list(client.responses.create(**asked, background=True, stream=True))
+    events: list[Any] = list(client.responses.create(**asked, background=True, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     id = events[0].response.id
     assert events[-1].response == client.responses.retrieve(id)
