@@ -40,6 +40,17 @@ class MediaRows:
 
 
 @dataclass(slots=True)
+class AdapterRows:
+    """The adapters of a step's tokens."""
+
+    numbers: Tensor  # [T] int32: the number of each token's adapter; 0: none
+    runs: Tensor
+    """[1 + 3 * R] int32: the number of runs of tokens with the same adapter; then for each the adapter's
+    number, the first token and the count of them."""
+    host: Sequence[tuple[int, int, int]]  # R of those, on the host
+
+
+@dataclass(slots=True)
 class ForwardContext:
     """A step computes T new tokens that belong to B sequences, packed one after the other without padding."""
 
@@ -71,6 +82,7 @@ class ForwardContext:
     first: int = 0  # the first position that is seen; a token before it sees itself alone
     streams: list[Tensor] | None = None
     """[T, H] each: the residual streams that the decoder has given out, if it was told to."""
+    adapters: AdapterRows | None = None  # None: no token has one
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

@@ -153,6 +153,14 @@ def load_model(
     return model
 
 
+def open_base(options: LoadOptions) -> Weights:
+    """Open the weights of a model that is loaded, to read some of them again in float32."""
+    quantization = read_quantization(options.config)
+    return Weights(
+        Reading(_open(options), device=torch.device("cpu"), dtype=torch.float32, quantization=quantization)
+    )
+
+
 def _ignore_unused(
     weights: Weights, model: object, config: ModelConfig, quantization: Quantization | None
 ) -> list[str]:

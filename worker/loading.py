@@ -17,6 +17,7 @@ from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
 from worker.cache.state_memory import state_layers
+from worker.calls.adapters import Adapters
 from worker.config import DrafterConfig, WorkerConfig
 from worker.devices.base import Device
 from worker.drafter.draft_model import DraftModel
@@ -57,6 +58,23 @@ def load_weights(options: LoadOptions, device: Device, report: Callable[[str, fl
 
     with device.uploading() as upload:
         return load_model(replace(options, report=loaded), upload)
+
+
+def hold_adapters(
+    config: WorkerConfig, options: LoadOptions, device: Device, model: ServedModel
+) -> Adapters | None:
+    """Let a model that was loaded with these options have adapters, if the operator wants some."""
+    lora = config.lora
+    if not lora.enable_lora:
+        return None
+    place = config.place
+    if device.target.type != "cpu" or place.stages > 1 or place.expert_replicas > 1:
+        what = f"this is {device.name}" if device.target.type != "cpu" else "this model is spread over others"
+        raise ValueError(
+            f"--enable-lora needs a CPU, without --pipeline-parallel-size or shared experts, and {what}: "
+            "serve the adapter's own folder, which merges it into its base"
+        )
+    return Adapters(lora, options, model)
 
 
 def load_drafter(

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 MODEL, MEMORY, SCHEDULER, PLUGINS = "Model", "Device and memory", "Scheduler", "Plug-ins"
+ADAPTERS = "Adapters"
 """Groups of options on the reference page."""
 
 
@@ -99,6 +100,35 @@ _STREAMED = (
     "modelexpress",
 )
 """vLLM's ways to read from other machines, or past the system's cache of files."""
+
+
+class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator may ask of adapters (docs/adapters.md)."""
+
+    enable_lora: Annotated[bool, Doc(ADAPTERS)] = False
+    """Let requests name adapters of the model; --lora-modules says so, too."""
+    max_loras: Annotated[int, Doc(ADAPTERS, least=1, most=1024)] = 8
+    """Most different adapters in a step. Unlike vLLM's 1 by default: others would wait for each other."""
+    max_cpu_loras: Annotated[int | None, Doc(ADAPTERS, least=1, most=65536)] = None
+    """Most adapters that a worker holds; others are loaded again when they are asked for. Default: 32, or
+    --max-loras if that is more."""
+    max_lora_rank: Annotated[int, Doc(ADAPTERS, least=1, most=65536)] = 16
+    """Largest rank of an adapter. None takes more memory than its own rank needs."""
+    lora_dtype: Annotated[str, Doc(ADAPTERS, ("auto", "bfloat16", "float16", "float32"), read=_dtype)] = (
+        "auto"
+    )
+    """Number format of adapters; auto is the model's."""
+    fully_sharded_loras: Annotated[bool, Doc(ADAPTERS)] = False
+    """With --tensor-parallel-size, cut the first matrices of adapters, too: less to compute for each worker,
+    and more to send."""
+    lora_target_modules: Annotated[list[str], Doc(ADAPTERS)] = []
+    """The only modules that adapters may change, by the last part of their names, such as q_proj. An adapter
+    of others is refused."""
+
+    @property
+    def most(self) -> int:
+        """The most adapters that a worker holds."""
+        return max(32, self.max_loras) if self.max_cpu_loras is None else self.max_cpu_loras
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

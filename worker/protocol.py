@@ -170,6 +170,10 @@ class NewSeq(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The blocks of its source, in order."""
     source_len: int = 0
     """The positions of the source; 0: it has none."""
+    adapter: int = 0
+    """The number under which its adapter was loaded; 0: the model as it is."""
+    adapter_from: int = 0
+    """The first position that the adapter computes."""
 
 
 class SeqStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

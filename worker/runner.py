@@ -40,7 +40,7 @@ from worker.experts.balancer import Balancer
 from worker.host.machine import times_killed
 from worker.host.memory import release_after_loading
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
-from worker.loading import find_mixtures, load_drafter, load_options, load_weights
+from worker.loading import find_mixtures, hold_adapters, load_drafter, load_options, load_weights
 from worker.media import count_layers, media_bytes, open_media, row_bytes, sees_media, sees_prompts
 from worker.pooling import (
     HiddenStore,
@@ -84,9 +84,7 @@ class Runner:
     """Whether the last step has failed, or is under way."""
 
     def __init__(self, config: WorkerConfig, report: Report) -> None:
-        place = config.place
-        self._config = config
-        self._device = open_device(config)
+        place, self._config, self._device = config.place, config, open_device(config)
         self._dtype, self._cache_dtype = choose_dtypes(config, self._device)
         limits = resolve_limits(config, self._device)
         target, moves = self._device.target, config.balancing is not None
@@ -115,12 +113,11 @@ class Runner:
         self._staging = Staging(self._device.staging_buffer, steps_behind, limits.staged_words)
         self._queries, self._bounds = QueryStore(), BoundsReader()
         self._compute = self._device.quickened(self._make_compute(tasks, limits), self._groups)
-        held = limits.most_embeddings + limits.kept_embeddings
-        self._media = open_media(self._model, config, self._slots, target, self._dtype, held)
-        self._planner = self._make_planner()
-        self._mixtures = find_mixtures(self._model, config)
+        given = self._model, config, self._slots, target, self._dtype
+        self._media = open_media(*given, limits.most_embeddings + limits.kept_embeddings)
+        self._planner, self._mixtures = self._make_planner(), find_mixtures(self._model, config)
         report("cache", 1.0)
-        self.call = WorkerCalls(config, self._model, target)
+        self.call = WorkerCalls(config, self._model, target, self._adapters)
         self.facts = self._facts(limits, tasks)
         report("warmup", 0.0)
         self.facts = self._make_ready()
@@ -249,6 +246,7 @@ class Runner:
             shares=self._layout.shares,
             on_axes=getattr(find_tower(self._model), "three_axes", False),
             processors=open_processors(self._config, self._device.target, limits.max_num_seqs),
+            adapts=self._adapters is not None,
         )
 
     def _make_planner(self) -> StepPlanner:
@@ -266,6 +264,7 @@ class Runner:
         config, device, parallel = self._config, self._device, parallel_of(self._config, self._groups)
         options = load_options(config, device, self._dtype, parallel, limits.max_model_len)
         model = load_weights(options, device, report)
+        self._adapters = hold_adapters(config, options, device, model)
         return model, load_drafter(config, options, device, model, report)
 
     def _while_loading(self, block_size: int) -> AbstractContextManager[None]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
+from models.context import context
 from models.ops.grouped_matrix import Grouped, Matrix, halves, stacked
+from models.ops.lora_ops import LayerAdapters
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
@@ -62,6 +64,19 @@ class RowOrder(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of a layer's rows in a checkpoint."""
+
+    scope: str
+    rows: Span
+    order: RowOrder | None
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """These rows of what the scope has for each of its outputs."""
+        return _ordered(outputs[self.rows.start : self.rows.stop], self.order)
+
+
 class Linear(nn.Module):
     """Linear layer: x [T, in] -> [T, out], as much of the output as this rank holds.
 
@@ -75,6 +90,9 @@ class Linear(nn.Module):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    places: Sequence[Place] = ()
+    """The places in the checkpoint of the parts, one after the other, or of all as one part."""
+    adapters: LayerAdapters | None = None  # None: there can be none
 
     def __init__(
         self,
@@ -112,10 +130,17 @@ class Linear(nn.Module):
         self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias, kind=self.activation)
+        return ops.linear(x, self.weight, self.bias, kind=self.activation, **self.added(x))
+
+    def added(self, x: Tensor) -> dict[str, Any]:
+        """The option of the product that adds what adapters of the step's tokens do, if some have one."""
+        if self.adapters is None or (rows := context().adapters) is None:
+            return {}
+        return {"added": ops.lora(x, self.adapters, rows)}
 
     def _matrices(self, weights: Weights) -> list[Matrix]:
         """Read the parts of the matrix by output, or all of it as one part."""
+        self.places = [Place(scope.path, rows, order) for scope, rows, order in self._parts(weights)]
         return self._gather(weights, self._matrix)
 
     def _pull_bias(self, weights: Weights) -> nn.Parameter | None:
@@ -123,17 +148,18 @@ class Linear(nn.Module):
 
     def _gather(self, weights: Weights, read: Callable[[Weights, int, Span], Part]) -> list[Part]:
         """Read the parts of a matrix or bias by output, or all of it as one part."""
+        return [_ordered(read(scope, rows.size, rows), order) for scope, rows, order in self._parts(weights)]
+
+    def _parts(self, weights: Weights) -> Iterator[tuple[Weights, Span, RowOrder | None]]:
+        """The scope of each part, its rows there, and their order."""
         if not self.sources:
-            return [read(weights, rows.size, rows) for rows in stacked_spans(self.outputs)]
-        parts: list[Part] = []
+            yield from ((weights, rows, None) for rows in stacked_spans(self.outputs))
+            return
         described = zip(self.sources, self.outputs, self.orders, strict=True)
         for source, group in groupby(described, key=itemgetter(0)):
             scope, (_, spans, orders) = weights.sibling(source), zip(*group, strict=True)
-            parts += [
-                _ordered(read(scope, rows.size, rows), order)
-                for rows, order in zip(stacked_spans(spans), orders, strict=False)
-            ]
-        return parts
+            for rows, order in zip(stacked_spans(spans), orders, strict=False):
+                yield scope, rows, order
 
     def _matrix(self, weights: Weights, size: int, rows: Span) -> Matrix:
         """Read the piece `rows` of a matrix with `size` outputs, and of it the piece of the inputs."""
@@ -170,7 +196,7 @@ class GatedLinear(Linear):
         self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.gated_linear(x, self.weight, self.bias, self.kind)
+        return ops.gated_linear(x, self.weight, self.bias, self.kind, **self.added(x))
 
 
 class RowLinear(Linear):
@@ -197,13 +223,14 @@ class RowLinear(Linear):
         self.bias = self._pull_bias(weights)
 
     def forward(self, x: Tensor) -> Tensor:
+        added = self.added(x)
         if self.parallel.size == 1:
-            return ops.linear(x, self.weight, self.bias)
+            return ops.linear(x, self.weight, self.bias, **added)
         if self.parallel.exact:
-            total = self.parallel.all_reduce(ops.linear(x, self.weight, wide=True))
+            total = self.parallel.all_reduce(ops.linear(x, self.weight, wide=True, **added))
             return (total if self.bias is None else total + self.bias).to(x.dtype)
         bias = self.bias if self.parallel.rank == 0 else None  # it must enter the sum once
-        return self.parallel.all_reduce(ops.linear(x, self.weight, bias))
+        return self.parallel.all_reduce(ops.linear(x, self.weight, bias, **added))
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:

@@ -26,6 +26,7 @@ from models.ops.attention_inputs import (
 )
 from models.ops.encoder_ops import distance_between
 from models.ops.grouped_matrix import Matrix, widen
+from models.ops.lora_ops import Added, with_adapters
 from models.ops.tree_sum import add_in_pairs
 
 # Loading
@@ -105,17 +106,31 @@ def pack(
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: str | None = None,
+    wide: bool = False,
+    added: Added | None = None,
 ) -> Tensor:
     """Multiply x [T, in] by `weight`, as `pack` returned it -> [T, out].
 
-    `kind` names an activation that follows. With `wide` the result is float32, whatever x is. If the inputs
-    are divided into sections, each is added up in float32, then neighbouring sections, then their sums: so a
-    rank that holds half of them computes one of the two numbers that are added last.
+    `kind` names an activation that follows. With `wide` the result is float32, whatever x is. `added`: what
+    `lora` has computed of this layer. If the inputs are divided into sections, each is added up in float32,
+    then neighbouring sections, then their sums: so a rank that holds half of them computes one of the two
+    numbers that are added last.
     """
-    out = F.linear(x, weight, bias) if weight.dim() == 2 else add_sections(x, weight, bias)
-    out = activation(out, kind) if kind else out
-    return out.float() if wide else out.to(x.dtype)
+
+    def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias) if weight.dim() == 2 else add_sections(x, weight, bias)
+
+    def finish(out: Tensor) -> Tensor:
+        return activation(out, kind) if kind else out
+
+    out = finish(multiply(x, bias))
+    out = out.float() if wide else out.to(x.dtype)
+    return out if added is None else with_adapters(out, x, multiply, bias, finish, added)
 
 
 def add_sections(
@@ -133,9 +148,14 @@ def add_sections(
     return total if bias is None else total + bias
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+def gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, added: Added | None = None
+) -> Tensor:
     """Multiply [T, in] by a matrix to [T, 2F], gate and up side by side, -> activation(gate) * up [T, F]."""
-    return gated(F.linear(x, weight, bias), kind)
+    out = gated(F.linear(x, weight, bias), kind)
+    if added is None:
+        return out
+    return with_adapters(out, x, lambda x: F.linear(x, weight), bias, lambda total: gated(total, kind), added)
 
 
 # Norms and activations

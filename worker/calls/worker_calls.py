@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from models.model import ServedModel
 from models.plugins import load_plugin
 from worker import logs
-from worker.calls.messages import APPLY_MODEL, WorkerCall, WorkerReturn
+from worker.calls.adapters import Adapters
+from worker.calls.messages import APPLY_MODEL, DROP_ADAPTER, LOAD_ADAPTER, WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
 from worker.options import ProfilerOptions, read_profiler
 
@@ -27,8 +28,13 @@ _log = logging.getLogger(__name__)
 class WorkerCalls:
     """Runs the methods that can be called, between steps, in the thread of these."""
 
-    def __init__(self, config: WorkerConfig, model: ServedModel, device: torch.device) -> None:
+    def __init__(
+        self, config: WorkerConfig, model: ServedModel, device: torch.device, adapters: Adapters | None = None
+    ) -> None:
         """Raises ValueError if the operator's class cannot be used."""
+        self._own: dict[str, Callable[..., Any]] = {APPLY_MODEL: self._apply_model}
+        if adapters is not None:
+            self._own |= {LOAD_ADAPTER: adapters.load, DROP_ADAPTER: adapters.drop}
         options = read_profiler(config.options.profiler_config)
         self._profiler = None if options is None else Profiler(options, config.place.rank, device)
         self._model = model
@@ -53,8 +59,8 @@ class WorkerCalls:
         return found(self._model)
 
     def _find(self, name: str) -> Any:
-        if name == APPLY_MODEL:
-            return self._apply_model
+        if name in self._own:
+            return self._own[name]
         if name == "profile" and self._profiler is not None:
             return self._profiler.profile
         if self._extension is None:

@@ -13,9 +13,10 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
-from models.context import ForwardContext, StateRows
+from models.context import AdapterRows, ForwardContext, StateRows
 from models.state_rows import StateRow, state_columns
 from worker.protocol import SeqStep
+from worker.tables.adapter_rows import adapter_runs, numbers_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -58,6 +59,8 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
+    runs = adapter_runs(slots, columns.slots, columns.starts, columns.counts)
+    adapters = packet.ints(np.array(numbers_of(runs, len(rows)))) if runs else None
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
     state_table = packet.ints(np.array(state_columns(columns.states)).ravel()) if columns.states else None
 
@@ -87,6 +90,8 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
         context = of_group(slots.block_table)
         if state_table is not None:
             context.states = StateRows(state_table.view(-1, len(counts)), columns.states)
+        if adapters is not None:
+            context.adapters = AdapterRows(adapters[: len(positions)], adapters[len(positions) :], runs)
         context.others = [of_group(table) for table in slots.block_tables[1:]]
         return ids, context
 

@@ -91,17 +91,19 @@ class Slots:
         shares: Sequence[int] = (1,),
         on_axes: bool = False,
         processors: RowProcessors | None = None,
+        adapts: bool = False,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
         `most_guesses`: how many guesses a step may have; 0: the model takes none.
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
+        `adapts`: whether sequences may have adapters.
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
         self.groups, self._shares, self.processors = len(shares), shares, processors
         self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
-        self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
+        self.paged, self.has_states, self.on_axes, self.adapts = paged, has_states, on_axes, adapts
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -124,10 +126,8 @@ class Slots:
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
         self.wants_prompt_logprobs: set[int] = set()
         """Slots that ask for the logprobs of their prompt."""
-        self.media: dict[int, PlacedMedia] = {}
-        """The media of the slots whose sequences have some."""
-        self.shift = np.zeros(rows, np.int64)
-        """What is added to the places of tokens behind such media, where those have three axes."""
+        self.media: dict[int, PlacedMedia] = {}  # of the slots whose sequences have some
+        self.shift = np.zeros(rows, np.int64)  # is added to places behind media that have three axes
 
     def _make_tables(self, target: torch.device, rows: int) -> None:
         self.first_block = rows * STATE_WORDS
@@ -144,6 +144,10 @@ class Slots:
         host = target.type == "cpu"
         self.host_tables = (self.tokens.numpy(), self.block_tables.numpy()) if host else None
         """The arrays of tokens and of blocks, if the host can write to them without waiting."""
+        self.adapters = [(0, 0)] * rows
+        """The number of each slot's adapter, 0 for none, and the first position that it computes."""
+        self.adapted: set[int] = set()
+        """The slots that have one."""
 
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int, groups: int) -> int:
@@ -178,6 +182,7 @@ class Slots:
         self.prompt_len[slot] = new.prompt_len
         self.without_tokens[slot] = new.prompt_len if new.media and new.media[0].kind == "rows" else 0
         self.blocks[slot] = 0
+        self._adapt(slot, (new.adapter, new.adapter_from))
         self.wants_prompt_logprobs.discard(slot)
         self.media.pop(slot, None)
         self.shift[slot] = 0
@@ -199,10 +204,15 @@ class Slots:
         self.without_tokens[target] = self.without_tokens[source]
         self.shift[target] = self.shift[source]
         self.blocks[target] = blocks
+        self._adapt(target, self.adapters[source])
         self.media.pop(target, None)
         self.wants_prompt_logprobs.discard(target)
         self.pooling[target], self.texts[target] = None, ()
         self._admit_sampling(target, self.params[source])
+
+    def _adapt(self, slot: int, adapter: tuple[int, int]) -> None:
+        self.adapters[slot] = adapter
+        (self.adapted.add if adapter[0] else self.adapted.discard)(slot)
 
     def _admit_sampling(self, slot: int, params: Sampling) -> None:
         self.params[slot] = params

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from adapter_files import write_adapter
 from drive import Driver, load_ranks, run_in_chunks
+from lora_cases import CASES, Case
 from peft_adapters import make_adapter
 from tiny import tiny_checkpoint
 
@@ -20,36 +19,6 @@ from models.lora_config import AdapterError
 pytestmark = pytest.mark.turns(3)
 
 PROMPT = random.Random(1).choices(range(5, 300), k=15)
-ALL = "all-linear"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A base, and the fields of an adapter's config."""
-
-    architecture: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    overrides: dict[str, object] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return "-".join([self.architecture, *self.fields])
-
-
-CASES = [
-    Case(
-        "LlamaForCausalLM",
-        {"target_modules": ALL, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"up_proj": 3}},
-    ),
-    Case("Qwen2ForCausalLM", {"target_modules": ["k_proj", "down_proj"], "use_dora": True}),
-    Case("Qwen2ForCausalLM", {"target_modules": ["v_proj"], "bias": "lora_only", "use_rslora": True}),
-    Case("GPT2LMHeadModel", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
-    Case("Phi3ForCausalLM", {"target_modules": ALL}),
-    Case(
-        "LlamaForCausalLM",
-        {"target_modules": ["embed_tokens", "lm_head", "o_proj"]},
-        {"tie_word_embeddings": False},
-    ),
-]
 
 
 @pytest.mark.turns

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.kernels.cpu import experts, torch_operations
+from models.ops.lora_ops import Added
+from worker.kernels.cpu import experts, lora, torch_operations
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.packing import Packed, Packer, word_splitter
 from worker.kernels.cpu.quantization import Scheme
@@ -19,33 +20,42 @@ from worker.kernels.cpu.torch_operations import Table
 def bind(library: Library, scheme: Scheme | None = None, input_bits: int | None = None) -> Table:
     """The operations that read packed matrices, for `models.ops.use`. `scheme`: how `pack` quantizes them;
     `input_bits`: bits to which inputs of matrices are rounded that are quantized already."""
-    linear = _linear(library)
+    linear, packer = _linear(library), Packer(library, scheme, input_bits)
     gated = activations(library)["gated"]
 
-    def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    def gated_linear(
+        x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, added: Added | None = None
+    ) -> Tensor:
         if type(weight) is not Packed:
-            return torch_operations.gated_linear(x, weight, bias, kind)
+            return torch_operations.gated_linear(x, weight, bias, kind, added=added)
         if weight.apart:
-            return gated(linear(x, weight, bias), kind)
-        return linear(x, weight, bias, kind=kind)
+            return gated(linear(x, weight, bias, added=added), kind)
+        return linear(x, weight, bias, kind=kind, added=added)
 
     return {
         "split_words": word_splitter(library),
-        "pack": Packer(library, scheme, input_bits),
+        "pack": packer,
         "linear": linear,
         "gated_linear": gated_linear,
+        **lora.bind(library, packer),
         **experts.bind(library, linear, gated_linear),
     }
 
 
 def _linear(library: Library) -> Callable[..., Tensor]:
-    run = library.function("linear")
+    run = lora.adapted_linear(library)
 
     def linear(
-        x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: str | None = None,
+        wide: bool = False,
+        added: Added | None = None,
     ) -> Tensor:
         if type(weight) is not Packed:
-            return torch_operations.linear(x, weight, bias, kind=kind, wide=wide)
+            return torch_operations.linear(x, weight, bias, kind=kind, wide=wide, added=added)
         rows, inputs = x.shape
         stride, step = x.stride()
         if inputs != weight.inputs or x.dtype != weight.numbers:
@@ -59,9 +69,10 @@ def _linear(library: Library) -> Callable[..., Tensor]:
             x, stride = x.contiguous(), inputs
         out = empty((rows, weight.columns), torch.float32 if wide else x.dtype)
         first = 0
-        for part in weight.apart or (weight,):
+        for number, part in enumerate(weight.apart or (weight,)):
             own_bias = None if bias is None else bias.data_ptr() + first * bias.itemsize
             run(
+                *(number, added),
                 *(part.address, x.data_ptr(), stride, own_bias, out.data_ptr() + first * out.itemsize),
                 *(weight.columns, rows, KINDS[out.dtype], GATES[kind]),
             )

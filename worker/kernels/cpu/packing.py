@@ -165,6 +165,12 @@ class Packer:
         """Pack matrices of any sizes, none of them quantized; -> the memory of all, and each."""
         return self._filled([self._plan_plain([matrix], False, None, 1) for matrix in matrices])
 
+    def alone(self, matrix: Tensor) -> Packed:
+        """Pack a matrix of any size, not quantized, into memory that is freed with it."""
+        plan = self._plan_plain([matrix], False, None, 1)
+        size = self._size(ctypes.addressof(plan.described))
+        return _packed(plan, torch.empty(size, dtype=torch.uint8))
+
     def _filled(self, plans: Sequence[_Plan]) -> tuple[Tensor, list[Packed]]:
         """Pack what is planned into one piece of memory."""
         sizes = [self._size(ctypes.addressof(plan.described)) for plan in plans]

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.context import ForwardContext, StateRows, context, use_context
+from models.context import AdapterRows, ForwardContext, StateRows, context, use_context
 from models.model import Forward
 from models.state_rows import STATE_COLUMNS, StateRow, state_columns
 from worker.host.memory import huge_pages
 from worker.kernels.cpu.library import FLOAT, Library
 from worker.kernels.cpu.tensors import Memory, allocated_by
 from worker.steps.compute import Unrecordable, unread
+from worker.tables.adapter_rows import Run, adapter_runs, numbers_of
 from worker.tables.positions import Columns, StepTokens, blocks_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -111,16 +112,37 @@ class Layout:
 
     def __init__(self, library: Library, slots: Slots) -> None:
         self._slots = slots
+        self.adapts = slots.adapts
+        """Whether sequences may have adapters."""
         self._run = library.function("lay_out", quick=True)
         self._tables = [table.data_ptr() for table in slots.block_tables]
+        self._adapted_tokens = torch.zeros(MOST_TOKENS, dtype=torch.int32)
+        self._adapter_runs = torch.zeros(1 + 3 * MOST_TOKENS, dtype=torch.int32)
         largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks, slots.groups)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 
-    def small_batch(self, tokens: int, rows: int) -> StepTokens:
-        """The ids and the context of a small step: any values, and nothing in the lists of the host."""
+    def small_batch(self, tokens: int, rows: int, *, adapted: bool = False) -> StepTokens:
+        """The ids and the context of a small step: any values, and nothing in the lists of the host.
+
+        `adapted`: whether some tokens have adapters.
+        """
         states = None if self._slots.first_remembered is None else []
-        return self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [], states)
+        ids, step = self.fixed_inputs(tokens, rows).step_tokens(self._slots.block_size, [], [], states)
+        step.adapters = self._adapter_rows(tokens, []) if adapted else None
+        return ids, step
+
+    def _adapter_rows(self, tokens: int, runs: list[Run]) -> AdapterRows:
+        """The adapters of so many tokens, in fixed memory if the step is small."""
+        if tokens > MOST_TOKENS:
+            words = torch.frombuffer(numbers_of(runs, tokens), dtype=torch.int32)
+            return AdapterRows(words[:tokens], words[tokens:], runs)
+        numbers, behind = self._adapted_tokens[:tokens], self._adapter_runs
+        if runs:
+            words = np.frombuffer(numbers_of(runs, tokens), np.int32)
+            numbers.numpy()[:] = words[:tokens]
+            behind.numpy()[: len(words) - tokens] = words[tokens:]
+        return AdapterRows(numbers, behind, runs)
 
     def __call__(self, columns: Columns, slots: Slots, packet: Packet) -> Callable[[], StepTokens]:
         return lambda: self._lay_out(columns)
@@ -139,32 +161,58 @@ class Layout:
                 *(slots.most_blocks, slots.block_size if slots.paged else 0),
                 *(*own.addresses, blocks, own.block_table.shape[1]),
             )
-        if not columns.states:
-            return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, None)
-        inputs.state_table.numpy()[:] = state_columns(columns.states)
-        return inputs.step_tokens(slots.block_size, columns.counts, columns.ends, columns.states)
+        if columns.states:
+            inputs.state_table.numpy()[:] = state_columns(columns.states)
+        counts, states = columns.counts, columns.states or None
+        ids, step = inputs.step_tokens(slots.block_size, counts, columns.ends, states)
+        if runs := adapter_runs(slots, columns.slots, columns.starts, counts):
+            step.adapters = self._adapter_rows(tokens, runs)
+        return ids, step
 
 
 def recorded(forward: Forward, library: Library, layout: Layout) -> Forward:
     """A model's forward pass with small steps replayed; called under `use_context`, as the model's own is."""
     try:
         buffer = huge_pages(RESULT_BYTES)  # a system that promises no more memory than it has may refuse
-        scripts = [_write_down(forward, library, layout, buffer, *size) for size in _SIZES]
-        return _Replayed(forward, library, layout, *scripts)
+        return _Replayed(forward, library, layout, buffer)
     except Exception as reason:  # of the model's own code, too: it may never get a step of so many tokens
         logger.debug("small steps are not replayed: %s", reason)
         return forward
 
 
 class _Replayed:
+    """A forward pass whose small steps are replayed: those without adapters, and those with some."""
+
+    def __init__(self, forward: Forward, library: Library, layout: Layout, buffer: Tensor) -> None:
+        self._forward = forward
+        self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()
+        self._plain = _Recording(forward, library, layout, buffer, adapted=False)
+        self._adapted = self._plain
+        if layout.adapts:
+            self._adapted = _Recording(forward, library, layout, buffer, adapted=True)
+
+    def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
+        step = context()
+        if stream is not None or step.token_types is not None or ids.data_ptr() != self._fixed_ids:
+            return self._forward(ids, positions, stream)
+        if step.media is not None or step.axes is not None or step.last is not None or step.seen:
+            return self._forward(ids, positions, stream)
+        recording = self._plain if step.adapters is None else self._adapted
+        return recording.replay(ids.shape[0], step)
+
+
+class _Recording:
+    """The recorded calls of small steps of any number of tokens and rows."""
+
     def __init__(
-        self, forward: Forward, library: Library, layout: Layout, least: _Script, few: _Script, most: _Script
+        self, forward: Forward, library: Library, layout: Layout, buffer: Tensor, *, adapted: bool
     ) -> None:
+        least, few, most = (
+            _write_down(forward, library, layout, buffer, *size, adapted=adapted) for size in _SIZES
+        )
         if any((each.entries, each.row_bytes) != (most.entries, most.row_bytes) for each in (least, few)):
             raise Unrecordable("it calls other kernels for another number of tokens or rows")
-        self._forward = forward
         self._replay = library.function("replay")
-        self._fixed_ids = layout.fixed_inputs(1, 1).ids.data_ptr()
         self._words, others = np.array(most.words), np.array(few.words)  # int64
         self._address, self._count = self._words.ctypes.data, len(most.entries)
         is_tokens = (others == few.tokens) & (self._words == most.tokens)
@@ -176,14 +224,9 @@ class _Replayed:
         self._all_hidden = self._hidden = most.hidden  # [MOST_TOKENS, H], and those of the step
         self._streams = most.streams
 
-    def __call__(self, ids: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-        step = context()
-        if stream is not None or step.token_types is not None or ids.data_ptr() != self._fixed_ids:
-            return self._forward(ids, positions, stream)
-        if step.media is not None or step.axes is not None or step.last is not None or step.seen:
-            return self._forward(ids, positions, stream)
-        if ids.shape[0] != self._tokens:
-            self._tokens = ids.shape[0]
+    def replay(self, tokens: int, step: ForwardContext) -> Tensor:
+        if tokens != self._tokens:
+            self._tokens = tokens
             self._words[self._token_words] = self._tokens
             self._hidden = self._all_hidden[: self._tokens]
         if step.kv_lens.shape[0] != self._rows:
@@ -197,9 +240,16 @@ class _Replayed:
 
 @torch.inference_mode()
 def _write_down(
-    forward: Forward, library: Library, layout: Layout, buffer: Tensor, tokens: int, rows: int
+    forward: Forward,
+    library: Library,
+    layout: Layout,
+    buffer: Tensor,
+    tokens: int,
+    rows: int,
+    *,
+    adapted: bool,
 ) -> _Script:
-    ids, step = layout.small_batch(tokens, rows)
+    ids, step = layout.small_batch(tokens, rows, adapted=adapted)
     step = unread(step)
     script = _Script(tokens, rows, Memory(buffer))
     with use_context(step), library.record_to(script.call), allocated_by(script.empty), _OpWatcher():

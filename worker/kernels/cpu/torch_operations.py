@@ -17,6 +17,7 @@ from torch import Tensor
 from models.ops import reference
 from models.ops.expert_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen, with_input_bits
+from models.ops.lora_ops import Added, with_adapters
 from models.ops.tree_sum import add_in_pairs
 from models.weight_coding import E4M3
 from worker.kernels.cpu.quantization import HEAD, Quantized, Scheme, round_inputs
@@ -56,6 +57,26 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: str | None = None,
+    wide: bool = False,
+    added: Added | None = None,
+) -> Tensor:
+    """The operation `linear`, by oneDNN in float32."""
+    out = _linear(x, weight, bias, kind=kind, wide=wide)
+    if added is None:
+        return out
+
+    def finish(total: Tensor) -> Tensor:
+        return activation(total, kind) if kind else total
+
+    return with_adapters(out, x, lambda x: _linear(x, weight, wide=True), bias, finish, added)
+
+
+def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
 ) -> Tensor:
     """Multiply by oneDNN, as torch itself does in half precision: it adds up each row in the same order.
@@ -75,15 +96,22 @@ def linear(
     if weight.dim() == 3:
         out = reference.add_sections(x, weight, bias, linear)
     elif len(x) == 1:  # the one case with a kernel of its own
-        return linear(x.expand(2, -1), weight, bias, kind=kind)[:1]
+        return _linear(x.expand(2, -1), weight, bias, kind=kind)[:1]
     else:
         out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return activation(out, kind) if kind else out
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    out = _multiply(x, weight, bias) if type(weight) is Quantized else linear(x, weight, bias)
-    return gated(out, kind).to(x.dtype)
+def gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, added: Added | None = None
+) -> Tensor:
+    def multiply(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _multiply(x, weight, bias) if type(weight) is Quantized else linear(x, weight, bias)
+
+    out = gated(multiply(x, bias), kind).to(x.dtype)
+    if added is None:
+        return out
+    return with_adapters(out, x, multiply, bias, lambda total: gated(total, kind), added)
 
 
 def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:

@@ -75,6 +75,7 @@ static void linear_laid(const product *whole) {
     for (long block = 0; block < blocks; block++) {
         long start = rows * block / blocks;
         j.product.rows = rows * (block + 1) / blocks - start;
+        j.product.first = start;
         j.product.x = whole->x + start * whole->x_stride;
         j.product.out = whole->out + start * whole->out_stride;
         j.tiles = ceil_div(j.product.rows, method.rows);
@@ -85,21 +86,42 @@ static void linear_laid(const product *whole) {
     }
 }
 
+static void multiply_product(const product *p) {
+#if defined(__AMX_BF16__)
+    if (p->w->kind == BFLOAT16 && !p->w->bits) {
+        linear_amx(p);
+        return;
+    }
+#endif
+    linear_laid(p);
+}
+
 EXPORT void linear(const weights *w, const void *x, long x_stride, const void *bias, void *out, long out_stride,
                    long rows, int out_kind, int function) {
     product p = {.w = w, .x = x, .bias = bias, .out = out, .out_kind = out_kind, .function = function, .rows = rows};
     p.x_stride = x_stride * width_of(w->kind);
     p.out_stride = out_stride * width_of(out_kind);
-#if defined(__AMX_BF16__)
-    if (w->kind == BFLOAT16 && !w->bits) {
-        linear_amx(&p);
-        return;
-    }
-#endif
-    linear_laid(&p);
+    multiply_product(&p);
 }
 
 EXPORT void linear_words(const word *a) {
     linear(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
            (int)a[7].whole, (int)a[8].whole);
+}
+
+// The same for a layer with adapters, of which `lora` has computed `low`. numbers: those of the rows' adapters.
+EXPORT void linear_adapted(const weights *w, const void *x, long x_stride, const void *bias, void *out, long out_stride,
+                           long rows, int out_kind, int function, const void *table, const int *numbers,
+                           const float *low, long low_stride) {
+    added a = {table, numbers, low, low_stride};
+    product p = {.w = w, .x = x, .bias = bias, .out = out, .out_kind = out_kind, .function = function, .rows = rows};
+    p.x_stride = x_stride * width_of(w->kind);
+    p.out_stride = out_stride * width_of(out_kind);
+    p.added = &a;
+    multiply_product(&p);
+}
+
+EXPORT void linear_adapted_words(const word *a) {
+    linear_adapted(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].pointer, a[5].whole, a[6].whole,
+                   (int)a[7].whole, (int)a[8].whole, a[9].pointer, a[10].pointer, a[11].pointer, a[12].whole);
 }

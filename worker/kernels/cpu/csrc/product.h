@@ -1,6 +1,7 @@
 // A product, and what follows the sums of a tile: a bias, an activation, a gate, and rounding.
 #pragma once
 
+#include "adapted.h"
 #include "functions.h"
 #include "weights.h"
 
@@ -14,6 +15,8 @@ typedef struct {
     kind out_kind;
     function function;
     long rows;
+    const added *added;  // what adapters add to the sums; NULL: there are none
+    long first;          // the row of the step that is the first one here
 } product;
 
 INLINE vec add_bias(const product *p, vec sum, long column, long left) {
@@ -54,7 +57,8 @@ INLINE void finish_gated_rows(const product *p, const float *sums, long start, l
         else finish_rows(p, sums, start, rows, panel, f, FLOAT32);                               \
         break;
 
-static void finish_tile(const product *p, const float *sums, long start, long rows, long panel) {
+static void finish_tile(const product *p, float *sums, long start, long rows, long panel) {
+    if (p->added != NULL) add_adapters(p->added, sums, p->first + start, rows, panel);
     switch (p->function) {
         FINISH(NONE) FINISH(SILU) FINISH(GELU) FINISH(GELU_TANH) FINISH(RELU) FINISH(CLAMPED) FINISH(RELU_SQUARED)
         FINISH(QUICK_GELU)

@@ -1,0 +1,168 @@
+"""Adapters beside a model: each layer takes of an adapter what belongs to it, cut as its matrix is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.files import Stored, read_safetensors
+from models.checkpoint.weights import Weights
+from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
+from models.lora.names import Places
+from models.lora_config import (
+    PREFIX,
+    TENSORS_FILE,
+    AdapterConfig,
+    AdapterError,
+    is_of_head,
+    split_name,
+)
+from models.ops.grouped_matrix import widen
+from models.ops.lora_ops import Block, LayerAdapter
+from models.parallel.rank_shares import Span
+from models.quantization.matrices import read_matrix
+
+Parts = Mapping[str, Stored]
+"""The tensors of a module by their kinds."""
+
+
+def open_adapters(layers: Iterable[Linear], most: int, most_rank: int) -> None:
+    """Let the layers of a loaded model have adapters with the numbers 1 to `most`, up to this rank."""
+    for layer in layers:
+        scopes = len({place.scope for place in layer.places})
+        layer.adapters = ops.hold_adapters(layer.weight, most, scopes * most_rank)
+
+
+def adaptable_layers(modules: Iterable[nn.Module], tower: Iterable[nn.Module]) -> Iterator[Linear]:
+    """The layers that may have adapters: those of a tower have none, nor small ones that need all digits."""
+    beside = set(tower)
+    for module in modules:
+        if isinstance(module, Linear) and module.places and not module.plain and module not in beside:
+            yield module
+
+
+@dataclass
+class AdapterPull:
+    """The layers of an adapter, as the layers of a model take them from its files."""
+
+    folder: Path
+    config: AdapterConfig
+    layers: list[Linear]
+    base: Callable[[], Weights]
+    """A function that opens the weights of the model."""
+
+    def __post_init__(self) -> None:
+        stored = read_safetensors(self.folder / TENSORS_FILE)
+        modules: dict[str, dict[str, Stored]] = {}
+        for name, tensor in stored.items():
+            module, kind = split_name(name.removeprefix(PREFIX))
+            if not is_of_head(name.removeprefix(PREFIX)):
+                modules.setdefault(module, {})[kind] = tensor
+        places = Places(place.scope for layer in self.layers for place in layer.places)
+        self._modules: dict[str, tuple[str, Parts]] = {}
+        missing = set[str]()
+        for module, parts in modules.items():
+            scope = places.find(module)
+            if scope is None:
+                missing.add(module)
+            else:
+                self._modules[scope] = module, parts
+        if missing:
+            raise places.refuse(self.folder, missing)
+        self._weights: Weights | None = None
+
+    def pull(self) -> Iterator[tuple[Linear, LayerAdapter]]:
+        """What the adapter changes of each layer that it changes."""
+        for layer in self.layers:
+            if any(place.scope in self._modules for place in layer.places):
+                yield layer, self._of_layer(layer)
+
+    def _of_layer(self, layer: Linear) -> LayerAdapter:
+        first_of: dict[str, int] = {}
+        matrices: list[Tensor] = []
+        blocks: list[Block] = []
+        factors: list[Tensor] = []
+        shifts: list[Tensor] = []
+        start = 0
+        for place in layer.places:
+            rows = place.rows.length
+            module, parts = self._modules.get(place.scope, ("", {}))
+            if "A" in parts or "B" in parts:
+                a, b = self._factors(module, parts, layer.inputs, place.rows.size)
+                if place.scope not in first_of:
+                    first_of[place.scope] = sum(map(len, matrices))
+                    cut = cut_of(1, layer.inputs)
+                    matrices.append(a if cut is None else cut.of(a))
+                blocks.append(Block(start, first_of[place.scope], place.of(b)))
+                factors.append(self._factor(layer, place, module, parts, a, b))
+            else:
+                factors.append(torch.ones(rows))
+            old = None if layer.bias is None else layer.bias[start : start + rows].float()
+            shifts.append(self._shift(layer, place, module, parts, old))
+            start += rows
+        factor, shift = torch.cat(factors), torch.cat(shifts)
+        if isinstance(layer, GatedLinear) and layer.up_first:
+            half = start // 2
+            factor, shift = factor.roll(half), shift.roll(half)
+            blocks = [piece for block in blocks for piece in _turned(block, half)]
+        return LayerAdapter(
+            torch.cat(matrices) if matrices else None,
+            blocks,
+            None if bool((factor == 1).all()) else factor.contiguous(),
+            None if not bool(shift.any()) else shift.contiguous(),
+        )
+
+    def _factors(self, module: str, parts: Parts, inputs: Span, outputs: int) -> tuple[Tensor, Tensor]:
+        """A [rank, in], and B [outputs, rank] with the scale in it, in float32."""
+        a, b = parts.get("A"), parts.get("B")
+        if a is None or b is None:
+            raise AdapterError(f"{self.folder}: {module} has only one of the matrices A and B")
+        rank = a.shape[0]
+        if a.shape != (rank, inputs.size) or b.shape != (outputs, rank):
+            raise AdapterError(
+                f"{self.folder}: {module} is {[b.shape[0], a.shape[-1]]} in the adapter, and "
+                f"{[outputs, inputs.size]} in the model: serve the base on which it was trained"
+            )
+        return a.read(None).float(), b.read(None).float() * self.config.scale(module, rank)
+
+    def _factor(self, layer: Linear, place: Place, module: str, parts: Parts, a: Tensor, b: Tensor) -> Tensor:
+        """What the sums of rows are multiplied with (DoRA): their magnitudes by the lengths of the rows."""
+        if "magnitude" not in parts:
+            return torch.ones(place.rows.length)
+        if self._weights is None:
+            self._weights = self.base()
+        shape = (place.rows.size, layer.inputs.size)
+        matrix = read_matrix(self._weights.at(place.scope), shape, transposed=layer.transposed)
+        lengths = (widen(matrix).float() + b @ a).norm(dim=1)
+        return place.of(parts["magnitude"].read(None).float().flatten() / lengths)
+
+    def _shift(self, layer: Linear, place: Place, module: str, parts: Parts, old: Tensor | None) -> Tensor:
+        """What is added to the sums of rows: the bias of B, and how much a new bias differs from theirs."""
+        shift = torch.zeros(place.rows.length)
+        bias = parts.get("base_bias") or parts.get("bias")
+        if bias is not None:
+            if old is None:
+                raise AdapterError(
+                    f"{self.folder}: it brings a bias for {module}, which has none in the base"
+                )
+            shift = place.of(bias.read(None).float()) - old
+        if "B_bias" in parts:
+            more = self.config.scale(module, parts["A"].shape[0]) * parts["B_bias"].read(None).float()
+            shift = shift + place.of(more)
+        if isinstance(layer, RowLinear) and layer.parallel.rank > 0:
+            return torch.zeros_like(shift)  # it must enter the sum of ranks once
+        return shift
+
+
+def _turned(block: Block, half: int) -> Iterator[Block]:
+    """The pieces of a block when the two halves of a layer's outputs change places."""
+    for start, stop in ((0, half), (half, 2 * half)):
+        first, last = max(start, block.start), min(stop, block.start + len(block.b))
+        if first < last:
+            b = block.b[first - block.start : last - block.start]
+            yield Block((first + half) % (2 * half), block.first, b)

@@ -1,0 +1,127 @@
+"""A worker computes sequences with and without adapters in the same steps, which are replayed."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opened import open_runner
+from peft_adapters import Made, make_adapter
+from tiny import tiny_checkpoint
+
+from worker.calls.messages import DROP_ADAPTER, LOAD_ADAPTER, WorkerCall
+from worker.options import LoraOptions
+from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
+from worker.runner import Runner
+
+PROMPTS = [list(range(20 + 7 * row, 20 + 7 * row + 5 + row)) for row in range(4)]
+OUTPUTS = 5
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def made(base: Path) -> list[Made]:
+    return [
+        make_adapter(base, base.parent / f"adapter-{seed}", seed, target_modules="all-linear", r=4 * seed)
+        for seed in (1, 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def runner(base: Path) -> Runner:
+    return open_runner(base, lora=LoraOptions(enable_lora=True, max_cpu_loras=4), dtype="float32")
+
+
+def call(runner: Runner, method: str, *args: Any) -> Any:
+    returned = runner.call(WorkerCall(1, method, list(args)))
+    if returned.error:
+        raise ValueError(returned.error)
+    return returned.result
+
+
+_numbers = count(1)
+
+
+def generate(
+    runner: Runner, adapters: dict[int, tuple[int, int]]
+) -> dict[int, list[tuple[int, list[float]]]]:
+    """slot -> tokens, each with three logprobs. `adapters`: slot -> the adapter and its first position."""
+    params = Sampling(max_tokens=OUTPUTS, temperature=0, logprobs=3)
+    found: dict[int, list[tuple[int, list[float]]]] = {slot: [] for slot in adapters}
+    for index in range(OUTPUTS):
+        new = [
+            NewSeq(
+                slot,
+                PROMPTS[slot],
+                len(PROMPTS[slot]),
+                params,
+                adapter=adapters[slot][0],
+                adapter_from=adapters[slot][1],
+            )
+            for slot in adapters
+        ]
+        rows = [
+            SeqStep(slot, len(PROMPTS[slot]) + index - 1, 1, [], samples=True, output_index=index)
+            if index
+            else SeqStep(slot, 0, len(PROMPTS[slot]), [2 * slot, 2 * slot + 1], samples=True)
+            for slot in adapters
+        ]
+        output = runner.launch(StepInput(next(_numbers), [] if index else new, rows)).result()
+        for slot, token, logprobs in zip(adapters, output.tokens, output.logprobs, strict=True):
+            assert logprobs is not None
+            found[slot].append((token, logprobs.values))
+    return found
+
+
+def greedy(model: Made, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(OUTPUTS):
+        tokens.append(int(model.logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_rows_have_their_own_adapters_and_the_bits_that_they_have_alone(
+    runner: Runner, base: Path, made: list[Made]
+) -> None:
+    facts = [call(runner, LOAD_ADAPTER, number, str(each.folder)) for number, each in enumerate(made, 1)]
+    assert all(each.bytes > 0 for each in facts)
+    together = generate(runner, {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (1, 4)})
+    for slot, chosen in ((0, (0, 0)), (1, (1, 0)), (2, (2, 0)), (3, (1, 4))):
+        assert generate(runner, {slot: chosen})[slot] == together[slot]
+    assert generate(open_runner(base, dtype="float32"), {0: (0, 0)})[0] == together[0]
+    for slot, model in ((1, made[0]), (2, made[1])):
+        assert [token for token, _ in together[slot]] == greedy(model, PROMPTS[slot])
+    tokens = [[token for token, _ in each] for each in together.values()]
+    assert tokens[1] != tokens[2]
+
+
+def test_what_a_number_meant_before_is_gone(runner: Runner, made: list[Made]) -> None:
+    call(runner, LOAD_ADAPTER, 3, str(made[0].folder))
+    first = generate(runner, {1: (3, 0)})
+    call(runner, LOAD_ADAPTER, 3, str(made[1].folder))
+    assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (2, 0)}) != first
+    call(runner, DROP_ADAPTER, 3)
+    assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (0, 0)})
+
+
+def test_a_refused_adapter_is_an_answer(runner: Runner, base: Path, made: list[Made]) -> None:
+    for number, folder, said in (
+        (1, base, "has no adapter_config.json"),
+        (5, made[0].folder, "there is room for 4"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call(runner, LOAD_ADAPTER, number, str(folder))
+    narrow = open_runner(base, lora=LoraOptions(enable_lora=True, max_lora_rank=2))
+    with pytest.raises(ValueError, match="LoRA rank 4 is greater than max_lora_rank 2"):
+        call(narrow, LOAD_ADAPTER, 1, str(made[0].folder))
+    only = open_runner(base, lora=LoraOptions(enable_lora=True, lora_target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="and --lora-target-modules allows q_proj only"):
+        call(only, LOAD_ADAPTER, 1, str(made[0].folder))
+    with pytest.raises(ValueError, match="workers have no method load_adapter"):
+        call(open_runner(base), LOAD_ADAPTER, 1, str(made[0].folder))

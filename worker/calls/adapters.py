@@ -1,0 +1,74 @@
+"""The adapters of a worker: loaded beside the model under numbers that the engine gives."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.checkpoint.weights import Weights
+from models.layers.linear import Linear
+from models.loader import LoadOptions, open_base
+from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
+from models.lora_config import AdapterError, check_rank, read_adapter, split_name
+from models.model import ServedModel
+from models.vision.model import find_tower
+from worker.calls.messages import AdapterFacts
+from worker.options import LoraOptions
+
+_log = logging.getLogger(__name__)
+
+
+class Adapters:
+    """What is loaded, and how. Its methods run between two steps."""
+
+    def __init__(self, options: LoraOptions, load_options: LoadOptions, model: ServedModel) -> None:
+        self._options, self._load_options = options, load_options
+        tower: Any = find_tower(model)
+        self._layers = list(adaptable_layers(model.modules(), tower.modules() if tower else ()))
+        open_adapters(self._layers, options.most, options.max_lora_rank)
+        self._layers_of: dict[int, list[Linear]] = {}
+
+    @torch.inference_mode()
+    def load(self, number: int, folder: str) -> AdapterFacts:
+        """Load the adapter of a folder. Raises AdapterError if it cannot be served: nothing of it is kept."""
+        started, path = time.monotonic(), Path(folder)
+        if not 1 <= number <= self._options.most:
+            raise AdapterError(f"adapter {number}: there is room for {self._options.most}")
+        config = read_adapter(path)
+        check_rank(path.name, config, self._options.max_lora_rank)
+        self._check_modules(path, {split_name(name)[0] for name in config.tensors})
+        self.drop(number)
+        layers, size = self._layers_of.setdefault(number, []), 0
+        try:
+            for layer, adapter in AdapterPull(path, config, self._layers, self._open_base).pull():
+                if layer.adapters is not None:
+                    layers.append(layer)
+                    size += layer.adapters.enter(number, adapter)
+        except BaseException:
+            self.drop(number)
+            raise
+        _log.debug("%s: %d layers in %.0f ms", folder, len(layers), 1e3 * (time.monotonic() - started))
+        return AdapterFacts(bytes=size)
+
+    def drop(self, number: int) -> None:
+        """Give up what was loaded under a number, if there is something."""
+        for layer in self._layers_of.pop(number, []):
+            if layer.adapters is not None:
+                layer.adapters.drop(number)
+
+    def _open_base(self) -> Weights:
+        return open_base(self._load_options)
+
+    def _check_modules(self, folder: Path, modules: set[str]) -> None:
+        """Refuse an adapter of modules that the operator has not allowed."""
+        allowed = set(self._options.lora_target_modules)
+        others = sorted({module.rpartition(".")[2] for module in modules} - allowed)
+        if allowed and others:
+            raise AdapterError(
+                f"{folder} changes {', '.join(others)}, and --lora-target-modules allows "
+                f"{', '.join(sorted(allowed))} only"
+            )

@@ -1,0 +1,77 @@
+// The products A x of adapters, for the rows of a step that have one.
+//
+// Each run of rows with the same adapter is cut into tiles, and a unit of work is a tile times a panel of A, by the
+// method of `linear.c`: so a row has the same bits whatever run it is in. Runs of different adapters are computed by
+// all threads at once.
+#include "adapted.h"
+#include "method.h"
+#include "threads.h"
+#include "words.h"
+
+typedef struct {
+    const adapted *table;
+    const char *x;
+    long x_stride;  // in bytes
+    float *low;
+    long low_stride;
+    const int *runs;  // their number, and then for each the adapter, its first row and the count of rows
+} shrink_job;
+
+typedef struct {
+    const weights *a;
+    method method;
+    long first, rows, tiles, units;
+} run;
+
+static run run_of(const shrink_job *j, long number) {
+    const int *given = j->runs + 1 + 3 * number;
+    run r = {.a = j->table[given[0]].a, .first = given[1], .rows = given[2]};
+    if (r.a == NULL) return r;
+    r.method = method_for(r.a);
+    r.tiles = ceil_div(r.rows, r.method.rows);
+    r.units = r.tiles * panels_of(r.a);
+    return r;
+}
+
+static void shrink_tile(const shrink_job *j, const run *r, long tile, long panel) {
+    float sums[MOST_SUMS * METHOD_ROWS * PANEL] __attribute__((aligned(64)));
+    long begin = r->rows * tile / r->tiles, rows = r->rows * (tile + 1) / r->tiles - begin, start = r->first + begin;
+    uint32_t *laid = scratch(rows * r->method.dwords * 4 + 64);
+    r->method.lay(laid, j->x + start * j->x_stride, j->x_stride, rows, r->a);
+    tiles t = {.count = 1, .all = 1, .x = {laid}, .rows = {rows}, .sums = {sums}};
+    r->method.multiply(&t, r->a, panel);
+    long first = panel * PANEL, width = least(PANEL, r->a->outputs - first);
+    for (long row = 0; row < rows; row++)
+        memcpy(j->low + (start + row) * j->low_stride + first, sums + row * PANEL, width * sizeof(float));
+}
+
+static void shrink(const void *task, long first, long last) {
+    const shrink_job *j = task;
+    long before = 0;
+    for (long number = 0; number < j->runs[0] && before < last; number++) {
+        run r = run_of(j, number);
+        for (long unit = first > before ? first - before : 0; unit < r.units && before + unit < last; unit++)
+            shrink_tile(j, &r, unit % r.tiles, unit / r.tiles);
+        before += r.units;
+    }
+}
+
+// low [rows, low_stride]: what rows without an adapter have there is never read.
+EXPORT void lora(const void *table, const void *x, long x_stride, float *low, long low_stride, long rows,
+                 const int *runs, int x_kind) {
+    (void)rows;  // the runs say which
+    shrink_job j = {table, x, x_stride * width_of(x_kind), low, low_stride, runs};
+    long units = 0, inputs = 1;
+    for (long number = 0; number < runs[0]; number++) {
+        run r = run_of(&j, number);
+        units += r.units;
+        if (r.a != NULL) inputs = r.a->inputs;
+    }
+    enum { WORTH = 16384 };
+    spread(units, grain_of(WORTH, inputs * PANEL), shrink, &j);
+}
+
+EXPORT void lora_words(const word *a) {
+    lora(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].whole, a[5].whole, a[6].pointer,
+         (int)a[7].whole);
+}

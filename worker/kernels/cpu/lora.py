@@ -1,0 +1,161 @@
+"""Adapters by the C kernels: A is multiplied by `csrc/lora.c`, and B where `csrc/linear.c` ends a tile.
+
+Kernels find the adapters of a layer in a table that stays where it is, by their numbers. So a recorded step
+is right for all, and for those that come later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from models.context import AdapterRows
+from models.ops import lora_ops
+from models.ops.lora_ops import Added, Block, HeldAdapters, LayerAdapter, LayerAdapters
+from worker.kernels.cpu.library import Library
+from worker.kernels.cpu.packing import Packed, Packer
+from worker.kernels.cpu.tensors import KINDS, address, empty
+from worker.kernels.cpu.torch_operations import Table
+
+_PANEL = 32
+
+
+class _Adapted(ctypes.Structure):
+    """`adapted` in `csrc/adapted.h`."""
+
+    _fields_ = [
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("ranges", ctypes.c_void_p),
+        ("factor", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
+        ("kind", ctypes.c_long),
+    ]
+
+
+class PackedAdapters:
+    """The adapters of a layer whose matrix is in panels."""
+
+    def __init__(self, packer: Packer, weight: Packed, most: int, numbers: int) -> None:
+        self.numbers = numbers
+        """The room for numbers A x of a token."""
+        self.parts = weight.apart or (weight,)
+        self.tables = [(_Adapted * (most + 1))() for _ in self.parts]
+        self.addresses = [ctypes.addressof(table) for table in self.tables]
+        self._packer = packer
+        self._dtype = weight.numbers
+        self._held: dict[int, list[Tensor]] = {}
+
+    def enter(self, number: int, adapter: LayerAdapter) -> int:
+        held: list[Tensor] = []
+        a = None if adapter.a is None else self._packer.alone(adapter.a.to(self._dtype))
+        if a is not None:
+            if a.outputs > self.numbers:
+                raise ValueError(f"an adapter has {a.outputs} numbers, and there is room for {self.numbers}")
+            held.append(a)
+        first = 0
+        for part, table in zip(self.parts, self.tables, strict=True):
+            order = _rows_in_panels(part)
+            rows = torch.where(order < part.outputs, order + first, -1)
+            entry = _Adapted(None if a is None else a.address, kind=KINDS[self._dtype])
+            if adapter.blocks:
+                b, ranges = _in_panels(adapter.blocks, rows, self._dtype)
+                entry.b, entry.ranges = b.data_ptr(), ranges.data_ptr()
+                held += [b, ranges]
+            for name, values, rest in (("factor", adapter.factor, 1.0), ("shift", adapter.shift, 0.0)):
+                if values is not None:
+                    laid = torch.cat([values.float(), torch.tensor([rest])])[rows]
+                    setattr(entry, name, laid.data_ptr())
+                    held.append(laid)
+            table[number] = entry
+            first += part.outputs
+        self._held[number] = held
+        return sum(each.nbytes for each in held)
+
+    def drop(self, number: int) -> None:
+        for table in self.tables:
+            table[number] = _Adapted()
+        self._held.pop(number, None)
+
+
+def bind(library: Library, packer: Packer) -> Table:
+    run = library.function("lora")
+
+    def hold_adapters(weight: Tensor, most: int, numbers: int) -> LayerAdapters:
+        if type(weight) is not Packed:
+            return lora_ops.hold_adapters(weight, most, numbers)
+        return PackedAdapters(packer, weight, most, numbers)
+
+    def lora(x: Tensor, adapters: PackedAdapters | HeldAdapters, rows: AdapterRows) -> Added:
+        if isinstance(adapters, HeldAdapters):
+            return lora_ops.lora(x, adapters, rows)
+        stride, step = x.stride()
+        if step != 1:
+            x, stride = x.contiguous(), x.shape[1]
+        low = empty((len(x), adapters.numbers), torch.float32)
+        run(
+            *(adapters.addresses[0], x.data_ptr(), stride, low.data_ptr(), adapters.numbers, len(x)),
+            *(rows.runs.data_ptr(), KINDS[x.dtype]),
+        )
+        return Added(adapters, rows, low)
+
+    return {"hold_adapters": hold_adapters, "lora": lora}
+
+
+def adapted_linear(library: Library) -> Callable[..., None]:
+    """The kernel of `linear` for a part of a layer that may have adapters: takes what that takes."""
+    plain, adapted = library.function("linear"), library.function("linear_adapted")
+
+    def run(number: int, added: Added | None, *arguments: object) -> None:
+        if added is None:
+            plain(*arguments)
+            return
+        held: PackedAdapters = added.adapters
+        low: Tensor = added.products
+        adapted(
+            *arguments,
+            *(held.addresses[number], added.rows.numbers.data_ptr(), address(low), held.numbers),
+        )
+
+    return run
+
+
+def _rows_in_panels(part: Packed) -> Tensor:
+    """The rows of a matrix that the columns of its panels hold, one panel after the other; past the last row
+    for columns that hold none."""
+    half = _PANEL // 2 if part.described.gated else _PANEL
+    columns = torch.arange(-(-part.columns // half) * half)
+    rows = torch.where(columns < part.columns, columns, part.outputs).view(-1, half)
+    if not part.described.gated:
+        return rows.flatten()
+    ups = torch.where(rows < part.columns, rows + part.columns, part.outputs)
+    return torch.cat([rows, ups], dim=1).flatten()
+
+
+def _in_panels(blocks: Sequence[Block], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The values of B for panels of these rows, -1 for none, and the ranges of numbers that they are for."""
+    numbers = max(block.first + block.b.shape[1] for block in blocks)
+    height = max(block.start + len(block.b) for block in blocks)
+    whole = torch.zeros(max(height, int(rows.max()) + 1) + 1, numbers, dtype=dtype)  # the last row is 0
+    firsts = torch.full((len(whole),), numbers)
+    ends = torch.zeros(len(whole), dtype=torch.int64)
+    for block in blocks:
+        own, count = slice(block.start, block.start + len(block.b)), block.b.shape[1]
+        whole[own, block.first : block.first + count] = block.b.to(dtype)
+        firsts[own] = firsts[own].clamp(max=block.first)
+        ends[own] = ends[own].clamp(min=block.first + count)
+    first = firsts[rows].view(-1, _PANEL).amin(1)
+    counts = (ends[rows].view(-1, _PANEL).amax(1) - first).clamp(min=0)
+    panels = whole[rows].view(-1, _PANEL, numbers)
+    pieces, at = list[Tensor](), 0
+    runs = torch.stack([first, counts], 1)
+    for run, length in zip(*torch.unique_consecutive(runs, dim=0, return_counts=True), strict=True):
+        start, count = run.tolist()
+        piece = panels[at : at + int(length), :, start : start + count]
+        pieces.append(piece.transpose(1, 2).reshape(-1, _PANEL))
+        at += int(length)
+    before = counts.cumsum(0) - counts
+    return torch.cat(pieces).contiguous(), torch.stack([first, counts, before], 1).int().contiguous()
