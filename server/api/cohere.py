@@ -161,3 +161,4 @@ class CohereEmbedded(msgspec.Struct):
     meta: Meta
     response_type: str = "embeddings_by_type"
     embedding_space: str | UnsetType = UNSET
+    embedding_spaces: dict[str, str] | UnsetType = UNSET

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
 
 from server.api.dialects.bodies import read_dialects
+from server.api.dialects.jina import join_pieces
 from server.api.fields import (
     FIRST_ERROR,
     MEANINGLESS,
@@ -40,7 +41,6 @@ from server.requests.pooling import (
 )
 from server.requests.spaces import short_digest
 from server.requests.vectors import EmbedDtype, Endianness
-from server.requests.zero_shot import TEMPLATE
 from worker.protocol import Task
 
 _SHAPES = (
@@ -281,7 +281,12 @@ class EmbeddingRequest(VectorsBody):
     @model_validator(mode="before")
     @classmethod
     def read_dialects(cls, body: object) -> object:
-        return read_dialects(body) if isinstance(body, dict) else body
+        return join_pieces(read_dialects(body)) if isinstance(body, dict) else body
+
+    late_chunking: Flag = Field(
+        default=False,
+        description="Read the inputs as the pieces of one text, each of which gets a vector, as Jina has it.",
+    )
 
     def params(self) -> PoolingParams:
         return self.vector_params("embed")
@@ -307,40 +312,6 @@ class PoolingRequest(VectorsBody):
         return self.vector_params(self.task)
 
 
-class ClassifyRequest(TextBody):
-    bounds = {**TextBody.bounds, "labels": (LIMITS.inputs, "texts")}
-    stand_ins = {**TextBody.stand_ins, "labels": None}
-
-    labels: Annotated[list[Text], Field(min_length=1), FIRST_ERROR] | None = optional(
-        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP; "
-        "or classes, by models that tell whether a text entails a sentence."
-    )
-    hypothesis_template: Text | None = optional(
-        f"The sentence about a label, in the place of {{}}, that a text may entail. Default: {TEMPLATE}"
-    )
-    multi_label: Flag = Field(default=False, description="Whether several labels may be true of a text.")
-
-    @property
-    def sources(self) -> list[Source]:
-        return [*super().sources, *(self.labels or [])]
-
-    def conversations(self) -> list[list[Message]]:
-        found = super().conversations()
-        labels = [[Message(role="user", content=label)] for label in self.labels or []]
-        return [*found, *labels] if found else []
-
-    @model_validator(mode="after")
-    def check_labels(self) -> Self:
-        if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
-            raise BadRequest("`hypothesis_template` and `multi_label` are for `labels`; give some.", "labels")
-        return self
-
-    def params(self) -> PoolingParams:
-        if self.labels is not None:
-            return PoolingParams(task="embed")
-        return PoolingParams(task="classify", use_activation=self.use_activation)
-
-
 class PooledList(msgspec.Struct, kw_only=True):
     """The list that answers a request. Its entries, which may be very many, are written one by one."""
 
@@ -352,6 +323,8 @@ class PooledList(msgspec.Struct, kw_only=True):
     usage: Usage
     embedding_space: str | UnsetType = UNSET
     """How the vectors were made, if there are any: equal for those that compare with each other."""
+    embedding_spaces: dict[str, str] | UnsetType = UNSET
+    """The same for each of several outputs, by its name."""
     cache_diagnosis: CacheDiagnoses = UNSET
 
 

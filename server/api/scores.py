@@ -1,4 +1,4 @@
-"""The request and response bodies of the endpoints that compare texts."""
+"""The request and response bodies of the endpoints that compare texts, with each other or with labels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.fields import Flag, check_text, optional
-from server.api.messages import read_content_part
-from server.api.pooling_bodies import UNSUPPORTED, PoolingBody
+from server.api.fields import FIRST_ERROR, Flag, Text, check_text, optional
+from server.api.messages import Message, read_content_part
+from server.api.pooling_bodies import UNSUPPORTED, PoolingBody, TextBody
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import BadRequest
 from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
+from server.requests.pooling import PoolingParams, Source
 from server.requests.scoring import Pairs, ScoreOptions, Side
+from server.requests.zero_shot import TEMPLATE
 
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
 
@@ -150,6 +152,42 @@ class RerankRequest(ComparingBody):
 
     def pairs(self) -> Pairs:
         return Pairs([self.query], self.documents)
+
+
+class ClassifyRequest(TextBody):
+    bounds = {**TextBody.bounds, "labels": (LIMITS.inputs, "texts")}
+    stand_ins = {**TextBody.stand_ins, "labels": None}
+
+    labels: Annotated[list[Text], Field(min_length=1), FIRST_ERROR] | None = optional(
+        "Texts that each input is compared with, by models that compare pictures with texts, such as CLIP; "
+        "or classes, by models that tell whether a text entails a sentence."
+    )
+    hypothesis_template: Text | None = optional(
+        f"The sentence about a label, in the place of {{}}, that a text may entail. Default: {TEMPLATE}"
+    )
+    multi_label: Flag = Field(default=False, description="Whether several labels may be true of a text.")
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*super().sources, *(self.labels or [])]
+
+    def conversations(self) -> list[list[Message]]:
+        found = super().conversations()
+        labels = [[Message(role="user", content=label)] for label in self.labels or []]
+        return [*found, *labels] if found else []
+
+    @model_validator(mode="after")
+    def check_labels(self) -> Self:
+        if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
+            raise BadRequest("`hypothesis_template` and `multi_label` are for `labels`; give some.", "labels")
+        if self.labels is not None and self.use_activation is not None:
+            raise BadRequest("The scores of `labels` are probabilities; leave it out.", "use_activation")
+        return self
+
+    def params(self) -> PoolingParams:
+        if self.labels is not None:
+            return PoolingParams(task="embed")
+        return PoolingParams(task="classify", use_activation=self.use_activation)
 
 
 class Score(msgspec.Struct, kw_only=True):

@@ -9,6 +9,8 @@ from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
+from server.api.dialects.infinity import InfinityRerank, has_raw_scores
+from server.api.dialects.voyage_rerank import VoyageRerank, is_voyages
 from server.api.fields import Body, Flag, Text, Texts, check_text, optional
 from server.api.pooling_bodies import Inputs
 from server.api.scores import RerankRequest
@@ -153,11 +155,18 @@ class TextsRequest(TeiBody):
 
 
 def _rerank_form(body: object) -> str:
-    return "(tei)" if isinstance(body, dict) and "texts" in body else "(usual)"
+    if isinstance(body, dict) and "texts" in body:
+        return "(tei)"
+    if has_raw_scores(body):
+        return "(infinity)"
+    return "(voyage)" if is_voyages(body) else "(usual)"
 
 
 EitherRerank = Annotated[
-    Annotated[RerankRequest, Tag("(usual)")] | Annotated[TextsRequest, Tag("(tei)")],
+    Annotated[RerankRequest, Tag("(usual)")]
+    | Annotated[TextsRequest, Tag("(tei)")]
+    | Annotated[InfinityRerank, Tag("(infinity)")]
+    | Annotated[VoyageRerank, Tag("(voyage)")],
     Discriminator(_rerank_form),
 ]
 

@@ -13,6 +13,7 @@ from server.api.cohere import CohereRequest
 from server.api.completions import CompletionRequest
 from server.api.conversations.anthropic import CountTokensRequest, MessagesRequest
 from server.api.conversations.responses import ResponsesRequest
+from server.api.dialects.infinity import EitherClassify
 from server.api.messages import Message, TemplateOptions
 from server.api.moderations import ModerationRequest
 from server.api.ollama.requests import (
@@ -23,7 +24,6 @@ from server.api.ollama.requests import (
     OllamaRerankRequest,
 )
 from server.api.pooling_bodies import (
-    ClassifyRequest,
     EmbeddingRequest,
     PicturesRequest,
     PoolingRequest,
@@ -31,7 +31,7 @@ from server.api.pooling_bodies import (
     VectorsBody,
 )
 from server.api.prewarm import PrewarmRequest
-from server.api.scores import RerankRequest, ScoreRequest
+from server.api.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
     EitherRerank,
@@ -284,7 +284,7 @@ def _comparing(name: str, body: Any) -> Reading[Compared]:
 EMBEDDINGS = _pooling("embeddings", EmbeddingRequest, takes_media=True)
 PICTURES = _pooling("pictures", PicturesRequest, takes_media=True)
 POOLING = _pooling("pooling", PoolingRequest, takes_media=True)
-CLASSIFY = _pooling("classify", ClassifyRequest, takes_media=True)
+CLASSIFY = _pooling("classify", EitherClassify, takes_media=True)
 MODERATIONS = _pooling("moderations", ModerationRequest)
 COHERE = _pooling("cohere", CohereRequest, takes_media=True)
 EMBED = _pooling("embed", EmbedRequest)

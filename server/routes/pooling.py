@@ -11,12 +11,22 @@ from msgspec import UNSET, UnsetType
 
 from server.api import pooling_bodies as bodies
 from server.api.cohere import ApiVersion, BilledUnits, CohereEmbedded, CohereEmbeddings, CohereRequest, Meta
+from server.api.dialects.infinity import (
+    EitherClassify,
+    InfinityClasses,
+    InfinityClassify,
+    InfinityRanked,
+    InfinityRanking,
+    InfinityRerank,
+    label_scores,
+)
+from server.api.dialects.voyage_rerank import VoyageRanked, VoyageRanking, VoyageRerank, VoyageUsage
 from server.api.scores import Ranked, RankedDocument, Ranking, Score, ScoreRequest, best_first
 from server.api.tei import EitherRerank, RankedText, TextsRequest
 from server.errors import BadRequest
 from server.http.endpoint import Endpoint
 from server.http.sse import encode, json_response
-from server.model_facts import OUTPUTS, Facts
+from server.model_facts import Facts
 from server.reading.body_table import (
     CLASSIFY,
     COHERE,
@@ -29,12 +39,14 @@ from server.reading.body_table import (
     ReadTexts,
 )
 from server.requests.pooling import Item
+from server.requests.scoring import Compared
 from server.requests.vectors import (
     VectorForm,
     as_array,
     as_json,
     by_task,
     label_probs,
+    rows_of,
     sparse_json,
 )
 from server.requests.zero_shot import entailed_probs
@@ -42,6 +54,7 @@ from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,
     FEW_VECTORS,
+    NAMES,
     POOLS,
     SCORES,
     VECTORS,
@@ -54,8 +67,6 @@ from worker.protocol import Task, Vectors
 
 router = APIRouter(route_class=Endpoint, tags=["pool"])
 scores = APIRouter(route_class=Endpoint, tags=["score"], dependencies=SCORES)
-
-_NAMES = {task: name for name, task in OUTPUTS.items()}
 
 MOST_IN_A_HEADER = 256
 """The most vectors whose places a header `metadata` can list without being too long for clients."""
@@ -80,7 +91,7 @@ async def _embed(body: bodies.EmbeddingRequest, request: Request, reading: Readi
             embedding=written.get("embed", UNSET),
             sparse=written.get("sparse_embed", UNSET),
             tokens=written.get("token_embed", UNSET),
-            spans=found.spans[index] if found.spans else UNSET,
+            spans=found.spans[index] if found.spans and not body.late_chunking else UNSET,
         )
 
     return await _pool(call, body, found.items, entry)
@@ -103,7 +114,7 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
 
     def entry(index: int, written: dict[Task, msgspec.Raw]) -> bodies.PoolingData:
         spans = found.spans[index] if found.spans else UNSET
-        named = {_NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
+        named = {NAMES[task]: each for task, each in written.items()} if body.outputs is not None else None
         return bodies.PoolingData(index=index, data=named or next(iter(written.values())), spans=spans)
 
     return await _pool(call, body, found.items, entry)
@@ -111,7 +122,7 @@ async def pool(body: bodies.PoolingRequest, request: Request) -> Response:
 
 @router.post("/classify", dependencies=CLASSIFIES)
 @cancelled_when_client_leaves
-async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
+async def classify(body: EitherClassify, request: Request) -> Response:
     """The probability of each label, and the likeliest of them."""
     call = PoolingCall(request, body, "classify-")
     learned = call.facts.ready.worker.cosine_scores
@@ -128,9 +139,15 @@ async def classify(body: bodies.ClassifyRequest, request: Request) -> Response:
             probs = label_probs(vectors, count, learned)
         else:
             probs = entailed_probs(vectors, count, call.facts, multi_label=body.multi_label)
-        return call.answer(_labelled(i, one, body.labels) for i, one in enumerate(probs))
-    labels = call.facts.pooling.labels
-    return call.answer(_labelled(i, as_array(one), labels) for i, one in enumerate(vectors))
+        found, labels = list(probs), body.labels
+    else:
+        found, labels = [as_array(one) for one in vectors], call.facts.pooling.labels
+    if isinstance(body, InfinityClassify):
+        data = [label_scores(one.tolist(), labels) for one in found]
+        usage, created = call.usage(), call.created
+        classes = InfinityClasses(id=call.id, model=call.model, created=created, usage=usage, data=data)
+        return json_response(classes)
+    return call.answer(_labelled(i, one, labels) for i, one in enumerate(found))
 
 
 @router.post("/v2/embed", dependencies=VECTORS)
@@ -196,6 +213,8 @@ async def _pool(
             "encoding_format",
         )
     vectors = await call.run(items)
+    if isinstance(body, bodies.EmbeddingRequest) and body.late_chunking:
+        vectors = [each for one in vectors for each in rows_of(one)]
     if is_bytes:
         return await maybe_in_thread(lambda: _bytes(call, body, vectors), len(vectors) > FEW_VECTORS)
     outputs = [by_task(one, params) for one in vectors]
@@ -291,6 +310,7 @@ def _for_cohere(
         texts=[msgspec.Raw(text) for text in texts],
         meta=Meta(ApiVersion(), BilledUnits(input_tokens=call.tokens)),
         embedding_space=space,
+        embedding_spaces=call.spaces,
     )
 
 
@@ -319,7 +339,10 @@ async def rerank(body: EitherRerank, request: Request) -> Response:
             for text in ranked:
                 text.text = msgspec.Raw(compared.repeated[text.index])
         return Response(encode(ranked), media_type="application/json")
-    results = [Ranked(index, found[index]) for index in best_first(found)[: body.top_n or None]]
+    best = best_first(found)[: body.top_n or None]
+    if isinstance(body, InfinityRerank | VoyageRerank):
+        return _ranked(call, body, compared, [(index, found[index]) for index in best])
+    results = [Ranked(index, found[index]) for index in best]
     if compared.repeated:
         for one in results:
             one.document = RankedDocument(msgspec.Raw(compared.repeated[one.index]))
@@ -329,5 +352,24 @@ async def rerank(body: EitherRerank, request: Request) -> Response:
         usage=call.usage(),
         cache_diagnosis=call.cache_diagnosis,
         results=results,
+    )
+    return json_response(ranking)
+
+
+def _ranked(
+    call: PoolingCall,
+    body: InfinityRerank | VoyageRerank,
+    compared: Compared,
+    best: Sequence[tuple[int, float]],
+) -> Response:
+    """The ranking in the words of Infinity or Voyage."""
+    texts = [msgspec.Raw(compared.repeated[index]) if compared.repeated else UNSET for index, _ in best]
+    if isinstance(body, VoyageRerank):
+        data = [VoyageRanked(index, score, text) for (index, score), text in zip(best, texts, strict=True)]
+        usage = VoyageUsage(call.usage().total_tokens)
+        return json_response(VoyageRanking(data=data, model=call.model, usage=usage))
+    results = [InfinityRanked(index, score, text) for (index, score), text in zip(best, texts, strict=True)]
+    ranking = InfinityRanking(
+        id=call.id, model=call.model, created=call.created, usage=call.usage(), results=results
     )
     return json_response(ranking)

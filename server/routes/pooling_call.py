@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.access.client_identity import caller_of, require_right
+from server.access.key_file import Right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import CacheDiagnoses, Usage
 from server.errors import ApiError
@@ -31,14 +32,22 @@ from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
 from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
 from server.text.tokenizer import unpack
-from worker.protocol import Pooling, Vectors
+from worker.protocol import Pooling, Task, Vectors
 
 FEW_VECTORS = 256
 """So many vectors are compared or written in the event loop; more of them in a thread."""
 PIECE_BYTES = 256 << 10
 """An answer longer than this many bytes is written in pieces, so that it is never in memory as a whole."""
 
+NAMES = {task: name for name, task in OUTPUTS.items()}
+"""The names of outputs by their tasks."""
+
 T = TypeVar("T")
+
+
+def _rights(tasks: Iterable[Task]) -> list[Right]:
+    """The rights to these tasks; that of a recording is checked where recordings are."""
+    return [task for task in tasks if task != "align"]
 
 
 async def require_embed(request: Request) -> None:
@@ -48,7 +57,7 @@ async def require_embed(request: Request) -> None:
 
 async def require_vectors(request: Request) -> None:
     """Require a task of which the body names the outputs."""
-    require_right(request, *OUTPUTS.values())
+    require_right(request, *_rights(OUTPUTS.values()))
     tasks = frontend_of(request).facts.tasks
     if not any(task in tasks for task in OUTPUTS.values()):
         raise no_task("embed", tasks)
@@ -57,7 +66,7 @@ async def require_vectors(request: Request) -> None:
 def require_outputs(request: Request, params: Pooling) -> None:
     """Require the right to each of the outputs that a body names."""
     for task in (params.task, *params.outputs):
-        require_right(request, task)
+        require_right(request, *_rights([task]))
 
 
 async def require_classify(request: Request) -> None:
@@ -68,7 +77,7 @@ async def require_classify(request: Request) -> None:
 
 
 async def require_pooling(request: Request) -> None:
-    require_right(request, *POOLING)
+    require_right(request, *_rights(POOLING))
     tasks = frontend_of(request).facts.tasks
     if not any(task in POOLING for task in tasks):
         raise no_task("pooling", tasks)
@@ -102,6 +111,8 @@ class PoolingCall(EngineCall):
         self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
         self._required_space, self._space = _required_space(request), UNSET
+        self.spaces: dict[str, str] | UnsetType = UNSET
+        """The space of each of several outputs, by its name."""
         request.scope["work"] = self  # for traces
 
     def describe(self) -> Attributes:
@@ -189,6 +200,11 @@ class PoolingCall(EngineCall):
             self._required_space = None
         if space is not None:
             self.request.scope[SPACE] = self._space = str(space)
+        params = found.items[0].params
+        if params.outputs:
+            each = [msgspec.structs.replace(params, task=task) for task in (params.task, *params.outputs)]
+            spaces = [(one.task, find_space(self.facts, one, found.prompt, values)) for one in each]
+            self.spaces = {NAMES[task]: str(own) for task, own in spaces if own is not None}
         return self._space
 
     def usage(self) -> Usage:
@@ -202,6 +218,7 @@ class PoolingCall(EngineCall):
             model=self.model,
             usage=self.usage(),
             embedding_space=self._space,
+            embedding_spaces=self.spaces,
             cache_diagnosis=self.cache_diagnosis,
         )
         return list_response(head, map(encode, entries))

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_api import post
-from fake_frontend import BOS, FakeFrontend
+from fake_frontend import BOS, FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
@@ -52,7 +52,8 @@ async def test_bits(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"late_chunking": True}, "`spans` or `chunking`"),
+        ({"late_chunking": True, "chunking": {"size": 2}}, "leave out `spans`"),
+        ({"late_chunking": True, "input": [[1, 2]]}, "the pieces of a text"),
         ({"output_dtype": "int3"}, "float, int8, uint8"),
         ({"embedding_type": ["binary"]}, "POST /v2/embed"),
         ({"task": "code.query"}, "no prompt named"),
@@ -72,3 +73,76 @@ async def test_paths_of_infinity(client: httpx.AsyncClient) -> None:
     one, other = [await post(client, path, input="a", model="tiny") for path in (EMBED, "/embeddings")]
     assert one["data"] == other["data"]
     assert (await client.get("/models")).json()["data"] == (await client.get("/v1/models")).json()["data"]
+
+
+async def test_pieces_of_one_text_as_jina_sends_them(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    """Each input gets the vector of its tokens in the whole text."""
+    frontend.serve("embed", pooling=PoolingConfig())
+    frontend.answer_of = lambda item: vectors([[start, stop] for start, stop in item.params.spans])
+    for inputs in (["ab", "c", "def"], ["ab ", "c", " def"]):
+        answer = await post(client, EMBED, input=inputs, late_chunking=True)
+        assert frontend.pooled_tokens() == [[BOS, *b"ab c def"]]
+        spans = [entry["embedding"] for entry in answer["data"]]
+        assert spans == ([[1, 3], [4, 5], [6, 9]] if inputs[0] == "ab" else [[1, 4], [4, 5], [5, 9]])
+        assert [(entry["index"], "spans" in entry) for entry in answer["data"]] == [
+            (0, False),
+            (1, False),
+            (2, False),
+        ]
+
+
+@pytest.fixture
+def ranks(frontend: FakeFrontend) -> None:
+    """Scores a pair by the last byte of the document."""
+    pooling = PoolingConfig(num_labels=1)
+    frontend.serve("classify", score_type="cross-encoder", pooling=pooling, max_text_len=12)
+    frontend.answer_of = lambda item: vectors([item.tokens[-1] / 100])
+
+
+@pytest.mark.usefixtures("ranks")
+async def test_voyages_ranking(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    asked = {"query": "q", "documents": ["a", "c", "b" * 30], "model": "tiny"}
+    answer = await post(client, "/v1/rerank", **asked, top_k=2, truncation=True, return_documents=True)
+    assert answer == {
+        "object": "list",
+        "model": "org/tiny",
+        "data": [
+            {"index": 1, "relevance_score": pytest.approx(0.99), "document": "c"},
+            {"index": 2, "relevance_score": pytest.approx(0.98), "document": "b" * 30},
+        ],
+        "usage": {"total_tokens": 2 + 2 + 12},
+    }
+    assert "document" not in (await post(client, "/v1/rerank", **asked, truncation=True))["data"][0]
+    refused = await client.post("/v1/rerank", json={**asked, "truncation": False})
+    assert refused.status_code == 400 and "maximum context length" in refused.text
+
+
+@pytest.mark.usefixtures("ranks")
+async def test_infinitys_ranking(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    asked = {"query": "q", "documents": ["a", "c"], "raw_scores": True, "return_documents": True}
+    answer = await post(client, "/rerank", **asked)
+    assert frontend.pooled[-1][0][0].params.use_activation is False
+    assert answer.pop("id") and answer.pop("created")
+    usage = {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
+    assert answer == {
+        "object": "rerank",
+        "model": "org/tiny",
+        "usage": usage,
+        "results": [
+            {"index": 1, "relevance_score": pytest.approx(0.99), "document": "c"},
+            {"index": 0, "relevance_score": pytest.approx(0.97), "document": "a"},
+        ],
+    }
+
+
+async def test_infinitys_classes(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.serve("classify", pooling=PoolingConfig(num_labels=2, labels=("bad", "good")))
+    frontend.answer_of = lambda item: vectors([0.25, 0.75])
+    answer = await post(client, "/classify", input=["a", "b"], raw_scores=False)
+    assert frontend.pooled[-1][0][0].params.use_activation is None
+    assert (answer["object"], answer["model"]) == ("classify", "org/tiny")
+    assert answer["data"] == [[{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]] * 2
+    await post(client, "/classify", input="a", raw_scores=True)
+    assert frontend.pooled[-1][0][0].params.use_activation is False
