@@ -175,7 +175,9 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     app.add_middleware(PathTable, routers=routers)
     if isinstance(frontend, ManyModels):
         app.add_middleware(ModelChoice, models=frontend)
-    _add_middleware(app, config, frontend.access)
+    _add_middleware(
+        app, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
+    )
     for name in config.plugins.middleware:
         _add_plugged(app, name)
     endpoint = config.reports.otlp_traces_endpoint
@@ -266,13 +268,13 @@ def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
     return app
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, access: Access) -> None:
-    """Adds the middleware. What is added later is passed earlier."""
+def _add_middleware(app: FastAPI, config: ServerConfig, access: Access, names: Sequence[str]) -> None:
+    """Adds the middleware. What is added later is passed earlier. `names` are those of the only model."""
     address = config.host if config.uds is None else None
     hosts = HostRules(address, allowed_hosts=config.allowed_hosts, allowed_origins=config.allowed_origins)
     app.add_middleware(HeaderChecks, hosts=hosts)
     if access.is_guarded:
-        app.add_middleware(KeyCheck, access=access)
+        app.add_middleware(KeyCheck, access=access, names=names)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf
 from typing import NamedTuple
@@ -59,42 +59,70 @@ class Bucket:
 class Account:
     """The quotas of one key, which outlive a change of the file."""
 
-    def __init__(self, key: Key, counters: KeyCounters, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        key: Key,
+        counters: KeyCounters,
+        clock: Clock = time.monotonic,
+        model: str = "",
+        whole: Account | None = None,
+    ) -> None:
+        """`whole` is the account of the key, if this one is for a `model` by that name in the key."""
         self.counters = counters
         self._clock = clock
-        self._name = key.name
+        self._model, self._whole = model, whole
+        self._of_models: dict[str, Account] = {}
         self._buckets: dict[str, Bucket] = {}
         """What is left of the quotas of `requests` and of `tokens` that the key has."""
         self.update(key)
 
     def update(self, key: Key) -> None:
         """Take over the limits of the key as the file has them now. What was used stays used."""
-        known, self._buckets = self._buckets, {}
-        for what, limit in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute)):
+        self._key = key
+        known, self._buckets, quotas = self._buckets, {}, key.quotas_of(self._model)
+        for what, limit in (("requests", quotas.requests_per_minute), ("tokens", quotas.tokens_per_minute)):
             if limit is not None:
                 self._buckets[what] = known.get(what) or Bucket(limit, self._clock)
                 self._buckets[what].set_limit(limit)
+        for account in self._of_models.values():
+            account.update(key)
+
+    def for_model(self, name: str) -> Account:
+        """The account for what is asked of a model by its name in the key."""
+        if not isinstance(self._key.models, dict):
+            return self
+        if name not in self._of_models:
+            self._of_models[name] = Account(self._key, self.counters, self._clock, name, self)
+        return self._of_models[name]
 
     @property
     def has_quotas(self) -> bool:
-        return bool(self._buckets)
+        return bool(self._buckets) or isinstance(self._key.models, dict)
 
     def begin_request(self) -> None:
         """Count a request, or raise QuotaExceeded if a quota is used up."""
-        for what, bucket in self._buckets.items():
-            if bucket.level < 1:
-                raise self._exceeded(what, bucket)
+        self._check()
         self._take("requests", 1)
         self.counters.requests.inc()
 
+    def _check(self) -> None:
+        if self._whole is not None:
+            self._whole._check()
+        for what, bucket in self._buckets.items():
+            if bucket.level < 1:
+                raise self._exceeded(what, bucket)
+
     def _take(self, what: str, amount: int) -> None:
+        if self._whole is not None:
+            self._whole._take(what, amount)
         if what in self._buckets:
             self._buckets[what].take(amount)
 
     def _exceeded(self, what: str, bucket: Bucket) -> QuotaExceeded:
         self.counters.refusals.inc()
+        quota = f"{bucket.limit} {what} per minute" + (f" of {self._model}" if self._model else "")
         return QuotaExceeded(
-            f"Rate limit reached for {self._name}: {bucket.limit} {what} per minute. Try again later.",
+            f"Rate limit reached for {self._key.name}: {quota}. Try again later.",
             what,
             retry_after=max(1, ceil(bucket.seconds_until(1))),
         )
@@ -110,12 +138,16 @@ class Account:
         self._take("tokens", tokens)
 
     def headers(self) -> RawHeaders:
-        """The headers from which OpenAI's clients know what is left of their quotas."""
+        """The headers from which OpenAI's clients know what is left of quotas: of two, of the scarcer one."""
         found: RawHeaders = []
-        for name, bucket in self._buckets.items():
-            what, left = name.encode(), max(0, floor(bucket.level))
+        beside = {} if self._whole is None else self._whole._buckets
+        for name in ("requests", "tokens"):
+            both = [buckets[name] for buckets in (self._buckets, beside) if name in buckets]
+            if not both:
+                continue
+            bucket, what = min(both, key=lambda one: one.level), name.encode()
             found.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.limit))
-            found.append((b"x-ratelimit-remaining-" + what, b"%d" % left))
+            found.append((b"x-ratelimit-remaining-" + what, b"%d" % max(0, floor(bucket.level))))
             found.append((b"x-ratelimit-reset-" + what, _duration(bucket.seconds_until(bucket.limit))))
         return found
 
@@ -157,6 +189,13 @@ class Caller:
     def key_name(self) -> str:
         """The name of its key, to which belongs what the server keeps for it; empty if that has none."""
         return "" if self.key is None else self.owner
+
+    def for_model(self, names: Collection[str]) -> Caller | None:
+        """This client, with its quotas for the model of these names; None if its key is for others."""
+        own = "" if self.key is None else self.key.own_name(names)
+        if own is None or self.account is None:
+            return None if own is None else self
+        return replace(self, account=self.account.for_model(own)) if own else self
 
     def add_options(self, priority: int, salt: str) -> AddOptions:
         """The options by which the engine treats a request as one of this client."""

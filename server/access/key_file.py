@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+from collections.abc import Collection
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
 from pathlib import Path
@@ -31,6 +32,13 @@ _FORMS = {
 _WHERE = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)[^`]*`")
 
 
+class ModelQuotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The quotas of a key for one model, within those that it has for all."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+
+
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One key of the file: whose it is, and what its owner may do. The key itself is known by its digest."""
 
@@ -50,6 +58,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The lowest priority that it may ask for. Lower ones run earlier."""
     tasks: list[Right] | None = None
     """The tasks that it may be used for; None is all."""
+    models: list[str] | dict[str, ModelQuotas] | None = None
+    """The models that it may be used for, by names or aliases; in a table, each with quotas. None is all."""
     admin: bool = False
     """Whether it may read metrics and the description of the API, and abort requests of others."""
     expires: datetime | None = None
@@ -67,6 +77,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"The API key of {self.name} may not be used for this: it is for "
                 f"{', '.join(self.tasks) or 'nothing'}, and this is {' or '.join(rights)}."
             )
+
+    def own_name(self, names: Collection[str]) -> str | None:
+        """The name by which it may use the model of these names: empty if it may use all, None if not it."""
+        return "" if self.models is None else next((name for name in self.models if name in names), None)
+
+    def quotas_of(self, model: str) -> ModelQuotas | Key:
+        """Its quotas for a model by that name, or for all if that is empty."""
+        if not model:
+            return self
+        return self.models.get(model, ModelQuotas()) if isinstance(self.models, dict) else ModelQuotas()
 
     def salted(self, salt: str) -> str:
         """The salt of its entries in the prefix cache: no other key's, whatever salts requests bring."""
@@ -185,8 +205,10 @@ class _Lines:
     def explain(self, index: int, error: msgspec.ValidationError) -> str:
         """The message on what msgspec has found wrong with the key of this index."""
         if unknown := _UNKNOWN.search(str(error)):
-            fields = ", ".join(Key.__struct_fields__)
-            return self.message(index, unknown[1], f"there is no such field; there are {fields}")
+            of_model = (where := _WHERE.search(str(error))) is not None and where[1] == "models"
+            fields = ", ".join((ModelQuotas if of_model else Key).__struct_fields__)
+            text = f"there is no such field; there are {fields}"
+            return self.message(index, "models" if of_model else unknown[1], text)
         if missing := _MISSING.search(str(error)):
             return self.message(index, missing[1], "the key has none")
         field, text = explain(error)

@@ -85,15 +85,25 @@ class ManyModels:
     def names_of(self, state: ModelState) -> list[str]:
         return [name for name, one in self._names.items() if one is state]
 
-    def find(self, name: str | None) -> ModelState:
-        """The model of a name, or the first if none is given. Raises NotFound, which says what there is."""
-        if not name or name in ANY_MODEL:
-            return next(iter(self._names.values()))
-        found = self._names.get(name) or self._names.get(name.removesuffix(TAG))
+    def named(self, caller: Caller | None = None) -> list[tuple[str, ModelState]]:
+        """The names, and the models that they mean, that a client may use."""
+        allowed = [one for one in self.states if caller is None or caller.for_model(self.names_of(one))]
+        return [(name, state) for state in allowed for name in self.names_of(state)]
+
+    def find(self, name: str | None, caller: Caller | None = None) -> ModelState:
+        """The model of a name, or the first if none is given, among those that a client may use.
+
+        Raises NotFound, which says what there is.
+        """
+        names = dict(self.named(caller))
+        if (not name or name in ANY_MODEL) and names:
+            return next(iter(names.values()))
+        name = name or ""
+        found = names.get(name) or names.get(name.removesuffix(TAG))
         if found is None:
-            found = next((one for one in self.states if one.entry.config.engine.model == name), None)
+            found = next((one for one in names.values() if one.entry.config.engine.model == name), None)
         if found is None:
-            known = ", ".join(self._names)
+            known = ", ".join(names) or "none that your key is for"
             raise NotFound(f"The model `{name[:200]}` does not exist. This server has: {known}", "model")
         return found
 

@@ -250,15 +250,18 @@ def is_open(scope: Scope) -> bool:
 class KeyCheck:
     """Refuses a request without a valid key, unless its path is open to all, and notes who sends others."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, names: Collection[str] = ()) -> None:
+        """`names` are those of the only model; of several, requests tell later which they are for."""
         self._app = app
-        self._access = access
+        self._access, self._names = access, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or is_open(scope):
             return await self._app(scope, receive, send)
         caller: Caller | None = scope.get("caller") or self._access.holder(scope)
         error = _refusal(scope, caller)
+        if error is None and caller is not None and self._names:
+            error, caller = _other_model(caller, self._names), caller.for_model(self._names)
         if error is not None:
             if scope["type"] == "websocket":
                 return await send({"type": "websocket.close", "code": 1008})
@@ -271,7 +274,8 @@ class KeyCheck:
         if (account := caller.account) is not None and account.has_quotas:
 
             def tell_quotas(head: Message) -> None:
-                head["headers"] = [*head.get("headers", ()), *account.headers()]
+                known = scope["caller"].account or account  # by now its model may be known
+                head["headers"] = [*head.get("headers", ()), *known.headers()]
 
             send = on_head(send, tell_quotas)
         await self._app(scope, receive, send)
@@ -289,6 +293,16 @@ def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
     if path_of(scope) in ADMIN_PATHS and not key.admin:
         return Forbidden(f"The API key of {key.name} may not be used for this: it is for administrators.")
     return None
+
+
+def _other_model(caller: Caller, names: Collection[str]) -> ApiError | None:
+    """Why a client may not use the only model, if its key is for others."""
+    if caller.key is None or caller.key.own_name(names) is not None:
+        return None
+    return Forbidden(
+        f"The API key of {caller.owner} may not be used for {next(iter(names))}: it is for "
+        f"{', '.join(caller.key.models or ()) or 'no model'}."
+    )
 
 
 Attributes = Mapping[str, str | int | float | None]

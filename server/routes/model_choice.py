@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.client_identity import RETRY_SECONDS, limits_of
+from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
 from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, TooLate, error_body
 from server.frontend.many_models import ManyModels
 from server.frontend.model_engines import ModelState
@@ -78,7 +78,10 @@ class ModelChoice:
         if scope["method"] != "GET":
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
         asked = _read(raw)
-        state = self._find(scope, asked)
+        caller: Caller | None = scope.get("caller")
+        state = self._find(scope, asked, caller)
+        if caller is not None:
+            scope["caller"] = caller.for_model(self._models.names_of(state))
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
         answer = _Answer(send, path, from_outside and asked is not None and asked.stream is True)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
@@ -95,7 +98,7 @@ class ModelChoice:
                 BODY_MEMORY.give_back(held)
             await self._app(scope, _with_body(raw, receive), answer.send)
 
-    def _find(self, scope: Scope, asked: _Asked | None) -> ModelState:
+    def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> ModelState:
         named = None if asked is None else asked.model or asked.name
         if not isinstance(named, str) or not named:
             named = next(
@@ -104,9 +107,9 @@ class ModelChoice:
         if (
             named is None and asked is None and scope["method"] != "GET"
         ):  # it is refused, by whichever is there
-            loaded = (state for state in self._models.states if state.slot.served is not None)
-            return next(loaded, self._models.find(None))
-        return self._models.find(named)
+            loaded = (state for _, state in self._models.named(caller) if state.slot.served is not None)
+            return next(loaded, None) or self._models.find(None, caller)
+        return self._models.find(named, caller)
 
     async def _wait(
         self, scope: Scope, receive: Receive, stack: AsyncExitStack, state: ModelState, answer: _Answer

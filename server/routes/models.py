@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.access.client_identity import caller_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import BadRequest, Forbidden, Unavailable
 from server.frontend.frontend import Frontend
@@ -99,7 +100,7 @@ async def list_models(request: Request) -> Response:
     """List the names that requests may use."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        named = [(name, state) for state in server.states for name in server.names_of(state)]
+        named = server.named(caller_of(request))
         return json_response(ModelList([_card_of_several(name, state) for name, state in named]))
     return json_response(ModelList([_card(name, server) for name in server.facts.model_names]))
 
@@ -109,7 +110,7 @@ async def retrieve_model(name: str, request: Request) -> Response:
     """Show one model; its name may contain slashes."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        return json_response(_card_of_several(name, server.find(name)))
+        return json_response(_card_of_several(name, server.find(name, caller_of(request))))
     server.check_model(name)
     return json_response(_card(name, server))
 

@@ -54,6 +54,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add.add_argument(
         "--tasks", nargs="+", choices=key_file.RIGHTS, metavar="TASK", help=", ".join(key_file.RIGHTS)
     )
+    add.add_argument(
+        "--models", nargs="+", metavar="NAME", help="The models that it is for; without it, all."
+    )
     add.add_argument("--expires", type=_moment, metavar="DATE", help="Such as 2027-01-31.")
     add.add_argument("--admin", action="store_true", default=None)
     add.add_argument("--share-prefixes", action="store_true", default=None)
@@ -94,7 +97,8 @@ def _row(key: key_file.Key) -> tuple[str, ...]:
         f"{key.weight:g}",
         *("-" if limit is None else str(limit) for limit in limits),
         str(key.priority),
-        "+".join([*rights, *(["admin"] if key.admin else [])]) or "nothing",
+        ("+".join([*rights, *(["admin"] if key.admin else [])]) or "nothing")
+        + ("" if key.models is None else f" of {'+'.join(key.models) or 'no model'}"),
         "-" if key.expires is None else key.expires.isoformat() + (" (over)" if key.has_expired() else ""),
     )
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
+from server.access.client_identity import caller_of
 from server.answers.format_detection import find_format
 from server.api.ollama.requests import OllamaShowRequest
 from server.errors import HttpError
@@ -18,7 +19,7 @@ from server.http.endpoint import Endpoint
 from server.http.error_answers import path_of
 from server.model_facts import GENERATE, TAG, Facts
 from server.options.server_config import ServerConfig
-from server.routes.request_context import config_of, frontend_of, frontends_of, require_ready, server_of
+from server.routes.request_context import config_of, frontend_of, require_ready, server_of
 
 router = APIRouter(route_class=Endpoint, tags=["Ollama"], dependencies=[Depends(require_ready)])
 
@@ -37,7 +38,7 @@ async def list_models(request: Request) -> JSONResponse:
     if not isinstance(server, ManyModels):
         facts = server.facts
         return JSONResponse({"models": [_listed(name, facts) for name in facts.model_names]})
-    named = [(name, state) for state in server.states for name in server.names_of(state)]
+    named = server.named(caller_of(request))
     return JSONResponse(
         {
             "models": [
@@ -50,7 +51,13 @@ async def list_models(request: Request) -> JSONResponse:
 @router.get("/api/ps")
 async def list_running(request: Request) -> JSONResponse:
     """Tell what memory each model takes that is loaded. One that is alone stays while the server runs."""
-    return JSONResponse({"models": [_running(frontend.facts) for frontend in frontends_of(request)]})
+    server = server_of(request)
+    if isinstance(server, ManyModels):
+        allowed = dict.fromkeys(state for _, state in server.named(caller_of(request)))
+        loaded = [state.slot.served for state in allowed if state.slot.served is not None]
+    else:
+        loaded = [server]
+    return JSONResponse({"models": [_running(frontend.facts) for frontend in loaded]})
 
 
 def _running(facts: Facts) -> dict[str, object]:

@@ -77,6 +77,13 @@ def test_a_file_without_keys_is_one() -> None:
         ({"max_running": "true"}, 4, "max_running", "Expected int | null, got bool"),
         ({"tokens_per_minute": "1.5"}, 4, "tokens_per_minute", "got float"),
         ({"tasks": '["generate", "dance"]'}, 4, "tasks", "Invalid enum value 'dance'"),
+        (
+            {"models": "{chat = {requests = 1}}"},
+            4,
+            "models",
+            "there are requests_per_minute, tokens_per_minute",
+        ),
+        ({"models": "{chat = {tokens_per_minute = 0}}"}, 4, "models", ">= 1"),
         ({"tasks": '"generate"'}, 4, "tasks", "Expected array | null, got str"),
         ({"name": '"has/slash"'}, 2, "name", "a letter, then"),
         ({"name": '"10.0.0.1"'}, 2, "name", "a letter, then"),

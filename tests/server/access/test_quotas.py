@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fake_connection import FakeClock
 from fake_frontend import FakeFrontend
 
-from server.access.client_identity import Account, Bucket
-from server.access.key_file import Key
+from server.access.client_identity import Account, Bucket, Caller
+from server.access.key_file import Key, ModelQuotas
 from server.errors import QuotaExceeded
 
 DIGEST = "0" * 64
 
 
-def account(clock: FakeClock, **limits: int) -> Account:
+def account(clock: FakeClock, **limits: Any) -> Account:
     counters = FakeFrontend().metrics.key_counters("alice")
     return Account(Key(name="alice", sha256=DIGEST, **limits), counters, clock.time)
 
@@ -96,3 +98,29 @@ def test_what_was_used_outlives_a_change_of_limits() -> None:
         one.begin_request()
     one.update(Key(name="alice", sha256=DIGEST))
     one.begin_request()
+
+
+def test_a_model_has_quotas_of_its_own_within_those_of_the_key() -> None:
+    clock = FakeClock()
+    models = {"small": ModelQuotas(requests_per_minute=2), "large": ModelQuotas(tokens_per_minute=60)}
+    key = Key(name="alice", sha256=DIGEST, requests_per_minute=4, models=models)
+    whole = Account(key, FakeFrontend().metrics.key_counters("alice"), clock.time)
+    caller = Caller(owner="alice", key=key, account=whole)
+    assert caller.for_model(["other"]) is None
+    small, large = (caller.for_model(["other", name]) for name in ("small", "large"))
+    assert small is not None and large is not None and small.account is not None and large.account is not None
+    small.account.begin_request()
+    small.account.begin_request()
+    with pytest.raises(QuotaExceeded, match="2 requests per minute of small"):
+        small.account.begin_request()
+    large.account.begin_request()
+    large.account.wrote(60)
+    with pytest.raises(QuotaExceeded, match="60 tokens per minute of large"):
+        large.account.begin_request()
+    told = dict(large.account.headers())
+    assert told[b"x-ratelimit-remaining-requests"] == b"1" and told[b"x-ratelimit-limit-tokens"] == b"60"
+    assert dict(small.account.headers())[b"x-ratelimit-limit-requests"] == b"2"
+    whole.update(Key(name="alice", sha256=DIGEST, models={"large": ModelQuotas(tokens_per_minute=600)}))
+    again = caller.for_model(["large"])
+    assert again is not None and again.account is large.account
+    assert dict(large.account.headers())[b"x-ratelimit-limit-tokens"] == b"600"

@@ -121,6 +121,24 @@ async def test_a_priority_is_no_lower_than_the_key_allows(path: Path) -> None:
     assert guarded.options["priority"] == 0
 
 
+async def test_a_key_is_for_its_models(path: Path) -> None:
+    guarded = Guarded(
+        path,
+        *(
+            entry("own", models='["x", "org/tiny"]'),
+            entry("other", models='["x"]'),
+            entry("none", models="[]"),
+        ),
+        entry("counted", models='{"org/tiny" = {requests_per_minute = 1}}'),
+    )
+    assert (await guarded.post("own")).status_code == 200
+    assert "it is for x" in error_of(await guarded.post("other"), 403)["message"]
+    assert "it is for no model" in error_of(await guarded.get("none", "/v1/models"), 403)["message"]
+    told = (await guarded.post("counted")).headers
+    assert told["x-ratelimit-remaining-requests"] == "0"
+    assert "1 requests per minute of org/tiny" in error_of(await guarded.post("counted"), 429)["message"]
+
+
 async def test_a_key_is_for_its_tasks(path: Path) -> None:
     guarded = Guarded(
         path,

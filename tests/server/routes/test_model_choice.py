@@ -40,11 +40,14 @@ class FakeModels:
     def require_ready(self) -> None:
         pass
 
-    def find(self, name: str | None) -> Any:
+    def find(self, name: str | None, caller: Any = None) -> Any:
         found = [state for state in self.states if name in (None, state.entry.name)]
         if not found:
             raise NotFound(f"no {name}")
         return found[0]
+
+    def named(self, caller: Any = None) -> list[Any]:
+        return [(state.entry.name, state) for state in self.states]
 
     @asynccontextmanager
     async def using(self, state: Any) -> AsyncIterator[str]:

@@ -1,0 +1,38 @@
+"""Several models: who may use which, by whatever names."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.access.client_identity import Caller
+from server.access.key_file import Key
+from server.errors import NotFound
+from server.frontend.many_models import ManyModels
+from server.options.model_list import ModelEntry
+from server.options.server_options import parse
+
+
+def caller(*models: str) -> Caller:
+    return Caller(owner="alice", key=Key(name="alice", sha256="0" * 64, models=list(models)))
+
+
+async def test_a_key_sees_and_uses_its_models_alone() -> None:
+    entries = [
+        ModelEntry(id=id, name=name, aliases=(f"{name}-alias",), config=parse([f"org/{name}"], {}))
+        for id, name in enumerate(("first", "second", "third"))
+    ]
+    models = ManyModels(entries[0].config, entries, 1 << 30, 1 << 20, lambda order, id: None)
+    first, second, third = models.states
+    own = caller("second-alias", "third", "gone")
+    assert [name for name, _ in models.named(own)] == ["second", "second-alias", "third", "third-alias"]
+    assert models.find(None, own) is models.find("tgi", own) is models.find("second:latest", own) is second
+    assert models.find("org/third", own) is third and models.find(None) is first
+    for name in ("first", "org/first", "nobody"):
+        with pytest.raises(NotFound, match="This server has: second, second-alias, third, third-alias"):
+            models.find(name, own)
+    with pytest.raises(NotFound, match="none that your key is for"):
+        models.find(None, caller())
+    models.move("second-alias", third)  # the key is for what the alias means
+    with pytest.raises(NotFound):
+        models.find("second", own)
+    models.close()
