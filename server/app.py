@@ -51,6 +51,7 @@ from server.routes import (
     tei,
     tgi,
 )
+from server.routes.audio import transcriptions
 from server.routes.conversations import kept_responses, messages, responses
 from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
@@ -135,6 +136,7 @@ _ROUTES = (
     moderations,
     prewarm,
     index_check,
+    transcriptions,
 )
 ROUTERS = [
     *(routes.router for routes in _ROUTES),

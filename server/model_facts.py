@@ -14,7 +14,7 @@ from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
 from worker.protocol import Task
 
-GENERATE = "generate"
+GENERATE, TRANSCRIPTION = "generate", "transcription"
 
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse"]
 """How two texts are compared: read together, by one vector each, by one vector for each token, or by weights
@@ -22,6 +22,7 @@ of tokens."""
 
 _ENDPOINTS = {
     GENERATE: "/v1/chat/completions",
+    TRANSCRIPTION: "/v1/audio/transcriptions",
     "embed": "/v1/embeddings",
     "token_embed": "/pooling",
     "sparse_embed": "/embed_sparse",

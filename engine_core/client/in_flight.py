@@ -34,6 +34,7 @@ from engine_core.protocol import (
     Grammar,
     Pooled,
     Ready,
+    Source,
     Thinking,
     Tokens,
 )
@@ -63,6 +64,7 @@ class AddOptions(TypedDict, total=False):
     grammar: Grammar
     thinking: Thinking
     media: tuple[Media, ...]
+    source: Source | None
     most_guesses: int | None
     reports_guesses: bool
     beams: BeamParams

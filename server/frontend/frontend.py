@@ -47,6 +47,7 @@ from server.text.tokenizer_files import TokenizerFiles
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:
+    from server.frontend.transcriber import Transcriber
     from server.media.reader import MediaReader
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class Frontend:
         """Reads the bodies of requests that are too long for the event loop."""
         self.media: MediaReader | None = None
         """What reads media; None if the model takes only texts."""
+        self.transcriber: Transcriber | None = None
+        """What reads recordings, if the model transcribes them."""
         self.kept_vectors = open_kept_vectors(config, metrics)
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
@@ -113,6 +116,12 @@ class Frontend:
             self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
             if self._client.ready.worker.most_embeddings:
                 self._open_media(self._facts, self._tokenizer)
+            if self._client.ready.worker.source_kind == "audio" and self.transcriber is None:
+                from server.frontend.transcriber import Transcriber  # what only these models need
+
+                self.transcriber = Transcriber(
+                    self.config, self.folder, self._client, self.metrics, self.admissions
+                )
             self._reading_context = ReadingContext(self._facts, self._tokenizer, self._reading)
             self.admissions.slots = self._facts.ready.worker.max_num_seqs
             if self._restarting_since:

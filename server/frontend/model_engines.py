@@ -195,6 +195,8 @@ async def close_frontend(frontend: Frontend) -> None:
     await frontend.helper.close()
     if frontend.media is not None:
         await frontend.media.close()
+    if frontend.transcriber is not None:
+        await frontend.transcriber.close()
 
 
 def _weight_bytes(folder: Path, model: ModelConfig, config: ServerConfig) -> int:

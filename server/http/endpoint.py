@@ -35,8 +35,9 @@ from server.requests.timing import RequestTimes
 R = TypeVar("R")
 
 MAX_BODY = 16 << 20
-UPLOADS = "/v1/files"
-"""The path of files, which may be longer than other bodies, because they go to the disk as they come."""
+RECORDINGS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+UPLOADS = frozenset({"/v1/files", *RECORDINGS})
+"""The paths of files, which may be longer than other bodies, because they go to the disk as they come."""
 MAX_TOGETHER = 256 << 20
 """Bytes of all bodies together that are being read in this process."""
 ALWAYS_READ = 64 << 10

@@ -207,14 +207,14 @@ class HeaderChecks:
         if hosts and (foreign := self._hosts.refusal(hosts[0], headers.get(b"origin"))):
             return foreign
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > endpoint.MAX_BODY and path_of(scope) != endpoint.UPLOADS:
+        if length.isdigit() and int(length) > endpoint.MAX_BODY and path_of(scope) not in endpoint.UPLOADS:
             most = endpoint.most_bytes(scope["app"].state.frontend.media)
             if int(length) > most:
                 return endpoint.body_too_large(most)
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return HttpError(415, "Compressed bodies are not accepted: send the body as it is.")
         if length.isdigit() and not endpoint.BODY_MEMORY.has_room(int(length)):
-            return None if path_of(scope) == endpoint.UPLOADS else endpoint.no_room_for_body()
+            return None if path_of(scope) in endpoint.UPLOADS else endpoint.no_room_for_body()
         return None
 
 

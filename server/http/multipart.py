@@ -18,11 +18,13 @@ _PARAMETER = re.compile(rb'\b(name|filename)="([^"\r\n]*)"', re.IGNORECASE)
 class FormReader:
     """One form. What `push` returns is the content of its file."""
 
-    def __init__(self, content_type: str, file_field: str = "file") -> None:
+    def __init__(self, content_type: str, file_field: str = "file", most_fields: int = MOST_FIELDS) -> None:
         found = _BOUNDARY.search(content_type)
         if not content_type.lower().startswith("multipart/form-data") or found is None:
             raise HttpError(415, "Send the file as multipart/form-data, with the boundary in Content-Type.")
-        self.fields: dict[str, str] = {}
+        self.values: list[tuple[str, str]] = []
+        """The fields in the order in which they came, some of which may come several times."""
+        self._most_fields = most_fields
         self.filename: str | None = None
         """The name of the file, once it has begun."""
         self.complete = False
@@ -33,6 +35,11 @@ class FormReader:
         """The name of the field that is read; None before the first, and in heads."""
         self._in_head = False
         self._value = bytearray()
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The last value of each field."""
+        return dict(self.values)
 
     def push(self, data: bytes) -> bytes:
         """Read more of the form; returns what of the file has come."""
@@ -76,9 +83,9 @@ class FormReader:
 
     def _end_part(self) -> None:
         if self._part is not None and self._part != self._file_field:
-            if len(self.fields) == MOST_FIELDS:
-                raise BadRequest(f"The form has more than {MOST_FIELDS} fields.")
-            self.fields[self._part] = self._value.decode("utf-8", "replace")
+            if len(self.values) == self._most_fields:
+                raise BadRequest(f"The form has more than {self._most_fields} fields.")
+            self.values.append((self._part, self._value.decode("utf-8", "replace")))
         self._part = None
         self._value.clear()
 

@@ -23,6 +23,7 @@ from engine_core.client.replica import Replica
 from engine_core.engine_stats import PlainHistogram, Timing
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
 from server.metrics.media_metrics import MediaMetrics
+from server.metrics.speech_metrics import SpeechMetrics
 from worker import logs
 
 
@@ -98,12 +99,14 @@ _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _COMPUTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30)
+_FACTORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Metrics:
     """The metrics of this process, and the page that shows them."""
 
     _media: MediaMetrics | None = None
+    _speech: SpeechMetrics | None = None
     _vectors: tuple[Counter | PlainCounter, Counter | PlainCounter] | None = None
 
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
@@ -212,6 +215,24 @@ class Metrics:
         """The metrics of media, which are shown from now on."""
         self._media = self._media or self._count_media()
         return self._media
+
+    def of_speech(self) -> SpeechMetrics:
+        """The metrics of transcriptions, which are shown from now on."""
+        if self._speech is None:
+            factor = self._histograms(
+                "facet:audio_real_time_factor",
+                "Seconds of work by seconds of recording.",
+                ["model_name"],
+                buckets=_FACTORS,
+                registry=self._registry,
+            )
+            self._speech = SpeechMetrics(
+                self._counter("facet:audio_seconds", "Seconds of recordings transcribed."),
+                self._counter("facet:audio_pieces", "Pieces of recordings read."),
+                self._counter("facet:audio_retries", "Pieces read once more with a higher temperature."),
+                factor.labels(self._model),
+            )
+        return self._speech
 
     def of_kept_vectors(self) -> tuple[Counter | PlainCounter, Counter | PlainCounter]:
         """The counters of texts looked up among kept vectors, and of those that needed no engine."""

@@ -35,6 +35,10 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     another one."""
     media_seconds: Annotated[float, Doc(MEDIA, least=0.1)] = 30.0
     """Seconds in which a file must be fetched, and an item be prepared."""
+    max_audio_mb: Annotated[int, Doc(MEDIA, least=1, most=1024)] = 100
+    """Most MiB of a recording that is transcribed."""
+    max_audio_seconds: Annotated[float, Doc(MEDIA, least=1, most=86400)] = 7200.0
+    """Most seconds of a recording that is transcribed."""
     mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
     """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
     media_io_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}

@@ -98,8 +98,11 @@ def about(operation: dict[str, Any]) -> str:
 
 def body_models(operation: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The one model of a route's body by its name, or each of several it may be."""
-    if found := operation.get("requestBody"):
-        body = found["content"]["application/json"]["schema"]
+    content = operation.get("requestBody", {}).get("content", {})
+    if form := content.get("multipart/form-data"):
+        yield form["schema"]["title"], form["schema"]
+    if found := content.get("application/json"):
+        body = found["schema"]
         for option in body.get("anyOf") or body.get("oneOf") or [body]:
             if "$ref" in option:
                 name = option["$ref"].rsplit("/", 1)[1]

@@ -20,7 +20,7 @@ from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
 from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, TooLate, error_body
 from server.frontend.many_models import ManyModels
 from server.frontend.model_engines import ModelState
-from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
+from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
 from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
@@ -31,8 +31,9 @@ NAMED_BY = b"x-model"
 COMMENT_SECONDS = 1.0
 """Seconds between two comments on a load in a stream."""
 
-MODEL_PATHS = frozenset({*BY_PATH, "/", "/info", "/tokenizer_info", "/api/show"})
-"""Paths whose requests are for one model."""
+MODEL_PATHS = frozenset({*BY_PATH, *RECORDINGS, "/", "/info", "/tokenizer_info", "/api/show"})
+"""Paths whose requests are for one model. A form with a recording is read behind this: the header names its
+model."""
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
 _LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/scale_elastic_ep", "/is_scaling_elastic_ep"})
@@ -74,8 +75,8 @@ class ModelChoice:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         scope["arrived"] = time.monotonic()
         self._models.require_ready()
-        raw = b""
-        if scope["method"] != "GET":
+        raw, recorded = b"", path in RECORDINGS
+        if scope["method"] != "GET" and not recorded:
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
         asked = _read(raw)
         caller: Caller | None = scope.get("caller")
@@ -89,14 +90,14 @@ class ModelChoice:
         async with AsyncExitStack() as stack:
             try:
                 waits = self._wait(scope, receive, stack, state, answer)
-                await while_connected(receive, waits)
+                await (waits if recorded else while_connected(receive, waits))
             except ApiError as error:
                 if not answer.has_begun:
                     raise
                 return await answer.break_off(encode(error_body(error, path)))
             finally:
                 BODY_MEMORY.give_back(held)
-            await self._app(scope, _with_body(raw, receive), answer.send)
+            await self._app(scope, receive if recorded else _with_body(raw, receive), answer.send)
 
     def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> ModelState:
         named = None if asked is None else asked.model or asked.name

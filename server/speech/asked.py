@@ -54,6 +54,8 @@ class Segment(msgspec.Struct, frozen=True):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    logprobs: list[float] = []
+    """Those of the tokens."""
     words: list[TimedWord] = []
 
 

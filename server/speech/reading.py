@@ -43,6 +43,7 @@ class PieceReading:
         self._language, self._counts = language, counts
         self.tokens: list[int] = []
         """The tokens of the text, without the end."""
+        self._logprobs: list[float] = []
         self.average = self.ratio = self.no_speech = self.temperature = 0.0
         self.silent = False
         self.said: list[int] = []
@@ -71,7 +72,12 @@ class PieceReading:
             return
         spans, self.advance = cut_spans(self.tokens, piece.frames, known)
         self.said = [token for span in spans for token in span.tokens]
-        self.segments = [self._segment(span, piece) for span in spans if self._text_of(span.tokens)]
+        at = 0
+        for span in spans:
+            if self._text_of(span.tokens):
+                logprobs = self._logprobs[at : at + len(span.tokens)]
+                self.segments.append(self._segment(span, piece, logprobs))
+            at += len(span.tokens)
         if asked.words:
             self.segments = await self._with_words(piece)
         if not live:
@@ -85,7 +91,8 @@ class PieceReading:
         most = min(asked.draw.max_tokens or room, room)
         seed = (asked.draw.seed + piece.first * len(asked.temperatures) + number) % (1 << 63)
         how = replace(asked.draw, temperature=self.temperature, seed=seed, max_tokens=most)
-        self.tokens, logprobs = [], list[float]()
+        self.tokens, self._logprobs = [], []
+        logprobs = list[float]()
         certain, text = CertainText(known), self._engine.text()
         async with aclosing(self._engine.draw(prompt, how, piece)) as drawn:
             async for more in drawn:
@@ -94,6 +101,7 @@ class PieceReading:
                     if one.token == known.end:
                         continue
                     self.tokens.append(one.token)
+                    self._logprobs.append(one.logprob)
                     if sure := certain.push(one.token):
                         yield text.push(sure)
         yield text.push(certain.end()) + text.flush()
@@ -105,7 +113,7 @@ class PieceReading:
     def _text_of(self, tokens: Sequence[int]) -> str:
         return self._engine.decode([token for token in tokens if self._known.is_text(token)])
 
-    def _segment(self, span: Span, piece: Piece) -> Segment:
+    def _segment(self, span: Span, piece: Piece, logprobs: list[float]) -> Segment:
         return Segment(
             seek=piece.first,
             start=(piece.first + span.start) / FRAMES_PER_SECOND,
@@ -116,6 +124,7 @@ class PieceReading:
             avg_logprob=self.average,
             compression_ratio=self.ratio,
             no_speech_prob=self.no_speech,
+            logprobs=logprobs,
         )
 
     async def _with_words(self, piece: Piece) -> list[Segment]:

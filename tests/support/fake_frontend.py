@@ -149,6 +149,7 @@ class FakeFrontend:
     """The name of the reading of each body that the helper was given."""
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     media: MediaReader | None = None
+    transcriber: Any = None
     folder: Path = Path("/nowhere")
     orders: Orders = field(default_factory=lambda: FakeClient().orders)
     metrics: Metrics = field(default_factory=lambda: Metrics("org/tiny"))
@@ -179,8 +180,7 @@ class FakeFrontend:
     access: Access = field(init=False)
     running: int = 0
     most_running: int = 0
-    finished: int = 0
-    """The number of streams that ended by themselves."""
+    finished: int = 0  # streams that ended by themselves
 
     def __post_init__(self) -> None:
         self.access = Access(self.config.access, self.metrics.key_counters)

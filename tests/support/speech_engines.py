@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from server.speech.engine import Draw, Drawn, Piece
+from server.speech.engine import Draw, Drawn, Piece, SpeechText
 from server.speech.vocabulary import SpeechTokens
 
 KNOWN = SpeechTokens(
@@ -39,7 +39,7 @@ class ScriptedEngine:
     """Says of each piece what the script says, and no speech with a given probability."""
 
     def __init__(self, script: Script, no_speech: float = 0.1, language: int = 110) -> None:
-        self.script, self.language = script, language
+        self.script, self.language, self.end = script, language, KNOWN.end
         self.told = float(np.log(no_speech))
         self.prompts: list[list[int]] = []
         self.draws: list[Draw] = []
@@ -56,7 +56,7 @@ class ScriptedEngine:
         self.pieces.append(piece)
         for token in self.script(prompt, how, piece):
             yield [token if isinstance(token, Drawn) else Drawn(token, -0.1)]
-        yield [Drawn(KNOWN.end, -0.1)]
+        yield [Drawn(self.end, -0.1)]
 
     async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
         """Each token is said for 0.1 s, one after the other."""
@@ -69,7 +69,7 @@ class ScriptedEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.text().push(tokens)
 
-    def text(self) -> Words:
+    def text(self) -> SpeechText:
         return Words()
 
 
@@ -111,5 +111,5 @@ class TransformersEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         return Words().push(tokens)
 
-    def text(self) -> Words:
+    def text(self) -> SpeechText:
         return Words()

@@ -1,0 +1,1 @@
+"""Forms and answers of transcriptions."""

@@ -1,0 +1,223 @@
+"""What a frontend has for recordings, if its model transcribes them: files that come, and pieces that go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from engine_core.client.client import EngineClient
+from engine_core.client.in_flight import AddOptions
+from engine_core.protocol import Failed, Source
+from server.access.admission import Admission, Admissions
+from server.errors import from_engine
+from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
+from server.metrics.server_metrics import Metrics
+from server.model_facts import Facts
+from server.options.server_config import ServerConfig
+from server.speech.asked import Asked, Counts
+from server.speech.engine import Draw, Drawn, Piece, SpeechText
+from server.speech.job import MOST_AT_ONCE, Job
+from server.speech.vocabulary import SpeechTokens, read_tokens
+from server.text.tokenizer import Tokenizer
+from worker.buffers import Buffer
+from worker.protocol import Pooling, Sampling, Timestamps, TokenLogprobs
+
+_MOST_PROCESSES = 4
+
+
+class Transcriber:
+    """Opens recordings, and has an engine read their pieces."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        folder: Path,
+        client: EngineClient,
+        metrics: Metrics,
+        admissions: Admissions,
+    ) -> None:
+        """Raises ConfigError if the checkpoint's files cannot be used."""
+        self.known = read_tokens(folder)
+        options = config.media
+        processes = options.mm_processor_workers or max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+        limits = RecordingLimits(options.max_audio_mb << 20, options.max_audio_seconds, processes)
+        self.recordings = Recordings(self.known.bands, limits, config.log.style)
+        self._client, self._metrics, self._admissions = client, metrics, admissions
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes of a recording."""
+        return self.recordings.limits.bytes
+
+    @asynccontextmanager
+    async def opened(self, upload: TemporaryPath, digest: bytes) -> AsyncGenerator[Recording]:
+        """The recording in a file, until its transcription has ended."""
+        recording = await self.recordings.open(upload, digest)
+        try:
+            yield recording
+        finally:
+            self.recordings.close_recording(recording)
+
+    def job(
+        self,
+        recording: Recording,
+        asked: Asked,
+        facts: Facts,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        options: Callable[[], AddOptions],
+    ) -> Job:
+        """A transcription, which has as many places at a time as were admitted. `options` returns what the
+        engine is told of each piece."""
+        engine = _Pieces(
+            self._client, self._admissions, self.known, recording, facts, tokenizer, self._metrics
+        )
+        engine.admission, engine.options = admission, options
+        return Job(engine, self.known, recording, asked, admission.count)
+
+    def places_for(self, asked: Asked, most: int) -> int:
+        """The parts of a recording that are read at the same time."""
+        return 1 if asked.silence is None else max(1, min(MOST_AT_ONCE, most))
+
+    def count(self, recording: Recording, counts: Counts, since: float) -> None:
+        """Count a transcription that has ended."""
+        self._metrics.of_speech().count(
+            recording.seconds, counts.pieces, counts.retries, time.monotonic() - since
+        )
+
+    async def close(self) -> None:
+        await self.recordings.close()
+
+
+class _Pieces:
+    """An engine that reads the pieces of one recording."""
+
+    admission: Admission
+    options: Callable[[], AddOptions]
+
+    def __init__(
+        self,
+        client: EngineClient,
+        admissions: Admissions,
+        known: SpeechTokens,
+        recording: Recording,
+        facts: Facts,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+    ) -> None:
+        self._client, self._admissions, self._known = client, admissions, known
+        self._recording, self._tokenizer, self._metrics = recording, tokenizer, metrics
+        self._length = facts.ready.worker.source_len
+        self._sources: OrderedDict[Piece, Source] = OrderedDict()
+        """The pieces used last, whose features need not be read again."""
+
+    async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
+        admission = self.admission
+        admission.check()
+        source = await self._source(piece)
+        params = sampling_of(how, self._known)
+        options: AddOptions = {**self.options(), "source": source}
+        stream = self._client.submit(prompt, params, **options)
+        work = admission.begin_work(len(prompt), params.max_tokens, may_stop=True)
+        record = self._metrics.begin(len(prompt), 1, params.max_tokens)
+        admission.streams.add(stream.id)
+        reason, timing = "abort", None
+        try:
+            async for new in stream:
+                if isinstance(new, Failed):
+                    reason = "error"
+                    admission.check()
+                    raise from_engine(new, self._admissions.seconds_to_wait())
+                if new.tokens:
+                    admission.begun = True
+                    work.begin()
+                record.tokens(len(new.tokens), new.cached)
+                if (account := admission.caller.account) is not None:
+                    account.wrote(len(new.tokens))
+                yield _drawn(new.tokens, new.logprobs)
+                if new.finish is not None:
+                    if new.finish == "abort":
+                        admission.check()
+                    reason, timing = new.finish, new.timing
+                    return
+        finally:
+            self._client.abort([stream.id])
+            admission.streams.discard(stream.id)
+            record.finish(reason, timing)
+            work.end()
+
+    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
+        self.admission.check()
+        options: AddOptions = {**self.options(), "source": await self._source(piece)}
+        params = Pooling(task="align", skip=skip)
+        [stream] = self._client.submit_many([(tokens, params)], **options)
+        try:
+            answer = await anext(stream)
+        finally:
+            self._client.abort([stream.id])
+        if isinstance(answer, Failed):
+            raise from_engine(answer, self._admissions.seconds_to_wait())
+        vectors = answer.vectors
+        matrix = np.frombuffer(vectors.data, np.float32).reshape(vectors.shape)
+        return matrix[max(0, len(matrix) - (len(tokens) - skip)) :]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(tokens), True)
+
+    def text(self) -> SpeechText:
+        return self._tokenizer.text_state([], True, None)
+
+    async def _source(self, piece: Piece) -> Source:
+        if (found := self._sources.get(piece)) is None:
+            features = await asyncio.to_thread(self._recording.piece, piece.first, piece.frames)
+            hash = self._recording.hash_of(piece.first, piece.frames).hex()
+            found = Source(hash=hash, length=self._length, features=Buffer(features))
+        self._sources[piece] = found
+        self._sources.move_to_end(piece)
+        while len(self._sources) > MOST_AT_ONCE:
+            self._sources.popitem(last=False)
+        return found
+
+
+def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
+    """What the engine is told of how tokens are drawn."""
+    if how.told:
+        return Sampling(
+            max_tokens=how.max_tokens,
+            temperature=0.0,
+            allowed_token_ids=how.only,
+            told=how.told,
+            stop_token_ids=(known.end,),
+            logprobs=0,
+        )
+    greedy = how.temperature == 0
+    return Sampling(
+        max_tokens=how.max_tokens,
+        temperature=how.temperature,
+        top_p=1.0 if greedy else how.top_p,
+        top_k=0 if greedy else how.top_k,
+        min_p=0.0 if greedy else how.min_p,
+        seed=how.seed,
+        presence_penalty=how.presence_penalty,
+        frequency_penalty=how.frequency_penalty,
+        repetition_penalty=how.repetition_penalty,
+        stop_token_ids=(known.end,),
+        logprobs=0,
+        masked_logprobs=True,
+        suppressed=known.suppressed,
+        suppressed_first=known.suppressed_first,
+        timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),
+    )
+
+
+def _drawn(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Drawn]:
+    return [
+        Drawn(token, each.values[0], tuple(each.told)) for token, each in zip(tokens, logprobs, strict=True)
+    ]

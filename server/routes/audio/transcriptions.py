@@ -1,0 +1,312 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: the text of a recording, whole or as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from importlib.util import find_spec
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import UNSET
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from engine_core.client.in_flight import AddOptions
+from server.access.client_identity import require_right
+from server.api.audio import answers
+from server.api.audio.form import (
+    AudioForm,
+    form_fields,
+    language_code,
+)
+from server.api.fields import invalid_body, unknown_fields
+from server.api.shared_fields import RequestTerms
+from server.errors import BadRequest, TooLarge
+from server.frontend.frontend import Frontend
+from server.frontend.transcriber import Transcriber
+from server.http.endpoint import Endpoint
+from server.http.multipart import FormReader
+from server.http.sse import DONE, ClientGone, EventStream, event, json_response, while_connected
+from server.media.audio.decoding import NotInstalled
+from server.media.audio.recordings import Recording, TemporaryPath
+from server.model_facts import GENERATE, TRANSCRIPTION, require_task
+from server.requests.sampling import SamplingParams
+from server.routes.request_context import (
+    EngineCall,
+    admit,
+    frontend_of,
+    header_of,
+    require_room,
+)
+from server.speech.asked import Asked
+from server.speech.engine import Draw
+from server.speech.job import Job
+from server.speech.quality import Thresholds
+from server.speech.subtitles import srt, vtt
+from server.speech.vocabulary import TRANSCRIBE, TRANSLATE
+
+_FORM = TypeAdapter(AudioForm)
+_MOST_FIELDS = 64
+_WRITE_BYTES = 1 << 20
+"""Bytes of an upload that are gathered before they are written."""
+_PLAIN = "text/plain; charset=utf-8"
+
+
+async def require_transcription(request: Request) -> None:
+    require_right(request, GENERATE)
+    require_task(TRANSCRIPTION, frontend_of(request).facts.tasks)
+    if find_spec("av") is None:
+        raise NotInstalled
+
+
+TRANSCRIBES = [Depends(require_room), Depends(require_transcription)]
+router = APIRouter(route_class=Endpoint, tags=["audio"])
+
+
+def _documented() -> dict[str, Any]:
+    """How the form is described, whose fields come with a file."""
+    schema = AudioForm.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}
+    schema["required"] = ["file"]
+    strategy = schema["properties"]["chunking_strategy"]
+    strategy["anyOf"] = [{"type": kind} for kind in ("string", "object", "null")]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+@router.post("/v1/audio/transcriptions", dependencies=TRANSCRIBES, openapi_extra=_documented())
+async def create_transcription(request: Request) -> Response:
+    """Write what is said in a recording."""
+    return await _respond(request, TRANSCRIBE)
+
+
+@router.post("/v1/audio/translations", dependencies=TRANSCRIBES, openapi_extra=_documented())
+async def create_translation(request: Request) -> Response:
+    """Write in English what is said in a recording."""
+    return await _respond(request, TRANSLATE)
+
+
+async def _respond(request: Request, task: str) -> Response:
+    frontend = frontend_of(request)
+    transcriber = frontend.transcriber
+    if transcriber is None:
+        raise BadRequest("This model reads no recordings.")
+    async with AsyncExitStack() as stack:
+        upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))
+        reader = FormReader(header_of(request, b"content-type") or "", most_fields=_MOST_FIELDS)
+        digest = await _receive(request, reader, upload, transcriber.most_bytes)
+        form = _read_form(reader, frontend)
+        asked = _asked(form, task, transcriber, frontend)
+
+        async def respond() -> Response:
+            recording = await stack.enter_async_context(transcriber.opened(upload, digest))
+            call = _Call(request, transcriber, form, asked, recording)
+            return call.stream(stack.pop_all()) if form.stream else await call.whole()
+
+        try:
+            return await while_connected(request.receive, respond())
+        except ClientGone:
+            raise ClientDisconnect from None
+
+
+async def _receive(request: Request, form: FormReader, upload: TemporaryPath, most: int) -> bytes:
+    """Writes the file of a form as it comes, and returns its digest."""
+    waiting, received, size, more = bytearray(), 0, 0, True
+    digest = hashlib.blake2b(digest_size=32)
+
+    def write(data: bytes) -> None:
+        digest.update(data)
+        upload.file.write(data)
+        upload.file.flush()
+
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data = message.get("body", b"")
+        received += len(data)
+        found = form.push(data)
+        size += len(found)
+        if (
+            size > most or received > most + _WRITE_BYTES
+        ):  # what stands before and behind the file counts, too
+            raise TooLarge(
+                f"A recording may have at most {most >> 20} MiB (--max-audio-mb): send a shorter one, or one "
+                "that is compressed.",
+                "file",
+            )
+        waiting += found
+        more = message.get("more_body", False)
+        if len(waiting) >= _WRITE_BYTES or not more:
+            await asyncio.to_thread(write, bytes(waiting))
+            waiting.clear()
+    form.check_complete()
+    if not size:
+        raise BadRequest("The file of the form is empty.", "file")
+    return digest.digest()
+
+
+def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
+    context = unknown_fields(frontend.config.ignore_unknown_fields)
+    try:
+        form = _FORM.validate_python(form_fields(reader.values), context=context)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
+    frontend.check_model(form.model)
+    named = form.model
+    if named and not (frontend.facts.is_name(named) or frontend.config.is_own_path(named)):
+        raise BadRequest(
+            "model: where several models are served, the header X-Model names that of a recording, and the "
+            "form names the same one.",
+            "model",
+        )
+    form.check()
+    return form
+
+
+def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Frontend) -> Asked:
+    """What is asked of the transcription. Refuses what the model cannot do."""
+    known, facts = transcriber.known, frontend.facts
+    language = language_code(form.language, known, translates=task == TRANSLATE)
+    params = SamplingParams(
+        temperature=form.temperature or 1.0,
+        top_p=form.top_p,
+        top_k=form.top_k,
+        min_p=form.min_p,
+        seed=form.seed,
+        frequency_penalty=form.frequency_penalty,
+        presence_penalty=form.presence_penalty,
+        repetition_penalty=form.repetition_penalty,
+        max_tokens=form.max_completion_tokens,
+    )
+    [checked] = params.resolve(facts, frontend.tokenizer, 1)
+    prompt = frontend.tokenizer.encode(f" {form.prompt.strip()}", False) if form.prompt.strip() else []
+    draw = Draw(
+        top_p=checked.top_p,
+        top_k=checked.top_k,
+        min_p=checked.min_p,
+        seed=secrets.randbits(62) if form.seed is None else checked.seed % (1 << 62),
+        presence_penalty=checked.presence_penalty,
+        frequency_penalty=checked.frequency_penalty,
+        repetition_penalty=checked.repetition_penalty,
+        max_tokens=form.max_completion_tokens or 0,
+    )
+    return Asked(
+        task=task,
+        language=language,
+        prompt=tuple(prompt[-known.most_previous :]),
+        temperatures=form.temperatures,
+        draw=draw,
+        thresholds=Thresholds(
+            form.compression_ratio_threshold, form.logprob_threshold, form.no_speech_threshold
+        ),
+        conditions=form.condition_on_prev_tokens,
+        words="word" in form.timestamp_granularities,
+        silence=form.silence,
+    )
+
+
+class _HeldStream(EventStream):
+    """A stream that gives back what it holds, even if it has never begun."""
+
+    def __init__(self, events: AsyncGenerator[bytes], keep_alive: float, stack: AsyncExitStack) -> None:
+        super().__init__(events, keep_alive)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+class _Call(EngineCall):
+    """One transcription while it is answered."""
+
+    def __init__(
+        self, request: Request, transcriber: Transcriber, form: AudioForm, asked: Asked, recording: Recording
+    ) -> None:
+        super().__init__(request, RequestTerms(), "trsc-")
+        self._transcriber, self._form, self._asked, self._recording = transcriber, form, asked, recording
+        places = transcriber.places_for(asked, self.facts.ready.worker.max_num_seqs)
+        self._admission = admit(request, self.frontend, places)
+        self.id = self._admission.take_id(self.id)
+        self.times.submit()
+        tokenizer = self.frontend.tokenizer
+        self._job: Job = transcriber.job(
+            recording, asked, self.facts, tokenizer, self._admission, self._piece_options
+        )
+
+    def _piece_options(self) -> AddOptions:
+        options = self._add_options(self._admission, begun=self._admission.begun)
+        options["streams"] = self._form.stream
+        return options
+
+    def stream(self, stack: AsyncExitStack) -> Response:
+        """What the stack holds ends with the stream."""
+        return _HeldStream(self._events(), self.config.sse_keep_alive_interval, stack)
+
+    async def whole(self) -> Response:
+        async with aclosing(self._job.run()) as texts:
+            async for _ in texts:
+                pass
+        self._count()
+        job, form = self._job, self._form.response_format
+        match form:
+            case "text":
+                return Response(f"{job.text}\n", media_type=_PLAIN)
+            case "srt":
+                return Response(srt(job.segments), media_type=_PLAIN)
+            case "vtt":
+                return Response(vtt(job.segments), media_type="text/vtt; charset=utf-8")
+            case "verbose_json":
+                return json_response(
+                    answers.verbose(
+                        self._asked.task,
+                        job.language,
+                        self._recording.seconds,
+                        job.text,
+                        job.segments,
+                        self._form.timestamp_granularities,
+                    )
+                )
+            case _:
+                usage = answers.DurationUsage.of(self._recording.seconds)
+                return json_response(answers.Transcription(job.text, usage, self._logprobs()))
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        said = list[str]()
+        async with aclosing(self._job.run()) as texts:
+            async for text in texts:
+                said.append(text)
+                yield event(self._delta(text))
+        self._count()
+        counts = self._job.counts
+        total = counts.prompt_tokens + counts.tokens
+        last = self._delta("", finish="stop")
+        if self._form.stream_include_usage:
+            last.usage = answers.ChunkUsage(counts.prompt_tokens, counts.tokens, total)
+        usage = answers.TokenUsage(counts.prompt_tokens, counts.tokens, total)
+        done = answers.DoneEvent("".join(said), usage, self._logprobs())
+        yield event(last) + event(done) + DONE
+
+    def _delta(self, text: str, finish: str | None = None) -> answers.DeltaEvent:
+        choice = answers.Choice({"content": text} if text else {}, finish_reason=finish)
+        return answers.DeltaEvent(text, self.id, self.created, self.model, [choice])
+
+    def _logprobs(self) -> Any:
+        if not self._form.include:
+            return UNSET
+        known, tokenizer = self._transcriber.known, self.frontend.tokenizer
+        return [
+            answers.SpokenLogprob(tokenizer.token_text(token), value, list(tokenizer.token_bytes(token)))
+            for segment in self._job.segments
+            for token, value in zip(segment.tokens, segment.logprobs, strict=True)
+            if known.is_text(token)
+        ]
+
+    def _count(self) -> None:
+        self._transcriber.count(self._recording, self._job.counts, self.times.started)
