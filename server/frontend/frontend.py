@@ -17,8 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
-from msgspec.structs import replace
-
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
 from engine_core.protocol import Failed, Pooled, Tokens
@@ -26,6 +24,7 @@ from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import NoEngine, NotFound, Unavailable, from_engine
+from server.frontend.inputs import open_inputs
 from server.frontend.kept_vectors import OnAnswer, open_kept_vectors
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, TextOutput
@@ -113,15 +112,8 @@ class Frontend:
     def _update_facts(self) -> None:
         """Reads the facts again: which replicas work decides them. While none does, the last ones stay."""
         if self._client.ready is not None and self._tokenizer is not None:
-            self._facts = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
-            if self._client.ready.worker.most_embeddings:
-                self._open_media(self._facts, self._tokenizer)
-            if self._client.ready.worker.source_kind == "audio" and self.transcriber is None:
-                from server.frontend.transcriber import Transcriber  # what only these models need
-
-                self.transcriber = Transcriber(
-                    self.config, self.folder, self._client, self.metrics, self.admissions
-                )
+            found = find_facts(self.config, self._client.ready, self.folder, self._tokenizer)
+            self._facts = open_inputs(self, found, self._tokenizer, self._client)
             self._reading_context = ReadingContext(self._facts, self._tokenizer, self._reading)
             self.admissions.slots = self._facts.ready.worker.max_num_seqs
             if self._restarting_since:
@@ -129,14 +121,6 @@ class Frontend:
             self._restarting_since = 0.0
         elif not self._restarting_since:
             self._restarting_since = time.monotonic()
-
-    def _open_media(self, facts: Facts, tokenizer: Tokenizer) -> None:
-        """Gets ready for media, unless the operator wants none."""
-        from server.media.reader import open_reader  # what only these models need
-
-        worker = facts.ready.worker
-        self.media = self.media or open_reader(self.config, self.folder, tokenizer, self.metrics, worker)
-        self._facts = replace(facts, media=None if self.media is None else self.media.facts)
 
     @property
     def facts(self) -> Facts:

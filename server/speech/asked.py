@@ -55,7 +55,7 @@ class Segment(msgspec.Struct, frozen=True):
     compression_ratio: float
     no_speech_prob: float
     logprobs: list[float] = []
-    """Those of the tokens."""
+    """The logprobs of the tokens."""
     words: list[TimedWord] = []
 
 

@@ -46,7 +46,7 @@ _CODES = {name: code for code, name in LANGUAGES.items()}
 
 
 class ServerVad(Body):
-    """Where a recording is cut."""
+    """The rules by which a recording is cut."""
 
     type: Literal["auto", "server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] = Silence().threshold
