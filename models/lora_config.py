@@ -196,6 +196,13 @@ def label_names(folder: Path, count: int) -> tuple[str, ...]:
     return tuple(names[str(number)] for number in range(count))
 
 
+def problem_type(folder: Path) -> str:
+    """What the config.json beside an adapter says of its labels, such as regression; "" if nothing."""
+    path = folder / "config.json"
+    found = read_object(path).get("problem_type") if path.is_file() else None
+    return found if isinstance(found, str) else ""
+
+
 def merged_adapter(folder: Path) -> Path | None:
     """The folder of the adapter that is merged into the checkpoint in `folder`, if there is one."""
     return folder / MERGED if (folder / MERGED / CONFIG_FILE).is_file() else None

@@ -24,6 +24,7 @@ from worker.drafter.draft_model import DraftModel
 from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
+from worker.pooling import offered_tasks, whole_tasks
 from worker.steps.drafting import Drafter
 
 
@@ -74,7 +75,8 @@ def hold_adapters(
             f"--enable-lora needs a CPU, without --pipeline-parallel-size or shared experts, and {what}: "
             "serve the adapter's own folder, which merges it into its base"
         )
-    return Adapters(lora, options, model)
+    tasks = offered_tasks(config, model.pooler)
+    return Adapters(lora, options, model, keeps_states=bool(whole_tasks(tasks, model.pooler)))
 
 
 def load_drafter(

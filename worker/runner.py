@@ -246,7 +246,7 @@ class Runner:
             shares=self._layout.shares,
             on_axes=getattr(find_tower(self._model), "three_axes", False),
             processors=open_processors(self._config, self._device.target, limits.max_num_seqs),
-            adapts=self._adapters is not None,
+            adapted_tasks=self._adapters.tasks if self._adapters else None,
         )
 
     def _make_planner(self) -> StepPlanner:

@@ -13,7 +13,8 @@ from models.checkpoint.weights import Weights
 from models.layers.linear import Linear
 from models.loader import LoadOptions, open_base
 from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
-from models.lora_config import AdapterError, check_rank, read_adapter, split_name
+from models.lora.heads import read_head
+from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
 from models.vision.model import find_tower
 from worker.calls.messages import AdapterFacts
@@ -25,8 +26,19 @@ _log = logging.getLogger(__name__)
 class Adapters:
     """What is loaded, and how. Its methods run between two steps."""
 
-    def __init__(self, options: LoraOptions, load_options: LoadOptions, model: ServedModel) -> None:
+    def __init__(
+        self,
+        options: LoraOptions,
+        load_options: LoadOptions,
+        model: ServedModel,
+        *,
+        keeps_states: bool = False,
+    ) -> None:
+        """`keeps_states`: whether hidden states of earlier steps can be pooled."""
         self._options, self._load_options = options, load_options
+        self._model, self._keeps_states = model, keeps_states
+        self.tasks: dict[tuple[int, str], str] = {}
+        """The number of an adapter, and a task -> the task as which the pooler has the adapter's own head."""
         tower: Any = find_tower(model)
         self._layers = list(adaptable_layers(model.modules(), tower.modules() if tower else ()))
         open_adapters(self._layers, options.most, options.max_lora_rank)
@@ -40,7 +52,13 @@ class Adapters:
             raise AdapterError(f"adapter {number}: there is room for {self._options.most}")
         config = read_adapter(path)
         check_rank(path.name, config, self._options.max_lora_rank)
-        self._check_modules(path, {split_name(name)[0] for name in config.tensors})
+        self._check_modules(path, {split_name(name)[0] for name in config.tensors if not is_of_head(name)})
+        head = read_head(path, config, self._load_options.config.output_size, causal=self._model.causal)
+        if head and head[1].rows.needs_all and self._model.causal and not self._keeps_states:
+            raise AdapterError(
+                f"{folder} labels tokens, for which the hidden states of a text are kept only if --tasks "
+                "names such a task: add --tasks generate embed token_embed"
+            )
         self.drop(number)
         layers, size = self._layers_of.setdefault(number, []), 0
         try:
@@ -52,10 +70,17 @@ class Adapters:
             self.drop(number)
             raise
         _log.debug("%s: %d layers in %.0f ms", folder, len(layers), 1e3 * (time.monotonic() - started))
-        return AdapterFacts(bytes=size)
+        if head is None:
+            return AdapterFacts(bytes=size)
+        task, width = head[0], head[1].width
+        self.tasks[number, task] = own = f"{task} of adapter {number}"
+        self._model.pooler.heads[own] = head[1]
+        return AdapterFacts(size, (task,), {task: width}, label_names(path, width))
 
     def drop(self, number: int) -> None:
         """Give up what was loaded under a number, if there is something."""
+        for key in [key for key in self.tasks if key[0] == number]:
+            del self._model.pooler.heads[self.tasks.pop(key)]
         for layer in self._layers_of.pop(number, []):
             if layer.adapters is not None:
                 layer.adapters.drop(number)

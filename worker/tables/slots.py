@@ -7,11 +7,12 @@ sampled, so the input of a step is always `tokens[slot, position]` and never wai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -91,19 +92,20 @@ class Slots:
         shares: Sequence[int] = (1,),
         on_axes: bool = False,
         processors: RowProcessors | None = None,
-        adapts: bool = False,
+        adapted_tasks: Mapping[tuple[int, str], str] | None = None,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
         `most_guesses`: how many guesses a step may have; 0: the model takes none.
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
-        `adapts`: whether sequences may have adapters.
+        `adapted_tasks`: tasks for which adapters have heads of their own; None: there are no adapters.
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
         self.groups, self._shares, self.processors = len(shares), shares, processors
         self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
-        self.paged, self.has_states, self.on_axes, self.adapts = paged, has_states, on_axes, adapts
+        self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
+        self._adapted_tasks = adapted_tasks
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -124,8 +126,7 @@ class Slots:
         self.penalised, self.logprobs = np.zeros((2, rows), bool)
         self.demanding: set[int] = set()
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
-        self.wants_prompt_logprobs: set[int] = set()
-        """Slots that ask for the logprobs of their prompt."""
+        self.wants_prompt_logprobs: set[int] = set()  # slots that ask for them
         self.media: dict[int, PlacedMedia] = {}  # of the slots whose sequences have some
         self.shift = np.zeros(rows, np.int64)  # is added to places behind media that have three axes
 
@@ -148,6 +149,11 @@ class Slots:
         """The number of each slot's adapter, 0 for none, and the first position that it computes."""
         self.adapted: set[int] = set()
         """The slots that have one."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether sequences may have adapters."""
+        return self._adapted_tasks is not None
 
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int, groups: int) -> int:
@@ -190,7 +196,9 @@ class Slots:
             self.media[slot] = placed = PlacedMedia.of(new.media, on_axes=self.on_axes)
             self.shift[slot] = placed.shift
         if isinstance(new.params, Pooling):
-            self.pooling[slot], self.texts[slot] = new.params, new.tokens
+            own: Any = (self._adapted_tasks or {}).get((new.adapter, new.params.task))
+            params = new.params if own is None else msgspec.structs.replace(new.params, task=own)
+            self.pooling[slot], self.texts[slot] = params, new.tokens
         else:
             self.pooling[slot], self.texts[slot] = None, ()
             self._admit_sampling(slot, new.params)
