@@ -49,6 +49,7 @@ With a server that runs:
   facet chat                      talk to its model
   facet complete                  continue a text
   facet embed FILE...             make vectors of texts
+  facet transcribe FILE...        write what is said in recordings
   facet models                    list its models
   facet load|unload MODEL         load one of several models, or have it give its memory back
   facet run-batch -i IN -o OUT    answer a file of requests; it can start a server of its own
@@ -86,6 +87,7 @@ TERMINAL = {
     "kernels": "server.terminal.compile_kernels",
     "keys": "server.terminal.keys",
     "shard": "models.sharding",
+    "transcribe": "server.terminal.transcribe",
 }
 """Commands that serve nothing, and the modules whose `run` they call: imported only then."""
 

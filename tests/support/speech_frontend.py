@@ -101,7 +101,7 @@ class FakeTranscriber(Transcriber):
 
 def let_transcribe(frontend: FakeFrontend, script: Script, **bounds: float) -> FakeTranscriber:
     """Lets a frontend transcribe, and nothing else."""
-    frontend.serve(TRANSCRIPTION)
+    frontend.serve(TRANSCRIPTION, "align")
     transcriber = FakeTranscriber(frontend, script, **bounds)  # pyright: ignore[reportArgumentType]
     frontend.transcriber = transcriber
     return transcriber

@@ -172,6 +172,12 @@ def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
 def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Frontend) -> Asked:
     """What is asked of the transcription. Refuses what the model cannot do."""
     known, facts = transcriber.known, frontend.facts
+    words = "word" in form.timestamp_granularities
+    if words and "align" not in facts.tasks:
+        raise BadRequest(
+            "timestamp_granularities: this model tells no times of words, but of segments.",
+            "timestamp_granularities",
+        )
     language = language_code(form.language, known, translates=task == TRANSLATE)
     params = SamplingParams(
         temperature=form.temperature or 1.0,
@@ -206,7 +212,7 @@ def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Front
             form.compression_ratio_threshold, form.logprob_threshold, form.no_speech_threshold
         ),
         conditions=form.condition_on_prev_tokens,
-        words="word" in form.timestamp_granularities,
+        words=words,
         silence=form.silence,
     )
 
