@@ -20,6 +20,7 @@ from worker.cache.state_memory import state_layers
 from worker.calls.adapters import Adapters
 from worker.config import DrafterConfig, WorkerConfig
 from worker.devices.base import Device
+from worker.devices.selection import dtype_name
 from worker.drafter.draft_model import DraftModel
 from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
@@ -74,6 +75,16 @@ def hold_adapters(
         raise ValueError(
             f"--enable-lora needs a CPU, without --pipeline-parallel-size or shared experts, and {what}: "
             "serve the adapter's own folder, which merges it into its base"
+        )
+    if lora.fully_sharded_loras and place.tensor_size > 1:
+        raise ValueError(
+            "--fully-sharded-loras: each rank holds the first matrix of layers that are cut by outputs: "
+            "leave it out"
+        )
+    if lora.lora_dtype not in ("auto", dtype_name(options.dtype)):
+        raise ValueError(
+            f"--lora-dtype {lora.lora_dtype}: adapters are held in the model's type, "
+            f"{dtype_name(options.dtype)}: leave it out, or give --dtype"
         )
     tasks = offered_tasks(config, model.pooler)
     return Adapters(lora, options, model, keeps_states=bool(whole_tasks(tasks, model.pooler)))

@@ -10,6 +10,7 @@ from opened import open_runner
 from peft_adapters import make_adapter
 from tiny import tiny_checkpoint
 
+from models.conversion.conversion_choice import Conversion
 from worker.calls.messages import LOAD_ADAPTER, AdapterFacts, WorkerCall
 from worker.options import LoraOptions
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
@@ -64,3 +65,31 @@ def test_tokens_are_not_labelled_where_their_states_are_not_kept(tmp_path: Path)
     made = make_adapter(base, tmp_path / "a", model=model, task_type="TOKEN_CLS", target_modules=["q_proj"])
     returned = open_runner(base, lora=LORA).call(WorkerCall(1, LOAD_ADAPTER, [1, str(made.folder)]))
     assert "add --tasks generate embed token_embed" in returned.error
+
+
+@torch.inference_mode()
+def test_an_encoder_embeds_texts_by_different_adapters_in_a_step(tmp_path: Path) -> None:
+    base = tiny_checkpoint("BertModel", tmp_path / "base")
+    made = [
+        make_adapter(
+            base,
+            tmp_path / str(seed),
+            seed,
+            model=transformers.BertModel.from_pretrained(base, dtype=torch.float32),
+            task_type="FEATURE_EXTRACTION",
+            target_modules=["query", "value", "intermediate.dense", "output.dense"],
+        )
+        for seed in (1, 2)
+    ]
+    served_as = Conversion(runner="pooling", convert="embed", architecture="BertModel")
+    runner = open_runner(base, conversion=served_as, lora=LORA, dtype="float32")
+    for number, each in enumerate(made, 1):
+        assert not runner.call(WorkerCall(1, LOAD_ADAPTER, [number, str(each.folder)])).error
+    params = Pooling("token_embed", use_activation=False)
+    new = [NewSeq(slot, PROMPT, len(PROMPT), params, adapter=slot) for slot in range(3)]
+    rows = [SeqStep(slot, 0, len(PROMPT), [], samples=False, pools=True) for slot in range(3)]
+    output = runner.launch(StepInput(1, new, rows)).result()
+    for slot, each in enumerate(made, 1):
+        found = torch.frombuffer(bytearray(output.pooled[slot].data), dtype=torch.float32)
+        expected = each.model(input_ids=torch.tensor([PROMPT])).last_hidden_state[0]
+        torch.testing.assert_close(found, expected.flatten(), atol=1e-4, rtol=0)

@@ -123,5 +123,7 @@ def test_a_refused_adapter_is_an_answer(runner: Runner, base: Path, made: list[M
     only = open_runner(base, lora=LoraOptions(enable_lora=True, lora_target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="and --lora-target-modules allows q_proj only"):
         call(only, LOAD_ADAPTER, 1, str(made[0].folder))
+    with pytest.raises(ValueError, match="--lora-dtype bfloat16: adapters are held in the model's type"):
+        open_runner(base, lora=LoraOptions(enable_lora=True, lora_dtype="bfloat16"), dtype="float32")
     with pytest.raises(ValueError, match="workers have no method load_adapter"):
         call(open_runner(base), LOAD_ADAPTER, 1, str(made[0].folder))
