@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,20 +12,20 @@ import numpy as np
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions
-from engine_core.protocol import Failed, Source
+from engine_core.protocol import Failed
 from server.access.admission import Admission, Admissions
 from server.errors import from_engine
+from server.frontend.recorded_pieces import RecordedPieces, drawn, rows_of, sampling_of
 from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.speech.asked import Asked, Counts
-from server.speech.engine import Draw, Drawn, Piece, SpeechText
+from server.speech.engine import Draw, Drawn, Piece
 from server.speech.job import MOST_AT_ONCE, Job
 from server.speech.vocabulary import SpeechTokens, read_tokens
 from server.text.tokenizer import Tokenizer
-from worker.buffers import Buffer
-from worker.protocol import Pooling, Sampling, Timestamps, TokenLogprobs
+from worker.protocol import Pooling
 
 _MOST_PROCESSES = 4
 
@@ -96,7 +94,7 @@ class Transcriber:
         await self.recordings.close()
 
 
-class _Pieces:
+class _Pieces(RecordedPieces):
     """An engine that reads the pieces of one recording."""
 
     admission: Admission
@@ -112,17 +110,14 @@ class _Pieces:
         tokenizer: Tokenizer,
         metrics: Metrics,
     ) -> None:
-        self._client, self._admissions, self._known = client, admissions, known
-        self._recording, self._tokenizer, self._metrics = recording, tokenizer, metrics
-        self._length = facts.ready.worker.source_len
-        self._sources: OrderedDict[Piece, Source] = OrderedDict()
-        """The pieces used last, whose features need not be read again."""
+        super().__init__(known, recording, facts, tokenizer)
+        self._client, self._admissions, self._metrics = client, admissions, metrics
 
     async def draw(self, prompt: list[int], how: Draw, piece: Piece) -> AsyncGenerator[list[Drawn], None]:
         admission = self.admission
         admission.check()
-        source = await self._source(piece)
-        params = sampling_of(how, self._known)
+        source = await self.source(piece)
+        params = sampling_of(how, self.known)
         options: AddOptions = {**self.options(), "source": source}
         stream = self._client.submit(prompt, params, **options)
         work = admission.begin_work(len(prompt), params.max_tokens, may_stop=True)
@@ -141,7 +136,7 @@ class _Pieces:
                 record.tokens(len(new.tokens), new.cached)
                 if (account := admission.caller.account) is not None:
                     account.wrote(len(new.tokens))
-                yield _drawn(new.tokens, new.logprobs)
+                yield drawn(new.tokens, new.logprobs)
                 if new.finish is not None:
                     if new.finish == "abort":
                         admission.check()
@@ -155,7 +150,7 @@ class _Pieces:
 
     async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
         self.admission.check()
-        options: AddOptions = {**self.options(), "source": await self._source(piece)}
+        options: AddOptions = {**self.options(), "source": await self.source(piece)}
         params = Pooling(task="align", skip=skip)
         [stream] = self._client.submit_many([(tokens, params)], **options)
         try:
@@ -164,60 +159,4 @@ class _Pieces:
             self._client.abort([stream.id])
         if isinstance(answer, Failed):
             raise from_engine(answer, self._admissions.seconds_to_wait())
-        vectors = answer.vectors
-        matrix = np.frombuffer(vectors.data, np.float32).reshape(vectors.shape)
-        return matrix[max(0, len(matrix) - (len(tokens) - skip)) :]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens), True)
-
-    def text(self) -> SpeechText:
-        return self._tokenizer.text_state([], True, None)
-
-    async def _source(self, piece: Piece) -> Source:
-        if (found := self._sources.get(piece)) is None:
-            features = await asyncio.to_thread(self._recording.piece, piece.first, piece.frames)
-            hash = self._recording.hash_of(piece.first, piece.frames).hex()
-            found = Source(hash=hash, length=self._length, features=Buffer(features))
-        self._sources[piece] = found
-        self._sources.move_to_end(piece)
-        while len(self._sources) > MOST_AT_ONCE:
-            self._sources.popitem(last=False)
-        return found
-
-
-def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
-    """What the engine is told of how tokens are drawn."""
-    if how.told:
-        return Sampling(
-            max_tokens=how.max_tokens,
-            temperature=0.0,
-            allowed_token_ids=how.only,
-            told=how.told,
-            stop_token_ids=(known.end,),
-            logprobs=0,
-        )
-    greedy = how.temperature == 0
-    return Sampling(
-        max_tokens=how.max_tokens,
-        temperature=how.temperature,
-        top_p=1.0 if greedy else how.top_p,
-        top_k=0 if greedy else how.top_k,
-        min_p=0.0 if greedy else how.min_p,
-        seed=how.seed,
-        presence_penalty=how.presence_penalty,
-        frequency_penalty=how.frequency_penalty,
-        repetition_penalty=how.repetition_penalty,
-        stop_token_ids=(known.end,),
-        logprobs=0,
-        masked_logprobs=True,
-        suppressed=known.suppressed,
-        suppressed_first=known.suppressed_first,
-        timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),
-    )
-
-
-def _drawn(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Drawn]:
-    return [
-        Drawn(token, each.values[0], tuple(each.told)) for token, each in zip(tokens, logprobs, strict=True)
-    ]
+        return rows_of(answer.vectors, len(tokens) - skip)

@@ -13,6 +13,7 @@ from server.offline import prompt_forms, request_outputs
 from server.offline.engine_requests import NO_ITEMS, EngineRequest, Output, PoolingRequest
 from server.offline.llm_engine import LLMEngine
 from server.offline.program_media import PreparedItems
+from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, listed
 from server.requests.beam_search import BeamSearchParams
 from server.requests.pooling import Item, PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
@@ -202,6 +203,12 @@ class LLM:
             pairs = Pairs([side.text for side in queries], [side.text for side in documents])
             compared, media = read_pairs(pairs, options, self.facts, self.tokenizer), NO_ITEMS
         return self._score(compared, media, "pool" if use_tqdm else "")
+
+    def transcribe(
+        self, sounds: Sound | Sequence[Sound], **options: Unpack[TranscribeOptions]
+    ) -> list[TranscriptionOutput]:
+        """What is said in recordings: paths, or arrays of samples at 16 kHz."""
+        return self.llm_engine.transcribe(listed(sounds), options)
 
     def get_tokenizer(self) -> Any:
         """Returns the tokenizer of transformers, which is imported for this call."""

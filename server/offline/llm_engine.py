@@ -32,6 +32,7 @@ from server.offline.prompt_forms import (
     read_prompt,
     reader_for,
 )
+from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
 from server.requests.beam_search import BeamSearchParams
@@ -119,6 +120,13 @@ class LLMEngine:
             if request.finished:
                 self.abort_request(request_id)  # the other answers of a request that failed
         return [output for request in changed.values() if (output := request.output()) is not None]
+
+    def transcribe(self, sounds: Sequence[Sound], options: TranscribeOptions) -> list[TranscriptionOutput]:
+        """What is said in recordings. Other requests must be finished. Raises BadRequest."""
+        if self._sequences:
+            raise ValueError("transcribe() runs alone: finish other requests first")
+        most = self.config.media.max_audio_seconds
+        return transcribe(self._engine, self.facts, self.tokenizer, self._folder, sounds, options, most)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._sequences)
