@@ -108,11 +108,7 @@ def find_drafter(
     options = read_guess_options(config)
     if options is None or options.method in FROM_TEXT:
         return None
-    if config.nnodes > 1 or expert_replicas > 1:
-        _refuse(
-            f"{options.method} works on one machine and without shared experts for now: leave out --nnodes "
-            "or --enable-expert-parallel, or use ngram or suffix"
-        )
+    _check_layout(config, options, expert_replicas)
     if served.conversion.runner != "generate":
         _refuse("a model that only pools writes no answers to guess: leave it out")
     ranks, name = config.tensor_parallel_size, options.model or config.model
@@ -151,6 +147,20 @@ def find_drafter(
         rates=options.rates,
         whole=options.drafter_ranks == 1,
     )
+
+
+def _check_layout(config: EngineConfig, options: GuessOptions, expert_replicas: int) -> None:
+    """Refuse drafters where the served model is divided in ways in which they are not."""
+    if config.nnodes > 1 or expert_replicas > 1:
+        _refuse(
+            f"{options.method} works on one machine and without shared experts for now: leave out --nnodes "
+            "or --enable-expert-parallel, or use ngram or suffix"
+        )
+    if config.context_ranks > 1:
+        _refuse(
+            f"{options.method} has a cache that is not cut by tokens: leave out "
+            "--decode-context-parallel-size and --prefill-context-parallel-size, or use ngram or suffix"
+        )
 
 
 def _read_drafter(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from models.model import ServedModel
+from models.ops.context_ops import CHUNK
 from models.vision.model import find_tower
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, Device
@@ -31,6 +32,13 @@ class WorkerLimits:
     max_model_len: int
     kept_embeddings: int = 0
     """The embeddings of media that are kept beside `most_embeddings`, once the memory for them is known."""
+    context_ranks: int = 1
+    """The ranks over which blocks are cut by tokens."""
+
+    @property
+    def held_positions(self) -> int:
+        """The positions of a block that this rank holds."""
+        return self.block_size // self.context_ranks
 
     @property
     def max_pooled_tokens(self) -> int:
@@ -68,7 +76,27 @@ def resolve_limits(config: WorkerConfig, device: Device) -> WorkerLimits:
         if value is not None and value < least:
             raise ValueError(f"{flag} must be at least {least}, not {value}")
     seqs, tokens = _batch_sizes(asked, defaults)
-    return WorkerLimits(asked.block_size or defaults.block_size, seqs, tokens, _model_len(config))
+    block_size = _block_size(config, device, defaults)
+    cut = config.place.context_size
+    return WorkerLimits(block_size, seqs, tokens, _model_len(config), context_ranks=cut)
+
+
+def _block_size(config: WorkerConfig, device: Device, defaults: Defaults) -> int:
+    """The positions of a block: if caches are cut over ranks, each of these holds one chunk of it."""
+    asked, ranks = config.options.block_size, config.place.context_size
+    if ranks == 1:
+        return asked or defaults.block_size
+    if device.target.type != "cpu":
+        raise ValueError(
+            "--decode-context-parallel-size and --prefill-context-parallel-size need a CPU for now, and this "
+            f"is {device.name}: leave them out"
+        )
+    if asked not in (None, ranks * CHUNK):
+        raise ValueError(
+            f"--block-size {asked}: where caches are cut over {ranks} workers by tokens, a block has {CHUNK} "
+            f"positions on each of them, {ranks * CHUNK} in all: leave it out"
+        )
+    return ranks * CHUNK
 
 
 def _batch_sizes(asked: WorkerOptions, defaults: Defaults) -> tuple[int, int]:

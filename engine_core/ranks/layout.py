@@ -17,7 +17,14 @@ _log = logging.getLogger(__name__)
 
 def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int = 1) -> None:
     """Refuse a layout into which the model cannot be cut. So many replicas share experts, if any do."""
-    check_cut(model, config.tensor_parallel_size, config.pipeline_parallel_size)
+    try:
+        check_cut(model, config.tensor_ranks, config.pipeline_parallel_size)
+    except ValueError as error:
+        if config.prefill_context_parallel_size == 1:
+            raise
+        shared = f"{_asked_of_layers(config)} makes {config.tensor_ranks} workers that share every layer"
+        raise ConfigError(f"{shared}; {error}") from None
+    _check_contexts(config, model)
     balancing = balancing_of(config)
     if not config.enable_expert_parallel:
         if config.expert_placement_strategy != "linear":
@@ -26,12 +33,12 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
                 "--enable-expert-parallel: add that, or leave it out"
             )
         return
-    ranks = config.tensor_parallel_size * expert_replicas
+    ranks = config.tensor_ranks * expert_replicas
     redundant = balancing.num_redundant_experts if balancing else 0
     if expert_replicas > 1 and not redundant and (count := count_experts(model)) % ranks:
         raise ConfigError(
             f"--enable-expert-parallel: {count} experts cannot be divided evenly among {ranks} ranks, which "
-            f"--tensor-parallel-size {config.tensor_parallel_size} times --data-parallel-size "
+            f"{_asked_of_layers(config)} times --data-parallel-size "
             f"{expert_replicas} makes; choose sizes whose product divides {count}, or leave the option out, "
             "and each replica holds all experts"
         )
@@ -41,6 +48,38 @@ def check_layout(config: EngineConfig, model: ModelConfig, expert_replicas: int 
         _log.warning(
             "--enable-expert-parallel does nothing: experts are shared among the workers of "
             "--tensor-parallel-size and --data-parallel-size, which are 1"
+        )
+
+
+def _asked_of_layers(config: EngineConfig) -> str:
+    """The options that say how many workers share every layer."""
+    asked = f"--tensor-parallel-size {config.tensor_parallel_size}"
+    if (size := config.prefill_context_parallel_size) > 1:
+        asked += f" times --prefill-context-parallel-size {size}"
+    return asked
+
+
+def _check_contexts(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse to cut caches over these ranks, if neither heads nor ranks can be divided among the others."""
+    size, ranks, heads = config.context_ranks, config.tensor_ranks, model.num_kv_heads
+    if size == 1:
+        return
+    if config.tensor_parallel_size % (given := config.decode_context_parallel_size):
+        raise ConfigError(
+            f"--decode-context-parallel-size {given}: the workers of --tensor-parallel-size "
+            f"{config.tensor_parallel_size} cut the cache among them; choose a size that divides their number"
+        )
+    copies = max(1, ranks // heads)
+    if size % copies and copies % size:
+        raise ConfigError(
+            f"--decode-context-parallel-size {given}: {copies} workers have the same key/value head of "
+            f"{heads}, and {size} cannot cut the cache among them; choose a size that divides {copies}, or "
+            "a multiple"
+        )
+    if config.enable_dbo:
+        raise ConfigError(
+            "--enable-dbo computes steps in halves, and --decode-context-parallel-size and "
+            "--prefill-context-parallel-size do not: leave one of them out"
         )
 
 
@@ -73,10 +112,7 @@ def backend_of(process: ProcessConfig) -> str:
         return "mp"
     if backend not in (None, "uni", "mp", "ray"):
         raise ValueError(f"--distributed-executor-backend is '{backend}'; it can be uni, mp or ray")
-    asked = (
-        f"--tensor-parallel-size {config.tensor_parallel_size} times "
-        f"--pipeline-parallel-size {config.pipeline_parallel_size}"
-    )
+    asked = f"{_asked_of_layers(config)} times --pipeline-parallel-size {config.pipeline_parallel_size}"
     if backend == "uni" and ranks > 1:
         raise ValueError(
             f"--distributed-executor-backend uni is one worker in the engine's process, and {asked} makes "
@@ -113,7 +149,7 @@ def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
 def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Place]:
     """The places of all ranks, machine by machine, equally many on each, those of a stage side by side."""
     config, replicas = process.engine, process.replicas
-    per_node, tensor_size = config.ranks // config.nnodes, config.tensor_parallel_size
+    per_node, tensor_size = config.ranks // config.nnodes, config.tensor_ranks
     several_nodes, shares = config.nnodes > 1, config.enable_expert_parallel
     first_local_rank = (process.index - replicas.first) * per_node
     first_expert_rank = process.index * tensor_size if process.expert_replicas > 1 else 0
@@ -121,6 +157,7 @@ def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Pla
         Place(
             tensor_rank=rank % tensor_size,
             tensor_size=tensor_size,
+            context_size=config.context_ranks,
             stage=rank // tensor_size,
             stages=config.pipeline_parallel_size,
             local_rank=first_local_rank + rank % per_node,

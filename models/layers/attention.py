@@ -14,6 +14,7 @@ from models.checkpoint.weights import Weights
 from models.context import ForwardContext, context
 from models.layers.linear import cut_of, frozen
 from models.ops.attention_inputs import AS_PROJECTED, UNSCALED, CacheScales, HeadPrep
+from models.ops.cut_attention import CutHeads
 from models.ops.encoder_ops import attend_to_seen
 from models.parallel.rank_shares import Span
 from models.quantization.readers.pieces import read_one_scale
@@ -108,6 +109,8 @@ class Attention(CachedAttention):
         self.held_slopes = slopes
         self.slopes: Tensor | None = None  # [heads] float32
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
+        self.cut: CutHeads | None = None
+        """How the cache is cut over ranks by tokens, decided before it is bound; None: not at all."""
         self.cache_scales: CacheScales | None = None
         """What the checkpoint has for a cache of 8 bits."""
 
@@ -121,7 +124,8 @@ class Attention(CachedAttention):
             self.slopes = torch.tensor(self.held_slopes, dtype=torch.float32, device=weights.device)
 
     def cache_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
-        return 2, blocks, self.kv_heads, block_size, self.head_dim
+        heads = self.kv_heads if self.cut is None else self.cut.cached
+        return 2, blocks, heads, block_size, self.head_dim
 
     def cache_parts(self) -> list[Tensor]:
         return list(self.bound())
@@ -132,7 +136,8 @@ class Attention(CachedAttention):
         changed = 0 if self.softcap is None and self.held_slopes is None else self.heads
         prepared = tokens * 3 * (heads + 2 * kv_heads)
         gathered = positions * 4 * kv_heads
-        return (prepared + gathered) * itemsize + 3 * 4 * changed * chunk * positions
+        cut = self.cut.step_bytes(self.heads, self.head_dim, positions, itemsize) if self.cut else 0
+        return (prepared + gathered) * itemsize + 3 * 4 * changed * chunk * positions + cut
 
     def forward(
         self,
@@ -144,15 +149,13 @@ class Attention(CachedAttention):
         """q [T, heads * head_dim], k and v [T, kv_heads * head_dim] -> [T, heads * head_dim]."""
         kv, step, tokens = self.bound(), context(self.group), len(q)
         # With -1 in place of `tokens`, heads of another number or width would be read as other tokens.
-        q = ops.rotary_and_cache(
-            q.view(tokens, self.heads, self.head_dim),
-            k.view(tokens, self.kv_heads, self.head_dim),
-            v.view(tokens, self.kv_heads, self.head_dim),
-            kv,
-            step,
-            prep,
-            self.cache_scales or UNSCALED,
-        )
+        k = k.view(tokens, self.kv_heads, self.head_dim)
+        v = v.view(tokens, self.kv_heads, self.head_dim)
+        written = step
+        if self.cut is not None:
+            (k, v), written = self.cut.gather(k, v), self.cut.written(step, kv)
+        heads = q.view(tokens, self.heads, self.head_dim)
+        q = ops.rotary_and_cache(heads, k, v, kv, written, prep, self.cache_scales or UNSCALED)
         return self._attend(q, kv, step, self.cache_scales, self.window)
 
     def read(self, q: Tensor, prep: HeadPrep = AS_PROJECTED) -> Tensor:
@@ -168,7 +171,7 @@ class Attention(CachedAttention):
         self, q: Tensor, kv: Tensor, step: ForwardContext, scales: CacheScales | None, window: int | None
     ) -> Tensor:
         """Prepared queries [T, heads, head_dim] -> [T, heads * head_dim]."""
-        out = ops.attention(
+        out = (self.cut.attend if self.cut is not None else ops.attention)(
             q,
             kv,
             step,

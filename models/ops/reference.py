@@ -298,7 +298,7 @@ def attention(
         # The first position that the first of the new tokens still sees: nothing before it is gathered.
         first = 0 if window is None else max(0, total - new - window + 1)
         first = max(first, min(context.first, total - new))
-        gathered = _gather(kv, context.block_table[row], first, total)
+        gathered = gather_cached(kv, context.block_table[row], first, total)
         keys, values = map(widened, gathered, 2 * [q.dtype], (scales.keys, scales.values))  # [G, K, D] each
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
         ends = None if last is None else last[start : start + new] - first
@@ -313,7 +313,7 @@ def attention(
     return out
 
 
-def _gather(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor, Tensor]:
+def gather_cached(kv: Tensor, blocks: Tensor, first: int, total: int) -> tuple[Tensor, Tensor]:
     """Gather the keys and values of positions [first, total) of one sequence."""
     size = kv.shape[3]
     skipped = first // size

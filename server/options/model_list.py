@@ -149,6 +149,7 @@ def _check_model(entry: ModelEntry) -> None:
         "--headless": config.headless,
         "--data-parallel-size": config.data_parallel_size > 1 or config.data_parallel_rank is not None,
         "--tensor-parallel-size": engine.tensor_parallel_size > 1,
+        "--prefill-context-parallel-size": engine.prefill_context_parallel_size > 1,
         "--pipeline-parallel-size": engine.pipeline_parallel_size > 1,
         "--enable-expert-parallel": engine.enable_expert_parallel,
         "--distributed-executor-backend": engine.distributed_executor_backend not in (None, "uni"),

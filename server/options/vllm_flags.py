@@ -50,8 +50,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
 """Values that ask for what happens anyway, of flags that are refused otherwise."""
 
 _SHORT = [
-    VllmFlag("--decode-context-parallel-size", ("1",), short="-dcp"),
-    VllmFlag("--prefill-context-parallel-size", ("1",), short="-pcp"),
     VllmFlag("--data-parallel-backend", ("mp",), short="-dpb"),
 ]
 

@@ -37,10 +37,13 @@ class Layout:
     transport: Transport = "allgather_reducescatter"
     replicas: int = 1
     """The number of replicas that share whole experts."""
+    contexts: int = 1
+    """The number of tensor ranks over which caches are cut by tokens."""
 
     def __str__(self) -> str:
         shared = f"xDP{self.replicas} {self.transport}" if self.replicas > 1 else ""
-        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}{shared}"
+        cut = f"xDCP{self.contexts}" if self.contexts > 1 else ""
+        return f"TP{self.tensor}xPP{self.stages}{self.experts or ''}{shared}{cut}"
 
     @property
     def size(self) -> int:
@@ -56,6 +59,7 @@ class Layout:
             Place(
                 tensor_rank=rank % self.tensor,
                 tensor_size=self.tensor,
+                context_size=self.contexts,
                 stage=rank // self.tensor,
                 stages=self.stages,
                 local_rank=replica * self.size + rank,

@@ -101,7 +101,7 @@ def _identity(facts: WorkerFacts, kind: str, pieces: Sequence[Bytes], place: Pla
     sizes = [piece.shape[1] for piece in pieces]
     parts: tuple[object, ...] = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, sizes
     if place.size > 1:
-        parts += place.tensor_rank, place.tensor_size, place.stage, place.stages
+        parts += place.tensor_rank, place.tensor_size, place.context_size, place.stage, place.stages
     digest = hashlib.sha256(repr(parts).encode())
     root = Path(models.__file__ or "").parent
     for path in sorted(root.rglob("*.py")):
