@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import PROGRAM, browser
 from live import LONG, LiveServer, events, serving, wait_until
 
 from models.checkpoint.hub import DEMO
@@ -114,10 +115,32 @@ def test_a_model_is_loaded_when_it_is_asked_for(server: LiveServer) -> None:
     assert 'vllm:prompt_tokens_total{engine="0",model_name="copy"}' in metrics
 
 
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
+def test_the_page_chooses_among_models(server: LiveServer) -> None:
+    server.post("/models/unload", {"model": "copy"})
+    with browser() as tab:
+        tab.open(f"{server.url}/")
+        tab.wait("document.body?.dataset.ready")
+        listed = tab.run("[...document.getElementById('model').options].map(one => one.value).join()")
+        assert listed.split(",")[0] == "story" and {"copy", "broken", "prod"} <= {*listed.split(",")}
+        tab.run(
+            "(list => { list.value = 'copy'; list.dispatchEvent(new Event('change')) })"
+            "(document.getElementById('model'))"
+        )
+        tab.run("document.getElementById('input').value = 'Hi'; document.getElementById('input').focus()")
+        tab.press("Enter")
+        tab.wait(
+            "document.getElementById('stop').hidden && "
+            "document.querySelector('#messages li:not(.user) .text')?.textContent"
+        )
+        assert cards(server)["copy"]["state"] == "loaded"
+        assert tab.complaints == []
+
+
 def test_a_name_that_nobody_has_is_refused_with_those_there_are(server: LiveServer) -> None:
     answer = server.post("/v1/completions", {**PROMPT, "model": "gpt-5"})
     assert answer.status_code == 404
-    assert "This server has: story, copy, broken, prod" in answer.json()["error"]["message"]
+    assert "This server has: story, prod, copy, broken" in answer.json()["error"]["message"]
 
 
 def test_one_that_cannot_be_loaded_harms_no_other(server: LiveServer) -> None:
