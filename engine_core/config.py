@@ -278,8 +278,6 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many times it has been started: replicas that share experts meet at other paths each time."""
     label: str = ""
     """The name of its model, if the server has several."""
-    turns: str = ""
-    """The page by which engines of several models take turns to compute."""
     most_cache_bytes: int | None = None
     """The most bytes of its caches where the operator does not say how many; None: as much as usual."""
     folder: str | None = None

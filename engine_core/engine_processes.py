@@ -133,14 +133,13 @@ def start_engines(
     log_level: str = "info",
     module: str = ENGINE,
     label: str = "",
-    turns: str = "",
     most_cache_bytes: int | None = None,
     start: child.Start = child.start,
 ) -> EngineProcesses:
     """Start the engines of this machine; returns as soon as their processes are started.
 
     The API servers are so many on this machine, or those at `addresses`. `module` is what `python -m` runs,
-    or what `start` does in its place. `label`, `turns` and `most_cache_bytes` are those of `ProcessConfig`.
+    or what `start` does in its place. `label` and `most_cache_bytes` are those of `ProcessConfig`.
     """
     from models.plugins import registrations  # after `serve` has checked whose `models` this is
 
@@ -161,7 +160,6 @@ def start_engines(
                 model_classes=registered.classes,
                 search_path=registered.search_path,
                 label=label,
-                turns=turns,
                 most_cache_bytes=most_cache_bytes,
             ),
             module,

@@ -18,7 +18,6 @@ import zmq
 
 from worker.calls.messages import CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
-from worker.host.turns import Turns
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.start import start
 from worker.worker_facts import WorkerFacts
@@ -175,7 +174,6 @@ class InlineExecutor:
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._runner: Runner | None = None
-        self._turns = Turns(config.turns) if config.turns else None
         self._bounds: SimpleQueue[StepBounds | None] = SimpleQueue()
         """The bounds of steps that have not asked for them yet; None: none will follow."""
         self._step_done: tuple[socket.socket, socket.socket] | None = None
@@ -201,17 +199,10 @@ class InlineExecutor:
     def submit(self, step: StepInput) -> StepFuture:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        launch = self._runner.launch if self._turns is None else self._launch_in_turn
-        launched: Future[_Launched] = self._thread.submit(launch, step, self._next_bounds)
+        launched: Future[_Launched] = self._thread.submit(self._runner.launch, step, self._next_bounds)
         if self._step_done is not None:
             launched.add_done_callback(self._tell)
         return _InlineStep(launched, self._runner.lost)
-
-    def _launch_in_turn(self, step: StepInput, following: Callable[[], StepBounds]) -> _Launched:
-        assert self._runner is not None
-        assert self._turns is not None
-        with self._turns.hold():
-            return self._runner.launch(step, following)
 
     def bind(self, bounds: StepBounds) -> None:
         self._bounds.put(bounds)

@@ -149,7 +149,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that an earlier worker of this configuration was timed with: a CPU then runs none again."""
     run_folder: str = ""
     """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""
-    turns: str = ""
-    """The page by which engines of several models take turns to compute; "" if this one is alone."""
     most_cache_bytes: int = 4 << 30
     """The most bytes of all caches on a CPU, where the operator does not say how many."""

@@ -347,7 +347,7 @@ def make_executor(process: ProcessConfig) -> MakeExecutor:
     places = rank_places(process, _expert_rendezvous(process) if shares_experts else "")
 
     def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
-        worker = replace(worker, run_folder=process.folder or "", turns=process.turns)
+        worker = replace(worker, run_folder=process.folder or "")
         if process.most_cache_bytes is not None:
             worker = replace(worker, most_cache_bytes=process.most_cache_bytes)
         if backend == "uni":

@@ -36,7 +36,6 @@ from server.run.api_processes import (
 from server.run.fork_server import ForkServer, reap_others
 from worker import child
 from worker.child import Child
-from worker.host.turns import make_page
 
 IMPORTS = (ENGINE, "worker.runner", "llguidance")
 """What engines import, torch among it."""
@@ -61,13 +60,10 @@ class ModelProcesses:
         self.models = {entry.id: entry for entry in models}
         self._config, self._read = config, read
         self._folder = RunFolder()
-        self._turns = ""
         self._forks: ForkServer | None = None
         self._imported = asyncio.Event()
         """Set when engines can be started."""
-        if sys.platform == "linux":  # elsewhere engines are started like any others, and compute at once
-            self._turns = str(self._folder.path / "turns")
-            make_page(Path(self._turns))
+        if sys.platform == "linux":  # elsewhere engines are started like any others
             self._forks = ForkServer(IMPORTS, PREPARE)
         self._kept: dict[int, asyncio.Task[None]] = {}
         """What starts the engine of a model, keeps it running and waits for its end."""
@@ -157,7 +153,6 @@ class ModelProcesses:
             drain_seconds=config.shutdown_timeout,
             log_level=config.log.style,
             label=entry.name,
-            turns=self._turns,
             most_cache_bytes=most_cache_bytes(self._config),
             start=start,
         )
