@@ -143,7 +143,8 @@ class MediaItems:
     # A step is planned.
 
     def begin_step(self) -> None:
-        self.sources.begin_step()
+        if self.sources.encoding:
+            self.sources.begin_step()
         self.encode, self.partly, self.forget = [], {}, []
         self._read.clear()
         self._left, self._room = self._per_step, self._most

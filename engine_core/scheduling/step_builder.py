@@ -110,7 +110,8 @@ class StepBuilder:
         `alone`: no other sequence runs. The first prompt of a step gets one token at least, or it might
         starve; if prompts, or media items, are computed whole, it gets all.
         """
-        if seq.slot is None and not self._media.sources.may_begin(seq.request):
+        request = seq.request
+        if request.source is not None and seq.slot is None and not self._media.sources.may_begin(request):
             return 0
         least = 1 if start >= seq.media_end else self._media.least(seq, start)
         if self._longest and not alone and self.may_split:
@@ -239,7 +240,7 @@ class StepBuilder:
             partly=media.partly,
             forget=forget,
             beams=self._beams,
-            sources=self._media.sources.take_encoded(),
+            sources=self._media.sources.encoding,
         )
         bounded = self.left < inf
         return PlannedStep(

@@ -40,7 +40,8 @@ class SourceBlocks:
         self._caches = config.enable_prefix_caching
         self._size = facts.block_size
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
-        self._encode: list[EncodeSource] = []
+        self.encoding: list[EncodeSource] = []
+        """What the step that is being planned encodes."""
         self._left = self._per_step
         """The positions that the step that is being planned can still encode."""
         self._live: dict[str, _Held] = {}
@@ -79,11 +80,7 @@ class SourceBlocks:
     # A step is planned.
 
     def begin_step(self) -> None:
-        self._encode, self._left = [], self._per_step
-
-    def take_encoded(self) -> list[EncodeSource]:
-        """What the step that is planned encodes."""
-        return self._encode
+        self.encoding, self._left = [], self._per_step
 
     def fits(self, add: Add) -> bool:
         """Whether the blocks of a request's source are there, or there is room for them."""
@@ -94,7 +91,7 @@ class SourceBlocks:
         """Whether the step has room to encode a request's source; the first one of a step need not fit."""
         if (source := add.source) is None or self._find(add, source) is not None:
             return True
-        return not self._encode or source.length <= self._left
+        return not self.encoding or source.length <= self._left
 
     def admit(self, add: Add) -> tuple[list[int], int]:
         """The blocks of a request's source, and how many of its positions the step has to encode for it."""
@@ -107,7 +104,7 @@ class SourceBlocks:
         blocks = self.pool.take(self._count(source))
         for block, name in zip(blocks, self._names(add, source), strict=True):
             self.pool.publish(block, name)
-        self._encode.append(EncodeSource(source.tokens, source.features, source.length, blocks))
+        self.encoding.append(EncodeSource(source.tokens, source.features, source.length, blocks))
         self._left -= source.length
         self.encoded += 1
         return blocks, source.length

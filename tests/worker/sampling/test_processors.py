@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import worker_config
 
@@ -57,6 +57,7 @@ def test_what_a_preempted_sequence_had_written_is_its_output() -> None:
     assert chosen(step(processors, 0)[0]) == [4]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 7)), max_size=12), st.randoms(use_true_random=False))
 def test_batches_hold_what_is_right_for_every_row(steps: list[set[int]], random: Any) -> None:
     processors = open_processors("OneToken")
