@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.executor import CallQueue, Executor, ExecutorDead, MakeExecutor, Preparation, StepFuture
-from engine_core.grammar.compile_queue import CompileQueue, Key
+from engine_core.grammar.compile_queue import Key
 from engine_core.grammar.matcher import TokenMatcher
+from engine_core.intake.intake import Intake
 from engine_core.loading import Loaded, ReportProgress, make_loader
-from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Ready, Spelling, Tokens
+from engine_core.protocol import Add, Failed, OutputsByClient, Ready, Spelling
 from engine_core.ranks.joint_steps import JointExecutor
+from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.step_builder import PlannedStep
 from engine_core.scheduling.step_cost import StepTimes
@@ -45,8 +47,10 @@ class Engine:
         executor: Executor,
         progress_page: str = "",
         load: Callable[[TimedSteps], Loaded] | None = None,
+        adapters: int = 0,
     ) -> None:
-        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again."""
+        """`progress_page`: the file in which a supervisor reads how steps go on; `load` loads all again;
+        `adapters`: how many the workers hold at most."""
         self.ready = ready
         self.refusal: tuple[str, str] | None = None
         """Why no request is taken, if none is: a clause for people, and a code, which may be empty."""
@@ -61,9 +65,10 @@ class Engine:
         self._in_flight: deque[tuple[PlannedStep | None, StepFuture]] = deque()
         """The oldest step comes first. None: another engine planned it, and it has no rows of this one."""
         self._unbound: deque[PlannedStep] = deque()
-        self._compile_queue: CompileQueue | None = None
-        """Requests whose grammar is being compiled, once tokens are known by their bytes."""
         self.calls = CallQueue(lambda call: self._executor.call(call))
+        self.adapters = AdapterTable(adapters, self.calls.begin) if adapters else None
+        """The adapters that requests may name, if they may name any."""
+        self._intake = Intake(ready, scheduler, self.adapters)
         self._outputs: OutputsByClient = {}
         self._blocked = False
         """Whether no other step could be planned when that was last tried."""
@@ -84,11 +89,11 @@ class Engine:
         `make` makes another executor than the one that the configuration asks for.
         """
         load = make_loader(config, report, make, expert_replicas)
-        return cls(*load(), progress_page, load)
+        lora = config.worker.lora
+        return cls(*load(), progress_page, load, lora.most if lora.enable_lora else 0)
 
     def stop(self) -> None:
-        if self._compile_queue is not None:
-            self._compile_queue.stop()
+        self._intake.stop()
         self._stop_executor()
 
     def _stop_executor(self) -> None:
@@ -102,6 +107,8 @@ class Engine:
     def fall_asleep(self) -> None:
         """Give weights and cache back to the system. Call this when nothing runs."""
         self._stop_executor()
+        if self.adapters is not None:
+            self.adapters.fall_asleep()
         self.asleep = True
 
     def wake(self) -> None:
@@ -110,19 +117,19 @@ class Engine:
             self.ready, self._scheduler, self._executor = self._load(self.ready.worker.timed_steps)
             is_left = self.ready.worker.has_idle_work
             self._preparation = Preparation(self._executor, is_left=is_left)
+            self._intake.use(self._scheduler)
         self.asleep, self.refusal = False, None
 
     def register(self, poller: zmq.Poller) -> None:
         """Let the next poll wake when a step is done; `waits` says afterwards whether to poll for it."""
         if not self.asleep:
             self._executor.register(poller)
-        if self._compile_queue is not None:
-            self._compile_queue.register(poller)
+        self._intake.register(poller)
 
     @property
     def waits(self) -> bool:
         """Whether nothing can be done before a step in flight is done, or a request comes."""
-        if not self._blocked or self.calls.has_returned:
+        if not self._blocked or self.calls.has_returned or self._intake.has_news:
             return False
         if self._in_flight:
             return not self._in_flight[0][1].done()
@@ -151,7 +158,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
-        pending = self._in_flight or self._outputs or self._compile_queue or self.calls
+        pending = self._in_flight or self._outputs or self._intake.is_busy or self.calls
         disk = self._scheduler.disk
         return bool(self._scheduler.live or pending or (disk is not None and disk.storing))
 
@@ -160,6 +167,8 @@ class Engine:
         """Whether nothing can be done before a request comes, is compiled, or goes on that is paused."""
         scheduler = self._scheduler
         if self._in_flight or self._outputs or self._may_follow or self.calls.has_returned:
+            return False
+        if self._intake.has_news:
             return False
         return len(scheduler.live) == len(scheduler.paused)
 
@@ -171,58 +180,23 @@ class Engine:
 
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
-        if not self._compile_queue:
+        if self.adapters is not None:
+            stats = replace(stats, adapters=self.adapters.stats)
+        if not (deferred := len(self._intake)):
             return stats
-        deferred = len(self._compile_queue)
         return replace(stats, waiting=stats.waiting + deferred, deferred=deferred)
 
     def spell(self, spelling: Spelling) -> None:
         """Learn how tokens are spelled, so that requests may have grammars."""
-        if self._compile_queue is None:
-            self._compile_queue = CompileQueue(self.ready.vocab_size, self.ready.folder)
-        self._compile_queue.spell(spelling)
+        self._intake.spell(spelling)
 
     def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
         """Take a request in. Whatever happens, later steps return exactly one terminal answer to it."""
         if self.refusal is not None:
-            self._collect({client: [Failed(request.id, 503, *self.refusal)]})
-        elif request.grammar is not None and matcher is None:
-            if refused := self._compile(client, request, request.grammar):
-                self._collect({client: [refused]})
+            self._intake.answer(client, Failed(request.id, 503, *self.refusal))
         else:
-            self._schedule(client, request, matcher)
-
-    def _schedule(self, client: int, request: Add, matcher: TokenMatcher | None) -> None:
-        answer = self._scheduler.add(client, request, time.monotonic(), matcher)
-        if answer is not None:
-            self._collect({client: [answer]})
-
-    def _compile(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
-        """Have the grammar of a request compiled, after which it goes to the scheduler."""
-        if self._compile_queue is None:
-            return Failed(id=request.id, code=500, message="the server has not said how tokens are spelled")
-        if refused := self._scheduler.refusal(client, request, compiling=len(self._compile_queue)):
-            return refused
-        if (client, request.id) in self._compile_queue:
-            return Failed(id=request.id, code=400, message="a live request has the same id")
-        self._compile_queue.add(client, request, grammar)
-        self._schedule_compiled()  # it may be known
-        return None
-
-    def _schedule_compiled(self, *, wait: bool = False) -> None:
-        """Give requests to the scheduler whose grammar is compiled."""
-        if not self._compile_queue:
-            return
-        if wait:
-            self._compile_queue.wait()
-        for compiled in self._compile_queue.leave():
-            outcome = compiled.outcome()
-            if isinstance(outcome, Failed):
-                self._collect({compiled.client: [outcome]})
-                continue
-            self._schedule(compiled.client, compiled.request, outcome)
-            if compiled.paused:
-                self.pause(compiled.client, [compiled.request.id])
+            self._intake.add(client, request, matcher)
+        self._collect(self._intake.take_outputs())
 
     def abort(self, client: int, ids: Iterable[int]) -> None:
         """End requests in whatever state they are. Those that have ended are passed over."""
@@ -230,20 +204,18 @@ class Engine:
 
     def abort_all(self, client: int | None = None) -> None:
         """End all requests of one client, or of all clients."""
-        keys = [*self._scheduler.live, *(self._compile_queue.keys() if self._compile_queue else ())]
+        keys = [*self._scheduler.live, *self._intake.keys()]
         self._abort([key for key in keys if client is None or key[0] == client])
 
     def _abort(self, keys: list[Key]) -> None:
-        if self._compile_queue:
-            for client, id in self._compile_queue.discard(keys):
-                self._collect({client: [Tokens(id=id, tokens=[], finish="abort")]})
+        self._intake.abort(keys)
+        self._collect(self._intake.take_outputs())
         self._collect(self._scheduler.abort(keys, time.monotonic()))
 
     def pause(self, client: int, ids: Iterable[int], *, paused: bool = True) -> None:
         """Compute nothing more for these requests until they are `paused` no more."""
         keys = [(client, id) for id in ids]
-        if self._compile_queue:
-            self._compile_queue.set_paused(keys, paused=paused)
+        self._intake.set_paused(keys, paused=paused)
         (self._scheduler.paused.pause if paused else self._scheduler.paused.resume)(keys)
 
     def ask(self, client: int, id: int) -> None:
@@ -268,8 +240,9 @@ class Engine:
         planned = None
         if self._joint is not None:
             self._joint.receive()
-        if self._compile_queue:
-            self._schedule_compiled(wait=wait and self.idle)
+        if self._intake.is_busy:
+            self._intake.advance(wait=wait and self.idle)
+            self._collect(self._intake.take_outputs())
         if (due := self._scheduler.deadlines.next) is not None and time.monotonic() >= due:
             self._collect(self._scheduler.end_overdue(time.monotonic()))
         if (disk := self._scheduler.disk) is not None:

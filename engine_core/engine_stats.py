@@ -132,6 +132,15 @@ class ExpertStats(msgspec.Struct, frozen=True, gc=False):
     """layer -> the tokens that took each expert, in total; nothing if they are not to be shown."""
 
 
+class AdapterStats(msgspec.Struct, frozen=True, gc=False):
+    """The names of adapters that an engine computes with, and how many its workers have."""
+
+    running: list[str]
+    waiting: list[str]
+    """The names of those that requests wait for until they are loaded."""
+    resident: int
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The engine's gauges and running totals, sent when they have changed, a few times a second at most."""
 
@@ -170,6 +179,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What became of guesses in total, if the engine makes some."""
     disk: DiskTotals | None = None
     """What became of cache blocks on disk, if some are kept there."""
+    adapters: AdapterStats | None = None
+    """News of adapters, if requests may name some."""
 
 
 def expected_length(most: float, stop_rate: float) -> float:

@@ -119,11 +119,11 @@ class CallQueue:
 
     def add(self, client: int, request: CallWorkers) -> None:
         """Have every worker run a method. `take` returns what came of it."""
-        self._calls.append((client, request.id, self._begin(request.method, request.args, request.kwargs)))
+        self._calls.append((client, request.id, self.begin(request.method, request.args, request.kwargs)))
 
     def wait_for(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """What each worker has returned. Raises CallFailed."""
-        return results_of(self._begin(method, args, kwargs).result())
+        return results_of(self.begin(method, args, kwargs).result())
 
     @property
     def has_returned(self) -> bool:
@@ -136,9 +136,10 @@ class CallQueue:
             client, id, future = self._calls.popleft()
             yield client, Returned(id, future.result())
 
-    def _begin(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> CallFuture:
+    def begin(self, method: str, args: list[Any], kwargs: dict[str, Any] | None = None) -> CallFuture:
+        """Have every worker run a method of which the caller takes what comes."""
         self._count += 1
-        return self._call(WorkerCall(self._count, method, args, kwargs))
+        return self._call(WorkerCall(self._count, method, args, kwargs or {}))
 
 
 class Preparation:

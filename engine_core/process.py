@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from engine_core import protocol
+from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.config import ProcessConfig
 from engine_core.engine import Engine
 from engine_core.executor import ExecutorDead, MakeExecutor, OtherEngineDead
@@ -35,6 +36,7 @@ from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.host.machine import forget_files
 
 _SMALLEST_PROGRESS = 0.01
+_WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
 _BROKEN = "the engine failed and has to be restarted; its log says why"
 
 _log = logging.getLogger(__name__)
@@ -121,6 +123,9 @@ class EngineLoop:
             self._write(self._engine.step(wait=False))
             for client, returned in self._engine.calls.take():
                 self._ends[client].send(returned)
+            if (adapters := self._engine.adapters) is not None:
+                for state in adapters.take_states():
+                    _send_all(self._ends, state)
             while self._sleep_orders and not self._engine.busy:
                 self._obey(self._sleep_orders.popleft())
 
@@ -217,6 +222,9 @@ class EngineLoop:
                 end.greet()
                 ready = self._engine.ready
                 end.send(protocol.Progress(phase="ready", fraction=1.0, folder=ready.folder))
+                if self._engine.adapters is not None:
+                    for state in self._engine.adapters.all_states:
+                        end.send(state)
                 end.send(ready)
                 if self._engine.asleep:
                     end.send(protocol.Progress("asleep", 1.0, ready.folder))
@@ -248,6 +256,14 @@ class EngineLoop:
                     self._engine.refusal = SENTENCES["asleep"], "asleep"
                 if abort:
                     self._engine.abort_all()
+            case LoadAdapter(adapter):
+                if (adapters := self._engine.adapters) is not None:
+                    adapters.load(adapter)
+                else:
+                    self._ends[client].send(AdapterState(adapter, error=_WITHOUT_ADAPTERS))
+            case DropAdapter(name):
+                if (adapters := self._engine.adapters) is not None:
+                    adapters.drop(name)
             case protocol.CallWorkers() if self._engine.asleep:
                 asleep = WorkerReturn(0, error="the model is asleep")
                 self._ends[client].send(protocol.Returned(request.id, [asleep]))

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.engine_stats import DiskReport, GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
@@ -153,6 +154,8 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Whether what it has computed stays in the cache before what nobody has asked to keep."""
     stores: bool = False
     """Whether its last answer waits until its blocks are on disk, if some are kept there."""
+    adapter: str = ""
+    """The digest of the adapter that computes it; "" is the model alone."""
 
 
 class AddMany(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -201,7 +204,8 @@ class Sleep(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Whether what runs is ended, and not waited for."""
 
 
-Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Drain | ResetPrefixCache | Sleep | CallWorkers
+Orders = Drain | ResetPrefixCache | Sleep | LoadAdapter | DropAdapter | CallWorkers
+Request = Spelling | Add | AddMany | Abort | Pause | Go | Ask | Orders
 Greeting = Hello | Join
 
 
@@ -345,7 +349,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     stats: Stats | None = None
 
 
-Answer = Hello | Outputs | Stats | Progress | Ready | Returned | Leaving | Dead
+Answer = Hello | Outputs | Stats | Progress | Ready | AdapterState | Returned | Leaving | Dead
 
 
 def _digest() -> str:

@@ -107,8 +107,8 @@ class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     enable_lora: Annotated[bool, Doc(ADAPTERS)] = False
     """Let requests name adapters of the model; --lora-modules says so, too."""
-    max_loras: Annotated[int, Doc(ADAPTERS, least=1, most=1024)] = 8
-    """Most different adapters in a step. Unlike vLLM's 1 by default: others would wait for each other."""
+    max_loras: Annotated[int | None, Doc(ADAPTERS, least=1, most=1024)] = None
+    """Most different adapters in a step. Default: 8, or --max-cpu-loras if that is less; vLLM's is 1."""
     max_cpu_loras: Annotated[int | None, Doc(ADAPTERS, least=1, most=65536)] = None
     """Most adapters that a worker holds; others are loaded again when they are asked for. Default: 32, or
     --max-loras if that is more."""
@@ -128,7 +128,23 @@ class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def most(self) -> int:
         """The most adapters that a worker holds."""
-        return max(32, self.max_loras) if self.max_cpu_loras is None else self.max_cpu_loras
+        return max(32, self.max_loras or 0) if self.max_cpu_loras is None else self.max_cpu_loras
+
+    @property
+    def most_in_step(self) -> int:
+        """The most different adapters in a step."""
+        return min(8, self.most) if self.max_loras is None else self.max_loras
+
+    def check(self) -> None:
+        """Raises ValueError if the options contradict each other, or change nothing."""
+        if self.most < self.most_in_step:
+            raise ValueError(f"max_cpu_loras ({self.most}) must be >= max_loras ({self.most_in_step})")
+        given = [
+            name for name in self.__struct_fields__ if getattr(self, name) != getattr(LoraOptions(), name)
+        ]
+        if given and not self.enable_lora:
+            flag = given[0].replace("_", "-")
+            raise ValueError(f"--{flag} is for adapters: give --enable-lora, too, or --lora-modules")
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +261,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most sequences in a step; default: from the device."""
     max_num_batched_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
     """Most tokens in a step; default: from the device."""
+
+    lora: LoraOptions = LoraOptions()
 
     logits_processors: Annotated[list[str], Doc(PLUGINS, repeats=True)] = []
     """Classes that change logits before tokens are chosen, as module:Class; requests give them arguments."""

@@ -70,6 +70,7 @@ class AddOptions(TypedDict, total=False):
     beams: BeamParams
     pins: bool
     stores: bool
+    adapter: str
 
 
 class Stream(AsyncIterator[Answers | Failed], Generic[Answers]):
@@ -376,7 +377,9 @@ def _digest(add: Add) -> bytes:
     else:
         params = replace(params, late_query="", late_document="")
     media = [(each.at, each.hash) for each in add.media]
-    return hashlib.blake2b(msgspec.msgpack.encode((_prompt(add), params, media)), digest_size=16).digest()
+    return hashlib.blake2b(
+        msgspec.msgpack.encode((_prompt(add), params, media, add.adapter)), digest_size=16
+    ).digest()
 
 
 def _prompt(add: Add) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine_core.engine_stats import GuessTotals, Rates, Stats
+from engine_core.engine_stats import AdapterStats, GuessTotals, Rates, Stats
 from engine_core.protocol import Progress, Ready
 from engine_core.reason_codes import PHASES
 from worker.child import STOPPED, describe_exit
@@ -132,7 +132,7 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses", "disk")
+    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses", "disk", "adapters")
     names = [name for name in Stats.__struct_fields__ if name not in special]
     return Stats(
         **{name: sum(getattr(one, name) for one in known) for name in names},
@@ -141,6 +141,7 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
         landed=None,  # what several engines have computed,
         experts=None,  # on which experts, and what is on disk, is shown by engine
         disk=None,
+        adapters=_all_adapters([one.adapters for one in known if one.adapters is not None]),
         rates=_all_rates([one.rates for one in known if one.rates is not None]),
         guesses=_all_guesses([one.guesses for one in known if one.guesses is not None]),
     )
@@ -163,6 +164,14 @@ def _all_guesses(known: Sequence[GuessTotals]) -> GuessTotals | None:
         return None
     held = [sum(at) for at in zip_longest(*(one.held for one in known), fillvalue=0)]
     return GuessTotals(sum(one.drafts for one in known), sum(one.guessed for one in known), held)
+
+
+def _all_adapters(known: Sequence[AdapterStats]) -> AdapterStats | None:
+    if not known:
+        return None
+    running = sorted({name for one in known for name in one.running})
+    waiting = sorted({name for one in known for name in one.waiting})
+    return AdapterStats(running, waiting, resident=max(one.resident for one in known))
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:

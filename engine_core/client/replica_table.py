@@ -98,7 +98,8 @@ class Router:
 
 def _hashes(add: Add) -> Iterator[int]:
     """The hash of each whole block of a prompt, its media included, together with all before it."""
-    chain, tokens = hash((add.salt, add.source.hash if add.source else "")), add.tokens
+    source = add.source.hash if add.source else ""
+    chain, tokens = hash((add.salt, add.adapter, source)), add.tokens
     for end in range(BLOCK, min(len(tokens), BLOCK * LONGEST) + 1, BLOCK):
         start = end - BLOCK
         chain = hash((chain, tuple(tokens[start:end])))

@@ -15,7 +15,7 @@ from engine_core.config import EngineConfig
 from engine_core.prompt_media import Media
 from engine_core.protocol import Add, Thinking
 from engine_core.scheduling.cache.cache_manager import blocks_needed
-from engine_core.scheduling.media import cuts_no_item
+from engine_core.scheduling.media import MediaItems, cuts_no_item
 from worker.protocol import Pooling, Sampling
 from worker.worker_facts import WorkerFacts
 
@@ -292,3 +292,12 @@ def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
 
 def _all_within(ids: Collection[int], vocab_size: int) -> bool:
     return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+
+
+def no_room(request: Add, queued: int, most_queued: int | None, media: MediaItems) -> str | None:
+    """A clause on what a request has to wait for elsewhere; None if it may come in."""
+    if most_queued is not None and queued >= most_queued:
+        return f"{queued} requests wait already"
+    if media.lacks_room(request):
+        return "other requests have too many media"
+    return None

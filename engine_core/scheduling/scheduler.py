@@ -22,12 +22,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import Stats
 from engine_core.grammar.matcher import ThinkingMatcher, TokenMatcher, catch_up
 from engine_core.protocol import Add, Admitted, Failed, OutputsByClient
+from engine_core.scheduling.adapters.adapter_table import AdapterTable
+from engine_core.scheduling.adapters.adapter_turns import AdapterTurns, begin_adapter
 from engine_core.scheduling.beam_rows import BeamRows
 from engine_core.scheduling.cache.cache_manager import CacheManager, Tables
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
@@ -47,12 +47,11 @@ from engine_core.scheduling.queue.waiting import (
     used_by_owner,
 )
 from engine_core.scheduling.queue.work_classes import TimeShares, WorkClass, class_of
-from engine_core.scheduling.refusals import check_config, refusal, token_limit
+from engine_core.scheduling.refusals import check_config, no_room, refusal, token_limit
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
 from engine_core.scheduling.step_results import StepResults, aborted, put
-from worker.protocol import NewSeq, Sampling
 from worker.worker_facts import WorkerFacts
 
 _WORTH_SAYING = 0.1
@@ -66,22 +65,22 @@ class Scheduler:
         check_config(config, facts)
         self.counters = Counters(kernel_compilations=facts.kernel_compilations)
         self.pace = Pace(config, facts)
-        by_priority = config.scheduling_policy == "priority"
-        self.waiting = WaitingQueue(by_priority=by_priority)
+        by_priority, lora = config.scheduling_policy == "priority", config.worker.lora
+        self._turns = turns = AdapterTurns(lora.most_in_step)
+        self.waiting = WaitingQueue(by_priority, turns.may_have if lora.enable_lora else None)
         self.owners = Owners()
         self.running: list[Sequence] = []
         self.live: dict[Key, Sequence] = {}
         """All sequences that wait, run or are paused."""
         self.paused = PausedSequences(self.live, self.waiting)
-        self._config = config
-        self._facts = facts
-        self._vocab_size = vocab_size
+        self._config, self._facts, self._vocab_size = config, facts, vocab_size
         self._caches = config.enable_prefix_caching and facts.causal and facts.remembered_states != 0
         self._concurrent = config.depth if config.pipeline_parallel_size > 1 else 1
         """Steps that stages work on at the same time, over which sequences are spread."""
         self.media = MediaItems(config, facts)
         self.cache = CacheManager(facts, self.media.sources, caches=self._caches)
         self.disk: DiskPrefixes | None = None  # unless the worker keeps blocks there
+        self.adapters: AdapterTable | None = None  # unless requests may have some
         self._shares = TimeShares()
         self.suspects = Suspects()
         self.deadlines = Deadlines()
@@ -114,6 +113,8 @@ class Scheduler:
         owner = self.owners.enter(request, class_of(request))
         place, limit = self.waiting.order_of(client, request, owner), token_limit(request, facts)
         seq = Sequence(key, request, place, limit, arrived, owner, matcher)
+        if self.adapters is not None:
+            begin_adapter(seq, self.adapters)
         self.live[key] = seq
         self.pace.background += seq.work_class is WorkClass.BACKGROUND
         self.pace.enter(seq, self.cache.cached_tokens(seq))
@@ -131,28 +132,26 @@ class Scheduler:
             return Admitted(request.id, seq.expected)
         return None
 
-    def refusal(self, client: int, request: Add, compiling: int = 0) -> Failed | None:
-        """The reason why a request cannot be taken in; so many others wait for their grammars."""
+    def refusal(self, client: int, request: Add, elsewhere: int = 0) -> Failed | None:
+        """Why a request cannot be taken in; so many others wait for a grammar or an adapter."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
         reason = refusal(request, self._config, self._facts, self._vocab_size)
         if reason := reason or self.media.refusal(request):
             return Failed(id=request.id, code=400, message=reason)
-        queued = self.waiting.count + compiling - len(self.cache.free_slots)
-        limit = self._config.max_num_queued_reqs
-        if limit is not None and queued >= limit and not request.prompt_len:
-            return Failed(id=request.id, code=503, message=f"{queued} requests wait already: try again later")
-        if self.media.lacks_room(request) and not request.prompt_len:
-            return Failed(request.id, 503, "other requests have too many media: try again later")
+        if request.prompt_len:  # it has begun elsewhere
+            return None
+        queued = self.waiting.count + elsewhere - len(self.cache.free_slots)
+        if reason := no_room(request, queued, self._config.max_num_queued_reqs, self.media):
+            return Failed(request.id, 503, f"{reason}: try again later")
         return None
 
     def abort(self, keys: Iterable[Key], now: float) -> OutputsByClient:
         """End requests in whatever state they are. Those that have ended already are passed over."""
         outputs: OutputsByClient = {}
-        for key in keys:
-            if seq := self.live.get(key):
-                put(outputs, seq, aborted(seq, now))
-                self._end(seq)
+        for seq in [self.live[key] for key in keys if key in self.live]:
+            put(outputs, seq, aborted(seq, now))
+            self._end(seq)
         return outputs
 
     def end_overdue(self, now: float) -> OutputsByClient:
@@ -216,11 +215,15 @@ class Scheduler:
             self._preempt(others[-1])
 
     def _plan(self, step: StepBuilder, now: float) -> None:
+        runnable = self._runnable()
+        if self.adapters is not None:
+            self._turns.begin_step(runnable)
+            runnable = [seq for seq in runnable if self._turns.may_have(seq)]
         held_back = self._preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
         prefills: dict[WorkClass, list[Sequence]] = {each: [] for each in WorkClass}
-        for seq in self._runnable():
+        for seq in runnable:
             if seq is not held_back and (gap := seq.gap):
                 first = gap == 1 and seq.work_class != WorkClass.BACKGROUND
                 (decodes if first else prefills[seq.work_class]).append(seq)
@@ -245,7 +248,7 @@ class Scheduler:
             for running in prefills.values():
                 running.sort(key=used_by_owner)
         while classes and not step.full:
-            promoted = self.waiting.promoted if waiting and step.rows < most else None
+            promoted = self.waiting.next_promoted if waiting and step.rows < most else None
             turn = self._shares.whose_turn(classes) if promoted is None else promoted.work_class
             first = self.waiting.first(turn) if turn in waiting and step.rows < most else None
             running = prefills[turn]
@@ -306,23 +309,17 @@ class Scheduler:
         insort(self.running, seq, key=order)
         slot = self.cache.admit(seq, prefix)
         self.cache.grow(seq, seq.computed + count)
-        step.enter(seq, self._new_seq(seq, slot, now))
-        seq.owner.used[seq.work_class] += count * seq.owner.per_token
-        blocks = [block for table in seq.tables for block in table]
-        return step.add(seq, count, blocks, self.cache.plan_states(seq, count))
-
-    def _new_seq(self, seq: Sequence, slot: int, now: float) -> NewSeq:
-        """The message with which a sequence enters its slot in the worker."""
-        params = seq.request.params
-        if seq.started is None:
-            seq.started = now
-            seq.cached = seq.computed
+        again = seq.started is not None
+        if not again:
+            seq.started, seq.cached = now, seq.computed
             if self._caches:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.cached
-        elif isinstance(params, Sampling) and not seq.owes_prompt_logprobs:
-            params = replace(params, prompt_logprobs=None)  # they were sent before it was preempted
-        return NewSeq(slot, list(seq.tokens), seq.prompt_len, params, self.media.places(seq))
+        step.enter(seq, slot, again=again)
+        self._turns.take(seq)
+        seq.owner.used[seq.work_class] += count * seq.owner.per_token
+        blocks = [block for table in seq.tables for block in table]
+        return step.add(seq, count, blocks, self.cache.plan_states(seq, count))
 
     def _grow(self, seq: Sequence, positions: int) -> list[int] | None:
         """Give a sequence blocks for so many positions; if need be, preempt sequences that come after it."""
@@ -365,6 +362,8 @@ class Scheduler:
         self.pace.background -= seq.work_class is WorkClass.BACKGROUND
         self.owners.leave(seq.owner, seq.work_class)
         seq.done = True
+        if self.adapters is not None and seq.request.adapter:
+            self.adapters.end(seq.request.adapter)
         self.media.leave(seq)
         del self.live[seq.key]
         if seq.slot is not None:

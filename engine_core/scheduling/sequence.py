@@ -9,7 +9,7 @@ from engine_core.engine_stats import GuessReport, Timing
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
 from engine_core.protocol import Add, CacheMiss
-from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
+from engine_core.scheduling.cache.block_hash import adapted, chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
 from engine_core.scheduling.step_cost import sampling_term
@@ -42,6 +42,10 @@ class Sequence:
     """All known tokens: the prompt, and those that landed steps have sampled."""
     search: BeamSearch | None = None
     """The search for its answers; `tokens` are those of the likeliest one then."""
+    adapter: int = 0
+    """The number by which workers know its adapter; 0: it has none."""
+    adapter_from: int = 0
+    """The first position that the adapter computes."""
     media_end: int = 0
     """The position behind its last media item; 0 if it has none."""
     computed: int = 0
@@ -114,6 +118,11 @@ class Sequence:
         return self.key[1]
 
     @property
+    def salt(self) -> tuple[str, str]:
+        """The salt and the adapter of all requests with which it may share anything."""
+        return self.request.salt, self.request.adapter
+
+    @property
     def prompt_len(self) -> int:
         return self.request.prompt_len or len(self.request.tokens)
 
@@ -177,6 +186,8 @@ class Sequence:
         while len(self.hashes) <= index:
             at = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.salt)
+            if self.request.adapter and at <= self.adapter_from < at + block_size:
+                parent = adapted(parent, self.request.adapter)  # all before is computed by the model alone
             media = overlapping(self.request.media, at, at + block_size) if at < self.media_end else ()
             places = [(each.hash, each.at - at) for each in media]
             self.hashes.append(chain_hash(parent, self.tokens[at : at + block_size], places))

@@ -26,7 +26,7 @@ from engine_core.scheduling.step_cost import (
     CostLine,
     Work,
 )
-from worker.protocol import BeamToken, NewSeq, Pooling, SeqStep, StepInput
+from worker.protocol import BeamToken, NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.worker_facts import WorkerFacts
 
 
@@ -169,6 +169,23 @@ class StepBuilder:
         seq.in_flight += 1
         return cost
 
+    def enter(self, seq: Sequence, slot: int, *, again: bool) -> None:
+        """Have a sequence enter its slot in the worker, perhaps `again` after it was preempted."""
+        params = seq.request.params
+        if again and isinstance(params, Sampling) and not seq.owes_prompt_logprobs:
+            params = replace(params, prompt_logprobs=None)  # they were sent before
+        new = NewSeq(
+            *(slot, list(seq.tokens), seq.prompt_len, params, self._media.places(seq)),
+            adapter=seq.adapter,
+            adapter_from=seq.adapter_from,
+        )
+        if (source := seq.request.source) is not None:
+            seq.source_blocks, positions = self._media.sources.admit(seq.request)
+            new = replace(new, source_blocks=seq.source_blocks, source_len=source.length)
+            if positions:  # it is not encoded yet
+                self._encode(positions)
+        self.new.append(new)
+
     def add_beam(self, seq: Sequence, beam: BeamToken, new_blocks: list[int]) -> float:
         """Add a row for one of the answers that a beam search follows; returns the seconds it will take."""
         index = beam.at + 1 - seq.prompt_len
@@ -271,15 +288,6 @@ class StepBuilder:
         self.cost += cost
         self.left -= cost
         return cost
-
-    def enter(self, seq: Sequence, new: NewSeq) -> None:
-        """Let a sequence enter its slot, with the blocks of its source, which is encoded if it must be."""
-        if (source := seq.request.source) is not None:
-            seq.source_blocks, positions = self._media.sources.admit(seq.request)
-            new = replace(new, source_blocks=seq.source_blocks, source_len=source.length)
-            if positions:
-                self._encode(positions)
-        self.new.append(new)
 
     def _encode(self, embeddings: float) -> None:
         """Add embeddings, of sources or of layers of a tower that no row of the step reads yet."""

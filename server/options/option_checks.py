@@ -40,8 +40,12 @@ def check(config: ServerConfig) -> None:
         raise OptionError(str(error)) from error
     try:
         config.batches.check()
+        config.adapters.check(config.model_names)
+        config.engine.worker.lora.check()
     except ValueError as error:
         raise OptionError(str(error)) from error
+    if config.engine.worker.lora.enable_lora:
+        raise OptionError("--enable-lora is not supported yet: name the folder of an adapter as the model")
     try:
         read_media_io(config.media.media_io_kwargs)
     except ValueError as error:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine_core.config import WORKERS, EngineConfig, Replicas
+from server.options.adapter_options import AdapterOptions
 from server.options.batch_options import BatchOptions
 from server.options.connection_options import HTTP, ConnectionOptions
 from server.options.media_options import MediaOptions
@@ -231,6 +232,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     media: MediaOptions = MediaOptions()
     vectors: VectorOptions = VectorOptions()
     batches: BatchOptions = BatchOptions()
+    adapters: AdapterOptions = AdapterOptions()
 
     data_parallel_size: Annotated[int, Doc(WORKERS, least=1, short="-dp")] = 1
     """Replicas of the model, among which requests are spread."""

@@ -41,7 +41,7 @@ from server.options.server_config import (
 )
 from server.options.vllm_flags import VLLM_FLAGS
 from server.options.vllm_variables import read_variables
-from worker.options import MEMORY, MODEL, PLUGINS, SCHEDULER, Doc
+from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER, Doc
 
 PREFIX = "FACET_"
 
@@ -69,7 +69,21 @@ _GUESSES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_
 """Shorthands and the fields of --speculative-config that they give."""
 
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS, HTTP, REPORTS, ACCESS, PLUGINS, LOGS)
+_GROUPS = (
+    MODEL,
+    ADAPTERS,
+    MEMORY,
+    WORKERS,
+    SCHEDULER,
+    TEXT,
+    MEDIA,
+    ANSWERS,
+    HTTP,
+    REPORTS,
+    ACCESS,
+    PLUGINS,
+    LOGS,
+)
 
 OPTIONS: list[Option] = sorted(
     [*options_of(ServerConfig), *options_of(_Shorthands)], key=lambda option: _GROUPS.index(option.doc.group)
@@ -124,6 +138,8 @@ class Given(NamedTuple):
         for model in given:
             name = model.name or shown_name(str(model.values["model"]))
             config = _build({**self.values, **model.values, "served_model_name": [name]})
+            if config.engine.worker.lora.enable_lora:
+                raise OptionError("adapters are for a server of one model: leave out the others, or adapters")
             found.append(ModelEntry(name=name, config=config, aliases=model.aliases, pinned=model.pinned))
         check_models(found)
         return numbered(found, known)
@@ -246,6 +262,8 @@ def _build(values: dict[str, object]) -> ServerConfig:
     if values.get("model_impl") == "vllm":
         values["model_impl"] = "facet"  # the name that vLLM gives its own model code
     config = assemble(ServerConfig, values)
+    if config.adapters.need_adapters:
+        config = assemble(ServerConfig, {**values, "enable_lora": True})
     check(config)
     if not config.media.takes_any:
         config = assemble(ServerConfig, {**values, "language_model_only": True})

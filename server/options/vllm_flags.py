@@ -13,7 +13,7 @@ from server.options.option_table import OptionError, VllmFlag, asks_for_nothing
 _SWITCHES = """
     enable-nccl-comm-suspend
     enable-cumem-allocator numa-bind enable-fault-tolerance
-    exclude-tools-when-tool-choice-none enable-lora fully-sharded-loras enable-log-outputs log-error-stack
+    exclude-tools-when-tool-choice-none enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
     enable-layerwise-nvtx-tracing enable-logging-iteration-details
     enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
@@ -26,8 +26,7 @@ _VALUES = """
     kv-cache-dtype-skip-layers cpu-offload-params
     max-num-scheduled-tokens distributed-timeout-seconds cpu-distributed-timeout-seconds
     numa-bind-nodes numa-bind-cpus device-ids fault-tolerance-config
-    tool-server reasoning-config lora-modules max-cpu-loras
-    lora-target-modules default-mm-loras grpc-port
+    tool-server reasoning-config default-mm-loras grpc-port
     collect-detailed-traces custom-histogram-buckets
     kv-events-config ec-transfer-config weight-transfer-config additional-config
 """
@@ -42,9 +41,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     "max-long-partial-prefills": ("1",),
     "watermark": ("0", "0.0"),
     "performance-mode": ("balanced",),
-    "max-loras": ("1",),
-    "max-lora-rank": ("16",),
-    "lora-dtype": ("auto",),
     "fingerprint-mode": ("full",),
 }
 """Values that ask for what happens anyway, of flags that are refused otherwise."""
@@ -188,7 +184,7 @@ _OBJECTS = (
     "attention-config",
     "kernel-config",
 )
-_LISTS = ("lora-modules", "cudagraph-capture-sizes", "ignore-patterns")
+_LISTS = ("cudagraph-capture-sizes", "ignore-patterns")
 
 VLLM_FLAGS = [
     StructuredOutputsFlag(

@@ -22,8 +22,14 @@ OBEYED = {
     "VLLM_ALL2ALL_BACKEND": "all2all_backend",
     "VLLM_TORCH_PROFILER_DIR": "profiler_config",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
 }
 """Variables, and the options that they give where nothing else does."""
+
+_RESOLVED = {"lora_dir", "lora_repos"}
+"""Options that the variables of vLLM's resolvers give, with which names are looked up."""
 
 READ_ELSEWHERE = {"VLLM_PLUGINS": "installed plug-ins that are called (docs/plugins.md)"}
 """Variables that are obeyed where they are read, and what they name."""
@@ -37,6 +43,7 @@ WITHOUT_MEANING = {
         ATTENTION_BACKEND USE_* FLASH_ATTN_* FLASHINFER_* DISABLE_FLASHINFER_* DEEP_GEMM_* DEEPEP_* MARLIN_*
         MOE_* FUSED_MOE_* ENABLE_FUSED_MOE_* ROCM_* XPU_* TPU_* XLA_* CUDA_* CUDART_* NCCL_* NVFP4_* MXFP4_*
         MLA_* KV_CACHE_LAYOUT DISABLED_KERNELS SKIP_P2P_CHECK V0_* V1_* CPU_MOE_PREPACK CPU_SGL_KERNEL
+        LORA_DISABLE_* LORA_ENABLE_*
         CPU_INT4_W4A8 CPU_ATTN_* FLOAT32_MATMUL_PRECISION ALLREDUCE_* SLEEP_WHEN_IDLE TARGET_DEVICE TEST_*
     """,
     "nothing is compiled for a model": "CACHE_ROOT CONFIG_ROOT DISABLE_COMPILE_* ENABLE_STARTUP_*",
@@ -54,9 +61,7 @@ WITHOUT_MEANING = {
     "models come from folders and from the hub of Hugging Face, and their length from --max-model-len": """
         USE_MODELSCOPE MODEL_REDIRECT_PATH ALLOW_LONG_MAX_MODEL_LEN PP_LAYER_PARTITION
     """,
-    "LoRA and connectors of caches are not there yet": """
-        ALLOW_RUNTIME_LORA_UPDATING LORA_* NIXL_* MOONCAKE_* KV_*
-    """,
+    "connectors of caches are not there yet": "NIXL_* MOONCAKE_* KV_*",
     "plug-ins are named by options (docs/plugins.md)": "LOGITS_PROCESSOR_THREADS",
     "it is not offered": """
         CONFIGURE_LOGGING SKIP_MODEL_NAME_VALIDATION ENABLE_RESPONSES_API_STORE TRACE_FUNCTION LOG_* LOGGING_*
@@ -93,6 +98,8 @@ def read_variables(
             notes.append(
                 f"{name} is no variable that vLLM is known to have, and changes nothing{_meant(name)}"
             )
+    if any(name.startswith(f"{_PREFIX}LORA_RESOLVER") for name in environ) and found.keys() & _RESOLVED:
+        found["lora_resolver"] = True
     if obeyed:
         notes.append(f"variables of vLLM are obeyed: {', '.join(obeyed)}")
     notes += [f"{', '.join(names)}: without meaning here, because {why}" for why, names in idle.items()]
@@ -114,6 +121,8 @@ def _written(name: str, text: str) -> str | list[str]:
             return "" if text in ("", "0") else f"{text}GiB"
         case "VLLM_TORCH_PROFILER_DIR":
             return json.dumps({"profiler": "torch", "torch_profiler_dir": text}) if text else ""
+        case "VLLM_LORA_RESOLVER_CACHE_DIR" | "VLLM_LORA_RESOLVER_HF_REPO_LIST":
+            return [part.strip() for part in text.split(",") if part.strip()]
         case "VLLM_LOGGING_LEVEL":
             return text.lower()
         case _:

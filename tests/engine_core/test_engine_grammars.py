@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import zmq
@@ -38,7 +39,7 @@ def start(*, spelled: bool = True, **changes: object) -> Engine:
     return engine
 
 
-def add(id: int, grammar: Grammar | None = ANSWERS, **more: object) -> Add:
+def add(id: int, grammar: Grammar | None = ANSWERS, **more: Any) -> Add:
     return Add(id=id, tokens=[id + 1, 7], params=Sampling(max_tokens=9), grammar=grammar, **more)
 
 
@@ -73,7 +74,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def compiler_of(engine: Engine) -> SlowCompiler:
-    queue = engine._compile_queue  # pyright: ignore[reportPrivateUsage]
+    queue = engine._intake._compile_queue  # pyright: ignore[reportPrivateUsage]
     compiler = queue and queue._compiler  # pyright: ignore[reportPrivateUsage]
     assert isinstance(compiler, SlowCompiler)
     return compiler

@@ -35,9 +35,12 @@ class FakeCache:
         self._size, self._scratch, self._windows = facts.block_size, facts.num_blocks, facts.windows
         self._entries: list[int | None] = [None] * ((facts.num_blocks + 1) * facts.block_size)
         self._tables: dict[int, list[list[int]]] = {}
+        self._shifts: dict[int, tuple[int, int]] = {}
+        """slot -> what its adapter adds to each token, and from which position on."""
 
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, shift: int = 0, shift_from: int = 0) -> None:
         self._tables[slot] = [[] for _ in self._windows]
+        self._shifts[slot] = shift, shift_from
 
     def has_room(self, slot: int, positions: int) -> bool:
         return len(self._tables[slot][0]) * self._size >= positions
@@ -61,7 +64,9 @@ class FakeCache:
         if len(tables[0]) * self._size < seq.start + seq.count:
             raise ValueError("the row has too few blocks")
         for position in range(seq.start, seq.start + seq.count):
-            entry = mix(self.entry(seq.slot, position - 1) if position else ROOT, tokens[position])
+            shift, since = self._shifts.get(seq.slot, (0, 0))
+            token = tokens[position] + (shift if position >= since else 0)
+            entry = mix(self.entry(seq.slot, position - 1) if position else ROOT, token)
             for group, table in enumerate(tables):
                 if table[position // self._size] == self._scratch:
                     raise ValueError("an entry would be written to the scratch block")

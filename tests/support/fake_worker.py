@@ -20,16 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
+from fake_adapters import CalledBefore, FakeAdapters
 from fake_beams import fork_rows, likely_after
 from fake_cache import FakeCache, entries_of, sum_up
 from fake_guesses import bounds_of, nearest, run_drafter, run_rows
 from fake_media import FakeMedia
 from fake_sources import FakeSources
 from fake_states import FakeStates
+from fake_steps import DueStep, Landed, SlowStep
 from no_calls import NoCalls
 
 from engine_core import process
 from engine_core.executor import ExecutorDead
+from worker.calls.messages import WorkerCall
 from worker.config import WorkerConfig
 from worker.protocol import (
     QUERY_GONE,
@@ -55,7 +58,6 @@ KILLS_PROCESS = 43
 LOSES_DEVICE = 44
 SLOW_STEP = 45
 HANGS_STEP = 46
-SLOW_SECONDS = 0.5
 
 WHOLE_TASKS = ("token_embed",)
 
@@ -162,61 +164,12 @@ def _row(new: NewSeq, tokens: list[int]) -> _Row:
     return _Row(tokens, new.prompt_len, told, pooling=None, logprobs=new.params.logprobs)
 
 
-@dataclass(slots=True)
-class Landed:
-    """A launched step, in place of the real worker's handle."""
-
-    output: StepOutput | Exception
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepOutput:
-        if isinstance(self.output, Exception):
-            raise self.output
-        return self.output
-
-
-class DueStep(Landed):
-    """A step that is computed when the bounds of it and of those before it have come."""
-
-    def __init__(self) -> None:
-        super().__init__(ValueError("a step is awaited whose bounds nobody has told"))
-        self._done = False
-
-    def land(self, landed: Landed) -> None:
-        self.output, self._done = landed.output, True
-
-    def done(self) -> bool:
-        return self._done
-
-
-class SlowStep(Landed):
-    """A step that is done after a while, which a byte in `notice` says."""
-
-    def __init__(self, output: StepOutput | Exception, notice: socket.socket) -> None:
-        super().__init__(output)
-        self._notice = notice
-        self._over = threading.Event()
-        threading.Timer(SLOW_SECONDS, self._end).start()
-
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    def result(self) -> StepOutput:
-        self._over.wait()
-        return super().result()
-
-    def _end(self) -> None:
-        self._over.set()
-        self._notice.send(b"\0")
-
-
 class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self.cache = FakeCache(facts)
         self.media, self.sources = FakeMedia(facts), FakeSources()
+        self.adapters = FakeAdapters()
         self._rows: dict[int, _Row] = {}
         self.states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)
         self.failed = False
@@ -233,7 +186,8 @@ class FakeWorker:
             raise ValueError("a row occurs twice")
         for new in step.new:
             self._rows[new.slot] = _row(new, self.media.begin(new))
-            self.cache.begin(new.slot)
+            shift = self.adapters.shifts[new.adapter] if new.adapter else 0
+            self.cache.begin(new.slot, shift, new.adapter_from)
             self.sources.begin(new)
         self.sources.follow(step)
         if step.beams:
@@ -339,6 +293,9 @@ class FakeExecutor(NoCalls):
         self._report("cache", 1.0)
         self._report("warmup", 1.0)
         return self._worker.facts
+
+    def call(self, call: WorkerCall) -> CalledBefore:
+        return CalledBefore([self._worker.adapters.call(call)])
 
     def submit(self, step: StepInput) -> Landed:
         if not self._due and not any(seq.bound for seq in step.seqs):

@@ -11,7 +11,7 @@ from models.config import ModelConfig
 from models.conversion.conversion_choice import Conversion
 from server.options.option_table import assemble
 from worker.config import WorkerConfig
-from worker.options import WorkerOptions
+from worker.options import LoraOptions, WorkerOptions
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -47,6 +47,10 @@ def change_options(config: WorkerConfig, **options: Any) -> WorkerConfig:
 
 def engine_config(model: object, **options: Any) -> EngineConfig:
     """An engine of the model in this folder, with the worker's options among its own."""
-    known = {*EngineConfig.__struct_fields__, *WorkerOptions.__struct_fields__}
+    known = {
+        *EngineConfig.__struct_fields__,
+        *WorkerOptions.__struct_fields__,
+        *LoraOptions.__struct_fields__,
+    }
     assert not set(options) - known, set(options) - known
     return assemble(EngineConfig, {"model": str(model), **options})

@@ -11,9 +11,17 @@ _GENERATION = 1 << 15
 """The number of lost blocks whose hashes are kept at least, about 100 bytes for each."""
 
 
-def root_hash(salt: str) -> bytes:
-    """The hash with which a chain of block hashes begins. Sequences of different salts share no block."""
-    return hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+def root_hash(salt: str, adapter: str = "") -> bytes:
+    """The hash with which a chain of block hashes begins. Sequences of different salts share no block, nor do
+    those that different adapters compute, which are told apart by their digests."""
+    root = hashlib.blake2b(salt.encode(), digest_size=_HASH_BYTES).digest()
+    return adapted(root, adapter) if adapter else root
+
+
+def adapted(parent: bytes, adapter: str) -> bytes:
+    """The hash of all tokens before a block that an adapter computes, as the parent of that block's."""
+    data = parent + adapter.encode()
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES, person=b"adapter").digest()
 
 
 def own_salt(salt: str, prompt: list[int], media: Iterable[tuple[bytes, int]]) -> str:

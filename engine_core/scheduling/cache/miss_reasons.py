@@ -31,7 +31,7 @@ class RememberedPrompt:
 
     def __init__(self, seq: Sequence) -> None:
         self.key = seq.key
-        self.salt = seq.request.salt
+        self.salt = seq.salt
         self.state: Literal["computing", "preempted", "not_computed"] = "computing"
         """The reason why its tokens are not cached, should they never have been published."""
         self._prompt_len = seq.prompt_len
@@ -63,7 +63,7 @@ class PrefixMemory:
         self._most = most_tokens
         self._prompts: dict[RememberedPrompt, None] = {}
         """All prompts, the oldest first."""
-        self._by_salt: dict[str, dict[RememberedPrompt, None]] = {}
+        self._by_salt: dict[tuple[str, str], dict[RememberedPrompt, None]] = {}
         self._open: dict[Key, RememberedPrompt] = {}
         """The prompts of sequences that run, or were preempted."""
 
@@ -103,7 +103,7 @@ class PrefixMemory:
             index += 1
         media = [(media.at, media.length, media.hash) for media in seq.request.media]
         tokens = _as_bytes(seq.tokens, media)
-        prompts = list(reversed(self._by_salt.get(seq.request.salt, ())))  # the newest first
+        prompts = list(reversed(self._by_salt.get(seq.salt, ())))  # the newest first
         common, nearest = _nearest(tokens, prompts)
         matched = max(common, index * size)
         if seq.owes_prompt_logprobs:

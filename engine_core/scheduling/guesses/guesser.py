@@ -105,7 +105,7 @@ class Guesser:
             most = min(most, asked)
         if most <= 0:
             return
-        salt = number_of(seq.request.salt)
+        salt = number_of(*seq.salt)
         lookup = Lookup(seq.tokens, seq.left, self._options.least_match, self._longest, self._answers, salt)
         lookup.enter()
         self._guessed[seq] = guessed = _Guessed(lookup, most)
@@ -144,7 +144,7 @@ class Guesser:
         self._ready.pop(seq, None)
         if self._guessed.pop(seq, None) and self._answers is not None:
             begin = max(0, seq.prompt_len - self._longest)
-            self._answers.add(seq.tokens[begin:], number_of(seq.request.salt))
+            self._answers.add(seq.tokens[begin:], number_of(*seq.salt))
 
     def pays(self, seqs: Collection[Sequence]) -> bool:
         """Whether steps with guesses, planned when the one before has landed, beat steps planned ahead."""

@@ -93,6 +93,6 @@ class Answers:
         return found[: found.index(-1)] if -1 in found else found
 
 
-def number_of(salt: str) -> int:
-    """A number that stands for a salt. It is as hard to meet by chance as a block of another salt."""
-    return int.from_bytes(root_hash(salt)[:8], "little", signed=True)
+def number_of(salt: str, adapter: str = "") -> int:
+    """A number that stands for a salt and an adapter. It is as hard to meet by chance as their blocks."""
+    return int.from_bytes(root_hash(salt, adapter)[:8], "little", signed=True)

@@ -11,7 +11,7 @@ whose readers do not keep up are paused: they are in no step, and wait for no sl
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from engine_core.protocol import Add, Standing
@@ -30,7 +30,9 @@ _MOST_OWNERS = 64
 
 
 class WaitingQueue:
-    def __init__(self, *, by_priority: bool) -> None:
+    def __init__(self, by_priority: bool, may_run: Callable[[Sequence], bool] | None = None) -> None:
+        """`may_run`: whether the step that is planned has room for a sequence; others are passed over."""
+        self._may_run = may_run
         self.promoted: Sequence | None = None
         """A sequence that gets the next slot, because another one was preempted for it."""
         self._by_priority = by_priority
@@ -68,10 +70,19 @@ class WaitingQueue:
         rank = request.priority if self._by_priority else class_of(request) == WorkClass.BACKGROUND
         return (int(rank), turn, arrival)
 
+    @property
+    def next_promoted(self) -> Sequence | None:
+        """The promoted sequence, if the step has room for it."""
+        found = self.promoted
+        return found if found is None or self._may_run is None or self._may_run(found) else None
+
     def first(self, work_class: WorkClass) -> Sequence | None:
-        if (promoted := self.promoted) is not None and promoted.work_class is work_class:
+        if (promoted := self.next_promoted) is not None and promoted.work_class is work_class:
             return promoted
         queues = self._queues[work_class]
+        if (may_run := self._may_run) is not None:
+            able = [next(filter(may_run, queue), None) for queue in queues.values()]
+            return min([seq for seq in able if seq is not None], key=_rank, default=None)
         if len(queues) < 2:
             return next((queue[0] for queue in queues.values()), None)
         heads = [queue[0] for queue in queues.values()]

@@ -101,7 +101,7 @@ def test_flags_of_vllm_are_accepted_where_they_change_nothing() -> None:
         ({"port": "x"}, "port: 'x' is not a whole number"),
         ({"hf_overrides": [1]}, "hf_overrides: [1] is not a JSON object"),
         ({"dtype": "int3"}, "dtype: 'int3' is not one of auto, bfloat16, float16, float32"),
-        ({"enable_lora": True}, "enable_lora is not supported yet"),
+        ({"enable_mfu_metrics": True}, "enable_mfu_metrics is not supported yet"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb is not supported yet; leave it out, or give 0"),
         ({"async_scheduling": False, "steps_ahead": 2}, "async_scheduling and steps_ahead contradict"),
         ({"nnodes": 2, "node_rank": 2}, "node_rank 2: of nnodes 2 the last is 1"),

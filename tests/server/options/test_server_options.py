@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine_core.config import EngineConfig
+from server.options.adapter_options import AdapterOptions
 from server.options.batch_options import BatchOptions
 from server.options.connection_options import ConnectionOptions
 from server.options.media_options import MediaOptions
@@ -19,7 +20,7 @@ from server.options.server_config import AccessOptions, LogOptions, ReportOption
 from server.options.server_options import OPTIONS, parse
 from server.options.vector_options import VectorOptions
 from server.options.vllm_flags import VLLM_FLAGS
-from worker.options import WorkerOptions, size
+from worker.options import LoraOptions, WorkerOptions, size
 
 
 def read(*arguments: str, **environ: str) -> ServerConfig:
@@ -167,7 +168,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["--worker-cls", "a.B"], "run code in a worker; leave it out, or give auto"),
         (["--allowed-origins", "*", "--allow-credentials"], "every website"),
         (["--config", "/nowhere/file.yaml"], "cannot be read"),
-        (["--enable-lora"], "--enable-lora is not supported yet"),
+        (["--enable-mfu-metrics"], "--enable-mfu-metrics is not supported yet"),
         (["-tp", "0"], "--tensor-parallel-size: must be at least 1"),
         (["--quantization", "fp4"], "--quantization: 'fp4' is not one of int8"),
         (["--port"], "expected one argument"),
@@ -262,12 +263,14 @@ def test_null_in_a_file_is_the_default_also_of_an_option_with_choices(file: Path
 
 
 def test_vllms_flags_in_a_file_are_read_as_on_the_command_line(file: Path) -> None:
-    file.write_text("disable-custom-all-reduce: true\nenable-lora: false\nswap-space: 0\nhf-token: null\n")
+    file.write_text("disable-custom-all-reduce: true\ngrpc: false\nswap-space: 0\nhf-token: null\n")
     assert read("--config", str(file)) == read()
-    file.write_text("enable-lora: true\n")
-    assert "--enable-lora is not supported yet" in refusal("--config", str(file))
-    file.write_text("enable-lorra: true\n")
-    assert "enable-lorra; --help lists them" in refusal("--config", str(file))  # enable-lora is refused too
+    file.write_text("enable-mfu-metrics: true\n")
+    assert "--enable-mfu-metrics is not supported yet" in refusal("--config", str(file))
+    file.write_text("enable-mfu-metrix: true\n")
+    assert "enable-mfu-metrix; --help lists them" in refusal(
+        "--config", str(file)
+    )  # the other is refused, too
 
 
 def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
@@ -279,10 +282,12 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
         LogOptions,
         MediaOptions,
         VectorOptions,
+        AdapterOptions,
         BatchOptions,
         ReportOptions,
         EngineConfig,
         WorkerOptions,
+        LoraOptions,
     )
     fields = [info.name for struct in structs for info in msgspec.structs.fields(struct)]
     options = [option.field for option in OPTIONS]
@@ -298,6 +303,8 @@ def test_every_field_is_an_option_and_no_name_is_there_twice() -> None:
         "media",
         "vectors",
         "batches",
+        "adapters",
+        "lora",
         "reports",
     }
     assert sorted(options) == sorted({*fields, *shorthands} - groups)
@@ -334,4 +341,26 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
     for group in ("Model:", "Device and memory:", "Workers and replicas:", "Scheduler:", "HTTP:"):
         assert group in done.stdout
     assert "--shutdown-timeout" in done.stdout
-    assert "--enable-lora" not in done.stdout
+    assert "--enable-mfu-metrics" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--max-lora-rank 64", "--max-lora-rank is for adapters: give --enable-lora, too, or --lora-modules"),
+        ("--enable-lora --max-loras 2 --max-cpu-loras 1", "max_cpu_loras (1) must be >= max_loras (2)"),
+        ("--lora-modules x", "'x' should be name=path"),
+        ("--lora-modules a=b a=c", "the name 'a' is taken"),
+        ("--lora-modules m=b", "the name 'm' is taken"),
+        (
+            '--lora-modules {"name":"a","path":"b","rank":3}',
+            "its fields are name, path, base_model_name, labels",
+        ),
+        ('--lora-modules {"name":"a","path":"b","base_model_name":"q"}', "a is said to be for 'q', and this"),
+        ("--lora-resolver", "--lora-resolver looks into --lora-dir and --lora-repos"),
+        ("--lora-repos one", "'one' should be owner/repo, or owner/repo/folder"),
+        ("--lora-repos a/../b", "'a/../b' should be owner/repo"),
+    ],
+)
+def test_options_of_adapters_that_mean_nothing_are_refused(given: str, said: str) -> None:
+    assert said in refusal("m", *given.split())

@@ -78,7 +78,6 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("--structured-outputs-config.disable_any_whitespace true", "`disable_any_whitespace` is not supp"),
         ("--structured-outputs-config [1]", "takes an object"),
         ("--structured-outputs-config.reasoning_parser qwen3", "an option of its own, --reasoning-parser"),
-        ("--lora-modules a=b c=d", "--lora-modules is not supported yet"),
         ("--kv-offloading-size 4", "in which the KV cache of a CPU is anyway: raise --kv-cache-memory-bytes"),
         ("--kv-offloading-backend lmcache", "has no other backend: give --kv-cache-dir to keep prefixes"),
         ("""--kv-transfer-config '{"kv_connector": "LMCacheConnectorV1"}'""", "give --kv-cache-dir"),

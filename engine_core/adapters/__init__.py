@@ -1,0 +1,1 @@
+"""What servers and engines tell each other of adapters (LoRA), and the files of these."""

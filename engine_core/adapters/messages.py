@@ -1,0 +1,50 @@
+"""Messages on adapters between servers and engines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker.calls.messages import AdapterFacts
+
+
+class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """An adapter under a name. Two names may mean the same one."""
+
+    name: str
+    digest: str
+    """A digest of all that decides what it computes."""
+    folder: str
+    stamp: str
+    """What changes when its files are written."""
+    root: str
+    """Where it came from, as clients are told."""
+    invocation: tuple[int, ...] = ()
+    """The tokens from whose last occurrence in a prompt on it computes; none: from the beginning."""
+    labels: tuple[str, ...] = ()
+    """The names of what its head tells apart, if the operator has given some."""
+    pinned: bool = False
+    """Whether it stays loaded, however long nobody asks for it."""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order to load an adapter, to which its name refers from then on. `AdapterState` is the answer."""
+
+    adapter: Adapter
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """An order that a name refers to no adapter any more. What runs goes on. `AdapterState` is the answer."""
+
+    name: str
+
+
+class AdapterState(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """What an engine tells every server when it has loaded or dropped an adapter, or cannot load it."""
+
+    adapter: Adapter
+    facts: AdapterFacts | None = None
+    """None: the name refers to no adapter there."""
+    error: str = ""
+    """Why it cannot be loaded, if it cannot."""
+    seconds: float = 0.0
+    """How long loading took."""

@@ -1,0 +1,1 @@
+"""Requests before they go to the scheduler."""

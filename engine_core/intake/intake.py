@@ -1,0 +1,151 @@
+"""Keeps requests until they can be scheduled: grammars are compiled first, and adapters loaded."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from engine_core.grammar.compile_queue import CompileQueue, Key
+from engine_core.grammar.matcher import TokenMatcher
+from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Ready, Spelling, Tokens
+from engine_core.scheduling.adapters.adapter_table import AdapterTable
+from engine_core.scheduling.scheduler import Scheduler
+
+
+class Intake:
+    """Takes requests in; whatever becomes of one, exactly one terminal answer follows."""
+
+    def __init__(self, ready: Ready, scheduler: Scheduler, adapters: AdapterTable | None) -> None:
+        self._ready = ready
+        self._compile_queue: CompileQueue | None = None
+        """Requests whose grammar is being compiled, once tokens are known by their bytes."""
+        self.adapters = adapters
+        self._outputs: OutputsByClient = {}
+        self.use(scheduler)
+
+    def use(self, scheduler: Scheduler) -> None:
+        """Give requests to this scheduler from now on."""
+        self._scheduler = scheduler
+        scheduler.adapters = self.adapters
+        if self.adapters is not None:
+            self.adapters.wake()
+
+    def stop(self) -> None:
+        if self._compile_queue is not None:
+            self._compile_queue.stop()
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._compile_queue is not None:
+            self._compile_queue.register(poller)
+
+    def __len__(self) -> int:
+        """The number of requests here."""
+        waiting = 0 if self.adapters is None else self.adapters.waiting
+        return waiting + (len(self._compile_queue) if self._compile_queue else 0)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to do for requests or adapters, or to be told."""
+        adapters = self.adapters is not None and self.adapters.is_busy
+        return bool(self._compile_queue or self._outputs or adapters)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `advance` or `take_outputs` has something to do, compiled grammars aside."""
+        return bool(self._outputs) or (self.adapters is not None and self.adapters.has_news)
+
+    def take_outputs(self) -> OutputsByClient:
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    def spell(self, spelling: Spelling) -> None:
+        """Learn how tokens are spelled, so that requests may have grammars."""
+        if self._compile_queue is None:
+            self._compile_queue = CompileQueue(self._ready.vocab_size, self._ready.folder)
+        self._compile_queue.spell(spelling)
+
+    def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
+        if request.grammar is None or matcher is not None:
+            self._add_compiled(client, request, matcher)
+        elif refused := self._compile(client, request, request.grammar):
+            self.answer(client, refused)
+
+    def answer(self, client: int, answer: Failed | Tokens) -> None:
+        self._outputs.setdefault(client, []).append(answer)
+
+    def _compile(self, client: int, request: Add, grammar: Grammar) -> Failed | None:
+        """Have the grammar of a request compiled, after which it goes on its way."""
+        if self._compile_queue is None:
+            return Failed(id=request.id, code=500, message="the server has not said how tokens are spelled")
+        if refused := self._scheduler.refusal(client, request, elsewhere=len(self)):
+            return refused
+        if (client, request.id) in self._compile_queue:
+            return Failed(id=request.id, code=400, message="a live request has the same id")
+        self._compile_queue.add(client, request, grammar)
+        self._take_compiled()  # it may be known
+        return None
+
+    def advance(self, *, wait: bool = False) -> None:
+        """Give requests to the scheduler that can run now. With `wait`, wait until there is one."""
+        if self._compile_queue:
+            if wait:
+                self._compile_queue.wait()
+            self._take_compiled()
+        if (adapters := self.adapters) is None:
+            return
+        if wait and not self._compile_queue:
+            adapters.wait()
+        adapters.advance()
+        for client, failed in adapters.take_failed():
+            self.answer(client, failed)
+        for ready in adapters.leave():
+            self._schedule(ready.client, ready.request, ready.matcher, paused=ready.paused)
+
+    def _take_compiled(self) -> None:
+        for compiled in self._compile_queue.leave() if self._compile_queue else ():
+            outcome = compiled.outcome()
+            if isinstance(outcome, Failed):
+                self.answer(compiled.client, outcome)
+            else:
+                self._add_compiled(compiled.client, compiled.request, outcome, paused=compiled.paused)
+
+    def _add_compiled(
+        self, client: int, request: Add, matcher: TokenMatcher | None, *, paused: bool = False
+    ) -> None:
+        if not request.adapter:
+            return self._schedule(client, request, matcher, paused=paused)
+        if self.adapters is None:
+            return self.answer(client, Failed(request.id, 400, "the engine has no adapters"))
+        refused = self._scheduler.refusal(client, request, elsewhere=len(self))
+        entered = refused or self.adapters.enter(client, request, matcher)
+        if isinstance(entered, Failed):
+            self.answer(client, entered)
+        elif entered:
+            self._schedule(client, request, matcher, paused=paused)
+        elif paused:
+            self.adapters.set_paused([(client, request.id)], paused=True)
+
+    def _schedule(self, client: int, request: Add, matcher: TokenMatcher | None, *, paused: bool) -> None:
+        answer = self._scheduler.add(client, request, time.monotonic(), matcher)
+        if answer is not None:
+            self._outputs.setdefault(client, []).append(answer)
+        if paused:
+            self._scheduler.paused.pause([(client, request.id)])
+
+    def keys(self) -> list[Key]:
+        """The requests that are here."""
+        compiling = self._compile_queue.keys() if self._compile_queue else []
+        return [*compiling, *(self.adapters.keys() if self.adapters else ())]
+
+    def abort(self, keys: list[Key]) -> None:
+        """End those of these requests that are here."""
+        found = self._compile_queue.discard(keys) if self._compile_queue else []
+        found += self.adapters.discard(keys) if self.adapters else []
+        for client, id in found:
+            self.answer(client, Tokens(id=id, tokens=[], finish="abort"))
+
+    def set_paused(self, keys: list[Key], *, paused: bool) -> None:
+        for queue in (self._compile_queue, self.adapters):
+            if queue:
+                queue.set_paused(keys, paused=paused)

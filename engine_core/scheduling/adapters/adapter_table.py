@@ -1,0 +1,375 @@
+"""The one owner of an engine's adapters: which are known, which are being loaded, which the workers have.
+
+An adapter is known while a name refers to it, or a request still needs it. The workers have room for so many
+at a time: if another one is wanted, the one goes that was used longest ago, but none that is pinned or that a
+live sequence uses. Requests whose adapter is not there wait here, outside of the scheduler, so they hold
+nobody up. If all places are in use, requests for those that are there may pass so many times; then one of
+these takes no more sequences until it is free and another one has its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from engine_core.adapters.adapter_files import has_changed
+from engine_core.adapters.messages import Adapter, AdapterState
+from engine_core.engine_stats import AdapterStats
+from engine_core.grammar.matcher import TokenMatcher
+from engine_core.protocol import Add, Failed
+from worker.calls.messages import (
+    DROP_ADAPTER,
+    LOAD_ADAPTER,
+    AdapterFacts,
+    CallFailed,
+    WorkerReturn,
+    results_of,
+)
+
+PATIENCE = 16
+"""The requests that may pass one whose adapter finds no place."""
+
+Key = tuple[int, int]
+"""The number of a client, and the id of one of its requests."""
+
+_log = logging.getLogger(__name__)
+
+
+class Call(Protocol):
+    """What every worker has returned of a call, which may not be there yet."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> list[WorkerReturn]: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    adapter: Adapter
+    """The adapter under the name that it was given last."""
+    number: int = 0
+    """The number by which workers have it, or will; 0: they do not."""
+    facts: AdapterFacts | None = None
+    """What workers have told of it; None: they do not have it."""
+    told: AdapterFacts | None = None
+    """What they told when they loaded it last; None: they never have."""
+    users: int = 0
+    """The live sequences that use it."""
+    waiting: int = 0
+    """The requests that wait for it."""
+    used: int = 0
+    """When it was used last, counted in uses of all."""
+    is_closing: bool = False
+    """Whether it takes no more sequences, because another adapter needs its place."""
+    untold: list[Adapter] = field(default_factory=list[Adapter])
+    """The names under which it was asked for, of which servers are to be told when it is loaded."""
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.facts is not None and not self.is_closing
+
+
+@dataclass(slots=True)
+class QueuedRequest:
+    client: int
+    request: Add
+    matcher: TokenMatcher | None
+    known: _Known
+    paused: bool = False
+    """Whether nothing shall be computed for it yet."""
+
+
+class AdapterTable:
+    def __init__(self, most: int, call: Callable[[str, list[Any]], Call]) -> None:
+        """The workers have room for `most` adapters at a time; `call` has every worker run a method."""
+        self._most, self._call = most, call
+        self._names: dict[str, Adapter] = {}
+        self._known: dict[str, _Known] = {}
+        """Digest -> the adapter."""
+        self._free = list(range(1, most + 1))
+        """The numbers that no adapter has, the lowest first."""
+        self._wanted: dict[_Known, None] = {}
+        """The adapters that are to be loaded, in their order."""
+        self._loading: tuple[_Known, Call, float] | None = None
+        """The adapter that is being loaded, what comes of it, and when that began."""
+        self._drops: deque[Call] = deque()
+        """What comes of adapters that workers give up."""
+        self._queued: dict[Key, QueuedRequest] = {}
+        self._asleep = False
+        self._uses = self._passed = 0
+        self._states: list[AdapterState] = []
+        self._failed: list[tuple[int, Failed]] = []
+
+    # Orders of servers.
+
+    def load(self, adapter: Adapter) -> None:
+        """Have a name refer to an adapter. `take_states` tells what becomes of it."""
+        known = self._known.setdefault(adapter.digest, _Known(adapter))
+        before = self._names.get(adapter.name)
+        self._names[adapter.name] = known.adapter = adapter
+        if before is not None and before.digest != adapter.digest:
+            self._forget_unused(self._known[before.digest])
+        known.untold.append(adapter)
+        if known.facts is not None:
+            self._tell(known)
+        elif not known.number:
+            self._wanted[known] = None
+
+    def drop(self, name: str) -> None:
+        """Have a name refer to nothing. Requests that use the adapter already run on."""
+        if (adapter := self._names.pop(name, None)) is not None:
+            self._states.append(AdapterState(adapter))
+            known = self._known[adapter.digest]
+            known.untold = [each for each in known.untold if each.name != name]
+            self._forget_unused(known)
+
+    def fall_asleep(self) -> None:
+        """Note that there are no workers until `wake`. Call this when nothing is loaded."""
+        self._asleep = True
+        self._drops.clear()
+        for known in self._known.values():
+            if known.number:
+                self._give_up(known)
+
+    def wake(self) -> None:
+        """Note that there are workers again, which have no adapter yet."""
+        self._asleep = False
+
+    # Requests.
+
+    def enter(self, client: int, request: Add, matcher: TokenMatcher | None) -> bool | Failed:
+        """Whether a request can run now. If not, it stays here, and `leave` returns it when it can."""
+        known, key = self._known.get(request.adapter), (client, request.id)
+        if known is None:
+            return Failed(request.id, 503, "its adapter has been unloaded meanwhile: send the request again")
+        if key in self._queued:
+            return Failed(request.id, 400, "a live request has the same id")
+        if known.takes_requests:
+            self._passed += bool(self._wanted)
+            if self._passed >= PATIENCE:
+                self._close_one()
+            return True
+        self._queued[key] = QueuedRequest(client, request, matcher, known)
+        known.waiting += 1
+        if not known.number:
+            self._wanted[known] = None
+        return False
+
+    def leave(self) -> list[QueuedRequest]:
+        """The requests whose adapter is there now, which are not here any more."""
+        able = [key for key, queued in self._queued.items() if queued.known.takes_requests]
+        return [self._take_out(key) for key in able]
+
+    def take_failed(self) -> list[tuple[int, Failed]]:
+        """The answers to requests whose adapter cannot be loaded, with their clients."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def discard(self, keys: Iterable[Key]) -> list[Key]:
+        """Let requests go that nobody waits for any more; returns those that were here."""
+        found = [key for key in keys if key in self._queued]
+        for key in found:
+            self._forget_unused(self._take_out(key).known)
+        return found
+
+    def keys(self) -> list[Key]:
+        """The requests that wait here."""
+        return list(self._queued)
+
+    def set_paused(self, keys: Iterable[Key], *, paused: bool) -> None:
+        for key in keys:
+            if key in self._queued:
+                self._queued[key].paused = paused
+
+    def begin(self, digest: str) -> int:
+        """Note that a sequence uses an adapter, until `end`; returns the number that workers know."""
+        known = self._known[digest]
+        self._uses += 1
+        known.users, known.used = known.users + 1, self._uses
+        return known.number
+
+    def end(self, digest: str) -> None:
+        known = self._known[digest]
+        known.users -= 1
+        self._forget_unused(known)
+
+    def first_position(self, digest: str, prompt: list[int]) -> int | None:
+        """The first position that an adapter computes of a prompt; None if it computes none."""
+        tokens = list(self._known[digest].adapter.invocation)
+        for start in range(len(prompt) - len(tokens), -1, -1) if tokens else ():
+            if prompt[start : start + len(tokens)] == tokens:
+                return start + 1
+        return None if tokens else 0
+
+    # What is told.
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `advance` would find something, or something is to be told."""
+        if self._loading is not None:
+            found = self._loading[1].done()
+        else:
+            found = bool(self._wanted) and not self._asleep and (self._free or self._victim() is not None)
+        return bool(found or self._states or self._failed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits here, or an adapter is being loaded or is to be."""
+        wanted = self._wanted and not self._asleep
+        return bool(self._loading or self._states or self._failed or self._queued or wanted)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests here."""
+        return len(self._queued)
+
+    @property
+    def stats(self) -> AdapterStats:
+        known = [(one.adapter.name, one) for one in self._known.values()]
+        return AdapterStats(
+            running=sorted(name for name, one in known if one.users),
+            waiting=sorted(name for name, one in known if one.waiting),
+            resident=sum(one.facts is not None for _, one in known),
+        )
+
+    def take_states(self) -> list[AdapterState]:
+        """What servers are to be told."""
+        states, self._states = self._states, []
+        return states
+
+    @property
+    def all_states(self) -> list[AdapterState]:
+        """What a server is to be told that is new."""
+        found = [(adapter, self._known[adapter.digest]) for adapter in self._names.values()]
+        return [AdapterState(adapter, known.told) for adapter, known in found if known.told is not None]
+
+    # Loading.
+
+    def advance(self) -> None:
+        """Take note of what workers have loaded, and have them load what is wanted next."""
+        while self._drops and self._drops[0].done():
+            for each in self._drops.popleft().result():
+                if each.error:
+                    _log.error("an adapter could not be dropped: %s", each.error)
+        if self._loading is not None:
+            if not self._loading[1].done():
+                return
+            (known, call, began), self._loading = self._loading, None
+            self._land(known, call, time.monotonic() - began)
+        while self._wanted and self._loading is None and not self._asleep:
+            if not self._free and (victim := self._victim()) is not None:
+                self._evict(victim)
+            if self._free:
+                self._begin_load(next(iter(self._wanted)))
+            elif all(one.adapter.pinned for one in self._known.values() if one.number):
+                self._fail(next(iter(self._wanted)), f"all {self._most} places of --max-cpu-loras are pinned")
+            else:
+                return
+        if not self._wanted:
+            self._passed = 0
+            for known in self._known.values():
+                known.is_closing = False
+
+    def wait(self) -> None:
+        """Wait until an adapter is loaded that is being loaded."""
+        if self._loading is not None:
+            self._loading[1].result()
+
+    def _victim(self) -> _Known | None:
+        """The adapter whose place another one gets; None if all are in use."""
+        idle = [
+            one
+            for one in self._known.values()
+            if one.number
+            and not one.users
+            and (one.is_closing or not (one.adapter.pinned or one.waiting or one.untold))
+        ]
+        return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
+
+    def _close_one(self) -> None:
+        """Have the adapter with the fewest sequences take no more, so that another one gets its place."""
+        loaded = [one for one in self._known.values() if one.facts is not None and not one.adapter.pinned]
+        if loaded and not any(one.is_closing for one in loaded):
+            self._passed = 0
+            min(loaded, key=lambda one: (one.users, one.used)).is_closing = True
+
+    def _begin_load(self, known: _Known) -> None:
+        del self._wanted[known]
+        try:
+            if has_changed(known.adapter):
+                return self._fail(known, "its files have changed since: load it again")
+        except (OSError, ValueError) as error:
+            return self._fail(known, str(error))
+        known.number, self._passed = heappop(self._free), 0
+        call = self._call(LOAD_ADAPTER, [known.number, known.adapter.folder])
+        self._loading = known, call, time.monotonic()
+
+    def _land(self, known: _Known, call: Call, seconds: float) -> None:
+        """Take note of an adapter that is loaded, or cannot be."""
+        try:
+            returned = results_of(call.result())
+            facts = [msgspec.convert(each, AdapterFacts, from_attributes=True) for each in returned]
+        except (CallFailed, msgspec.ValidationError) as error:
+            self._give_up(known)
+            return self._fail(known, str(error))
+        known.facts = known.told = replace(facts[-1], bytes=sum(each.bytes for each in facts))
+        self._uses += 1
+        known.used = self._uses
+        _log.info("adapter %s: %d bytes, loaded in %.2f s", known.adapter.name, known.facts.bytes, seconds)
+        self._tell(known, seconds)
+        self._forget_unused(known)
+
+    def _tell(self, known: _Known, seconds: float = 0.0) -> None:
+        untold, known.untold = known.untold, []
+        self._states += [AdapterState(each, known.facts, seconds=seconds) for each in untold]
+
+    def _fail(self, known: _Known, reason: str) -> None:
+        """Forget an adapter that cannot be loaded, and tell servers and those who wait for it."""
+        self._wanted.pop(known, None)
+        known.untold = []
+        for name, adapter in list(self._names.items()):
+            if adapter.digest == known.adapter.digest:
+                del self._names[name]
+                self._states.append(AdapterState(adapter, error=reason))
+        for key in [key for key, queued in self._queued.items() if queued.known is known]:
+            queued = self._take_out(key)
+            message = f"the adapter {known.adapter.name} cannot be loaded: {reason}"
+            self._failed.append((queued.client, Failed(queued.request.id, 503, message)))
+        self._forget_unused(known)
+
+    def _take_out(self, key: Key) -> QueuedRequest:
+        queued = self._queued.pop(key)
+        queued.known.waiting -= 1
+        return queued
+
+    def _forget_unused(self, known: _Known) -> None:
+        """Let an adapter go that nobody can ask for any more, once nothing uses it."""
+        is_loading = self._loading is not None and self._loading[0] is known
+        if known.users or known.waiting or is_loading:
+            return
+        if not known.untold and known.number == 0 and known.told is not None:
+            self._wanted.pop(known, None)  # those who wanted it again have gone
+        if all(adapter.digest != known.adapter.digest for adapter in self._names.values()):
+            self._wanted.pop(known, None)
+            if known.number:
+                self._evict(known)
+            self._known.pop(known.adapter.digest, None)
+
+    def _evict(self, known: _Known) -> None:
+        self._drops.append(self._call(DROP_ADAPTER, [known.number]))
+        self._give_up(known)
+
+    def _give_up(self, known: _Known) -> None:
+        """Note that the workers do not have an adapter; calls come in their order, so its number is free."""
+        heappush(self._free, known.number)
+        known.number, known.facts, known.is_closing = 0, None, False
+        if known.waiting or known.untold:
+            self._wanted[known] = None

@@ -1,0 +1,68 @@
+"""Chooses the adapters that sequences of a step may have: a worker computes so many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from engine_core.scheduling.adapters.adapter_table import AdapterTable
+from engine_core.scheduling.sequence import Sequence
+
+PATIENCE = 16
+"""The steps for which running sequences of other adapters may keep one from beginning."""
+
+
+class AdapterTurns:
+    """If there are too many, those have the next step whose last one is longest ago."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._step = 0
+        self._last: dict[int, int] = {}
+        """Adapter -> the step that it was in last."""
+        self._passed_since: dict[int, int] = {}
+        """Adapter -> the step since which sequences of it have waited for room in steps."""
+        self._taken: set[int] = set()
+        self._left = most
+
+    def begin_step(self, running: Iterable[Sequence]) -> None:
+        """Choose among those of running sequences. What is left is for whichever comes first."""
+        self._step += 1
+        wanted = {seq.adapter for seq in running if seq.adapter}
+        overdue = [one for one, since in self._passed_since.items() if self._step - since >= PATIENCE]
+        for adapter in overdue[: self._most]:
+            wanted.add(adapter)
+            del self._passed_since[adapter]  # it may be aborted: then the place is free in the next step
+        first = sorted(wanted, key=lambda one: (one not in overdue, self._last.get(one, 0)))
+        self._taken = set(first[: self._most])
+        self._last.update(dict.fromkeys(self._taken, self._step))
+        self._left = self._most - len(self._taken)
+
+    def may_have(self, seq: Sequence) -> bool:
+        """Whether there is room for the adapter of a sequence."""
+        adapter = seq.adapter
+        if not adapter or adapter in self._taken or self._left:
+            return True
+        self._passed_since.setdefault(adapter, self._step)
+        return False
+
+    def take(self, seq: Sequence) -> None:
+        """Note that a sequence gets a row."""
+        if (adapter := seq.adapter) and adapter not in self._taken:
+            self._taken.add(adapter)
+            self._last[adapter] = self._step
+            self._passed_since.pop(adapter, None)
+            self._left -= 1
+
+
+def begin_adapter(seq: Sequence, adapters: AdapterTable) -> None:
+    """Have a sequence use the adapter of its request, if that computes anything of it."""
+    request = seq.request
+    if not request.adapter:
+        return
+    first = adapters.first_position(request.adapter, request.tokens[: seq.prompt_len])
+    if first is None:
+        seq.request = replace(request, adapter="")  # and it shares what the model alone computes
+        return
+    seq.adapter, seq.adapter_from = adapters.begin(request.adapter), first

@@ -1,0 +1,88 @@
+"""Options of adapters (LoRA): which there are at the start, and which may come while the server runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from worker.options import ADAPTERS, Doc
+
+
+class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter that --lora-modules names."""
+
+    name: str
+    path: str
+    """A folder, or a hub id."""
+    base_model_name: str | None = None
+    """The name of the served model, which may stand there for checking."""
+    labels: list[str] = []
+    """The names of what its head tells apart."""
+    pinned: bool = False
+    """Whether it stays loaded."""
+
+
+class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The adapters that a server has, and may get."""
+
+    lora_modules: Annotated[list[object], Doc(ADAPTERS, repeats=True)] = []
+    """Adapters to load at the start, as name=path or {"name", "path", "labels", "pinned"}; the path is a
+    folder or a hub id. Implies --enable-lora."""
+    allow_runtime_lora: Annotated[bool, Doc(ADAPTERS)] = False
+    """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters below --lora-dir or of
+    --lora-repos. Whoever may use the server may call them, unless there are keys with rights."""
+    lora_dir: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
+    """Folders in which adapters may be loaded while the server runs."""
+    lora_repos: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
+    """Hub ids of which adapters may be loaded while the server runs: owner/repo, or owner/repo/folder."""
+    lora_resolver: Annotated[bool, Doc(ADAPTERS)] = False
+    """Look for a model of an unknown name among the folders in --lora-dir, then in --lora-repos, and load it
+    as an adapter."""
+
+    @property
+    def need_adapters(self) -> bool:
+        """Whether what is asked for needs --enable-lora."""
+        return bool(self.lora_modules or self.lora_resolver)
+
+    @property
+    def modules(self) -> list[AdapterModule]:
+        """The adapters to load at the start. Raises ValueError if what names them is wrong."""
+        return [_read_module(given) for given in self.lora_modules]
+
+    def check(self, model_names: tuple[str, ...]) -> None:
+        """Raises ValueError if an adapter cannot have its name, or there is nothing to look into."""
+        taken = set(model_names)
+        for module in self.modules:
+            if module.name in taken:
+                raise ValueError(
+                    f"--lora-modules: the name {module.name!r} is taken, by the model or another adapter"
+                )
+            taken.add(module.name)
+            if module.base_model_name not in (None, *model_names):
+                raise ValueError(
+                    f"--lora-modules: {module.name} is said to be for {module.base_model_name!r}, and this "
+                    f"server has {' and '.join(model_names)}"
+                )
+        if self.lora_resolver and not (self.lora_dir or self.lora_repos):
+            raise ValueError("--lora-resolver looks into --lora-dir and --lora-repos: give one of them")
+        for given in self.lora_repos:
+            if given.count("/") < 1 or any(part in ("", ".", "..") for part in given.split("/")):
+                raise ValueError(f"--lora-repos: {given!r} should be owner/repo, or owner/repo/folder")
+
+
+def _read_module(given: object) -> AdapterModule:
+    if isinstance(given, str) and not given.lstrip().startswith("{"):
+        name, equals, path = given.partition("=")
+        if not equals or not name.strip() or not path.strip():
+            raise ValueError(f"--lora-modules: {given!r} should be name=path")
+        return AdapterModule(name.strip(), path.strip())
+    try:
+        fields = msgspec.json.decode(given) if isinstance(given, str) else given
+        module = msgspec.convert(fields, AdapterModule)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        known = ", ".join(AdapterModule.__struct_fields__)
+        raise ValueError(f"--lora-modules: {given!r}: {error}; its fields are {known}") from error
+    if not module.name.strip() or not module.path.strip():
+        raise ValueError(f"--lora-modules: {given!r} needs a name and a path")
+    return module
