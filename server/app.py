@@ -20,6 +20,7 @@ from server.batches.folder import Folder
 from server.batches.responses import KeptResponses
 from server.batches.runner import Runner
 from server.errors import ANTHROPIC, OLLAMA, TGI
+from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint, PathTable
@@ -51,6 +52,8 @@ from server.routes import (
     tei,
     tgi,
 )
+from server.routes.adapters import loading
+from server.routes.adapters.adapter_choice import AdapterChoice
 from server.routes.audio import transcriptions
 from server.routes.conversations import kept_responses, messages, responses
 from server.routes.model_choice import ModelChoice
@@ -147,7 +150,9 @@ OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ol
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app([*ROUTERS, models.loading, batches.router, *OLLAMA_ROUTERS], docs=True).openapi()
+    return _make_app(
+        [*ROUTERS, models.loading, loading.router, batches.router, *OLLAMA_ROUTERS], docs=True
+    ).openapi()
 
 
 def create_app(frontend: Frontend | ManyModels) -> FastAPI:
@@ -177,6 +182,9 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     app.add_middleware(PathTable, routers=routers)
     if isinstance(frontend, ManyModels):
         app.add_middleware(ModelChoice, models=frontend)
+    elif config.engine.worker.lora.enable_lora:
+        frontend.adapters = ServedAdapters(frontend)
+        app.add_middleware(AdapterChoice, adapters=frontend.adapters)
     _add_middleware(
         app, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
     )
@@ -214,6 +222,11 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
     return [
         (models.loading, several, "start the server with several models"),
         *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
+        (
+            loading.router,
+            config.adapters.allow_runtime_lora and config.engine.worker.lora.enable_lora,
+            "start the server with --enable-lora and --allow-runtime-lora",
+        ),
         (batches.router, config.batches.batch_dir is not None, "start the server with --batch-dir"),
         (page.router, not config.disable_page, "--disable-page has turned it off"),
         (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),

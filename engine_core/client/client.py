@@ -17,7 +17,9 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from engine_core import protocol
+from engine_core.adapters.messages import AdapterState
 from engine_core.client.dispatcher import Dispatcher
+from engine_core.client.engine_adapters import EngineAdapters
 from engine_core.client.in_flight import AddOptions, InFlight, Stream, open_stream
 from engine_core.client.orders import Orders
 from engine_core.client.replica import EndCode, Replica, Stalled
@@ -71,6 +73,7 @@ class EngineClient:
         self._dispatcher = sender = Dispatcher(self._table, self._send, restart_wait or 0.0)
         self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
         self.orders = Orders(self._table, self._dispatcher.notify)
+        self.adapters = EngineAdapters(sender.notify, self.orders.until, self.orders.tell)
         # Not from 0: answers meant for a server that crashed must not fit requests of the one in its place.
         self._last_id = secrets.randbits(48)
         self._loop = asyncio.get_running_loop()
@@ -363,6 +366,9 @@ class EngineClient:
                     self._on_progress(self.progress)
             case protocol.Ready():
                 self._set_ready(replica, answer)
+            case AdapterState():
+                self.adapters.receive(replica, answer)
+                self.orders.notice()
             case protocol.Returned():
                 self._dispatcher.deliver_returned(answer)
             case protocol.Leaving():
@@ -378,6 +384,7 @@ class EngineClient:
             self._dispatcher.notify(replica.number, protocol.Drain(seconds=0))
             self._lose(replica.number, refusal, for_good=True)
             return
+        self.adapters.welcome(replica)
         self._refresh()
         if (size := len(self._table.layout.numbers)) > 1:
             ready_ones = sum(one.ready is not None for one in self.replicas)

@@ -49,7 +49,7 @@ class Orders:
         """
         self._table.forget_prefixes()
         self.tell(protocol.Sleep(level, abort))
-        await self._until(lambda one: one.asleep)
+        await self.until(lambda one: one.asleep)
 
     async def wake(self) -> str:
         """Have all engines load the model again; -> why one of them cannot, or an empty text."""
@@ -57,7 +57,7 @@ class Orders:
             if one.asleep:
                 one.progress = protocol.Progress("start", 0.0)  # or an earlier failure would count
         self.tell(protocol.Sleep(0))
-        await self._until(lambda one: not one.asleep or one.progress.phase == "asleep")
+        await self.until(lambda one: not one.asleep or one.progress.phase == "asleep")
         return next((one.progress.detail for one in self._table.replicas.values() if one.asleep), "")
 
     def notice(self) -> None:
@@ -66,7 +66,7 @@ class Orders:
             if condition():
                 event.set()
 
-    async def _until(self, done: Callable[[Replica], bool]) -> None:
+    async def until(self, done: Callable[[Replica], bool]) -> None:
         """Wait until this is true of all engines that work."""
         event = asyncio.Event()
         waiter = (lambda: all(done(one) or not one.works for one in self._table.replicas.values())), event

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import AddOptions, Stream
@@ -80,6 +80,7 @@ class Frontend:
         self.transcriber: Transcriber | None = None
         """What reads recordings, if the model transcribes them."""
         self.kept_vectors = open_kept_vectors(config, metrics)
+        self.adapters: Any = None  # ServedAdapters, if requests may name some
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
         self._restarting_since = 0.0
@@ -89,7 +90,7 @@ class Frontend:
         )
         self.idle = self.admissions.idle
         """Set while no request runs."""
-        self.orders, self.call_workers = client.orders, client.call_workers
+        self.orders, self.call_workers, self.client = client.orders, client.call_workers, client
         metrics.watch(lambda: client.replicas)
 
     async def start(self) -> None:

@@ -230,6 +230,7 @@ ADMIN_PATHS = frozenset(
     {"/metrics", "/load", "/live/events", "/docs", "/openapi.json"}
     | {"/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache"}
     | {"/scale_elastic_ep", "/is_scaling_elastic_ep", "/models/load", "/models/unload"}
+    | {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     | {"/collective_rpc", "/start_profile", "/stop_profile"}
 )
 """Paths that a key of a file must be an administrator's for."""

@@ -44,8 +44,12 @@ def check(config: ServerConfig) -> None:
         config.engine.worker.lora.check()
     except ValueError as error:
         raise OptionError(str(error)) from error
-    if config.engine.worker.lora.enable_lora:
-        raise OptionError("--enable-lora is not supported yet: name the folder of an adapter as the model")
+    for flag, given in (("resolver", config.adapters.lora_resolver), ("repos", config.adapters.lora_repos)):
+        if given:
+            raise OptionError(
+                f"--lora-{flag} is not supported yet: name adapters in --lora-modules, or load them from "
+                "below --lora-dir"
+            )
     try:
         read_media_io(config.media.media_io_kwargs)
     except ValueError as error:

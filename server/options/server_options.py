@@ -212,7 +212,10 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
         key |= {f"{PREFIX}DATA_PARALLEL_{name}": environ[f"VLLM_DP_{name}"] for name in ranked}
         values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
         _set_model(values, None, by_flag=False)
-        return _build(values)
+        config = _build(values)
+        if config.engine.worker.lora.enable_lora:
+            raise OptionError("--enable-lora is for `serve`: programs cannot name adapters yet")
+        return config
     except OptionError as error:
         text = str(error).replace(f"{PREFIX}DATA_PARALLEL_", "VLLM_DP_")
         raise OptionError(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)) from error

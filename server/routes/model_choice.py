@@ -78,7 +78,7 @@ class ModelChoice:
         raw, recorded = b"", path in RECORDINGS
         if scope["method"] != "GET" and not recorded:
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
-        asked = _read(raw)
+        asked = read_asked(raw)
         caller: Caller | None = scope.get("caller")
         state = self._find(scope, asked, caller)
         if caller is not None:
@@ -97,7 +97,7 @@ class ModelChoice:
                 return await answer.break_off(encode(error_body(error, path)))
             finally:
                 BODY_MEMORY.give_back(held)
-            await self._app(scope, receive if recorded else _with_body(raw, receive), answer.send)
+            await self._app(scope, receive if recorded else with_body(raw, receive), answer.send)
 
     def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> ModelState:
         named = None if asked is None else asked.model or asked.name
@@ -183,14 +183,14 @@ def _is_for_a_model(scope: Scope, path: str) -> bool:
     return path in _HEALTH and DEEP in QueryParams(scope.get("query_string", b""))
 
 
-def _read(raw: bytes) -> _Asked | None:
+def read_asked(raw: bytes) -> _Asked | None:
     try:
         return msgspec.json.decode(raw, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _with_body(raw: bytes, receive: Receive) -> Receive:
+def with_body(raw: bytes, receive: Receive) -> Receive:
     """What receives a body that was read already, and then whatever comes after it."""
     given = False
 

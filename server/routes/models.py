@@ -12,9 +12,11 @@ from fastapi.responses import JSONResponse
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine_core.adapters.messages import AdapterState
 from server.access.client_identity import caller_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 from server.errors import BadRequest, Forbidden, Unavailable
+from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.frontend.model_engines import ModelState
@@ -102,7 +104,10 @@ async def list_models(request: Request) -> Response:
     if isinstance(server, ManyModels):
         named = server.named(caller_of(request))
         return json_response(ModelList([_card_of_several(name, state) for name, state in named]))
-    return json_response(ModelList([_card(name, server) for name in server.facts.model_names]))
+    cards = [_card(name, server) for name in server.facts.model_names]
+    if server.adapters is not None:
+        cards += [_card_of_adapter(server.adapters, state) for state in server.adapters.states]
+    return json_response(ModelList(cards))
 
 
 @router.get("/v1/models/{name:path}")
@@ -111,6 +116,8 @@ async def retrieve_model(name: str, request: Request) -> Response:
     server = server_of(request)
     if isinstance(server, ManyModels):
         return json_response(_card_of_several(name, server.find(name, caller_of(request))))
+    if server.adapters is not None and (state := server.adapters.find(name)) is not None:
+        return json_response(_card_of_adapter(server.adapters, state))
     server.check_model(name)
     return json_response(_card(name, server))
 
@@ -173,6 +180,12 @@ def _card(name: str, frontend: Frontend) -> ModelCard:
         media=None if media is None else CardMedia(media.facts.most, media.most_bytes),
         permission=[_permission(name, facts.created)],
     )
+
+
+def _card_of_adapter(adapters: ServedAdapters, state: AdapterState) -> ModelCard:
+    base = adapters.frontend.facts.model_names[0]
+    card = _card(state.adapter.name, adapters.adapted(state))
+    return msgspec.structs.replace(card, parent=base, root=state.adapter.root)
 
 
 def _card_of_several(name: str, state: ModelState) -> ModelCard:

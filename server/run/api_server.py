@@ -198,6 +198,8 @@ class ApiServer:
         """Returns whether the model can be served. If not, the client fails with the reason."""
         try:
             await self._frontend.start()
+            if isinstance(self._frontend, Frontend) and self._frontend.adapters is not None:
+                await self._frontend.adapters.start()
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False

@@ -55,8 +55,7 @@ from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 R = TypeVar("R")
 
-EOS, BOS = 256, 257
-VOCAB_SIZE = 258
+EOS, BOS, VOCAB_SIZE = 256, 257, 258
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if tools %}[{% for tool in tools %}{{ tool.function.name }}{% endfor %}]{% endif %}"
@@ -128,6 +127,7 @@ class FakeFrontend:
     """An error to raise when `tokens_before_error` tokens are out."""
     tokens_before_error: int = 0
     unready: ApiError | None = None
+    adapters: None = None
     gate: asyncio.Event | None = None
     """An event that each message but the first waits for."""
     delay: float = 0.0

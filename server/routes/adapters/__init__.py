@@ -1,0 +1,1 @@
+"""Requests that name adapters, and requests that load them."""

@@ -1,0 +1,61 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: adapters that come and go while the server runs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict
+
+from server.errors import BadRequest, NotFound
+from server.frontend.adapters import ServedAdapters
+from server.http.endpoint import Endpoint
+from server.routes.request_context import ENTRY, frontend_of
+
+router = APIRouter(route_class=Endpoint, tags=["adapters"], dependencies=ENTRY)
+
+
+class InvalidUserInput(BadRequest):
+    type = "InvalidUserInput"
+
+
+class LoadAdapterBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = ""
+    lora_path: str = ""
+    """The folder, below one of --lora-dir."""
+    load_inplace: bool = False
+    """Whether the name may mean another adapter already, which it replaces."""
+
+
+class UnloadAdapterBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = ""
+    lora_int_id: int | None = None
+    """A number that clients of vLLM may send, and that means nothing here."""
+
+
+@router.post("/v1/load_lora_adapter")
+async def load_adapter(body: LoadAdapterBody, request: Request) -> PlainTextResponse:
+    """Load an adapter into every engine, and answer when all have it."""
+    if not body.lora_name or not body.lora_path:
+        raise InvalidUserInput("Both 'lora_name' and 'lora_path' must be provided.")
+    await _adapters(request).load(body.lora_name, body.lora_path, in_place=body.load_inplace)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload_adapter(body: UnloadAdapterBody, request: Request) -> PlainTextResponse:
+    """Unload an adapter. Requests that it is answering go on."""
+    if not body.lora_name:
+        raise InvalidUserInput("'lora_name' needs to be provided to unload a LoRA adapter.")
+    await _adapters(request).unload(body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _adapters(request: Request) -> ServedAdapters:
+    found = frontend_of(request).adapters
+    if found is None:
+        raise NotFound("This server has no adapters: start it with --enable-lora.")
+    return found

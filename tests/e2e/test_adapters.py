@@ -1,0 +1,102 @@
+"""One server of a model and its adapters, which are named, listed, loaded and unloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from live import LiveServer, refusal, serving
+from written_adapters import write_adapter
+
+from models.checkpoint.hub import DEMO
+
+pytestmark = pytest.mark.slow(3)
+
+PROMPT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("adapters")
+    write_adapter(found / "nothing", Path(DEMO), 1, size=0)
+    for seed in (2, 3):
+        write_adapter(found / f"some{seed}", Path(DEMO), seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    modules = ("--lora-modules", f"nothing={folder}/nothing", f"some={folder}/some2")
+    runtime = ("--allow-runtime-lora", "--lora-dir", str(folder), "--api-server-count", "2", "-dp", "2")
+    small = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32")
+    with serving("demo", *modules, *runtime, *small) as found:
+        yield found
+
+
+def text(server: LiveServer, model: str) -> str:
+    answered = server.post("/v1/completions", {**PROMPT, "model": model})
+    assert answered.status_code == 200, answered.text
+    assert answered.json()["model"] in (model.rpartition(":")[2], "demo")
+    return answered.json()["choices"][0]["text"]
+
+
+def test_names_choose_who_answers_and_none_is_mistaken(server: LiveServer) -> None:
+    base, some = text(server, "demo"), text(server, "some")
+    assert text(server, "nothing") == base
+    assert some != base
+    assert text(server, "demo:some") == some
+    for _ in range(4):  # in any of the API processes and engines, with prefixes that are cached
+        assert (text(server, "demo"), text(server, "some")) == (base, some)
+
+
+def test_the_openai_sdk_lists_them(server: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        cards = {card.id: card for card in client.models.list()}
+        assert set(cards) >= {"demo", "nothing", "some"}
+        assert cards["some"].model_dump()["parent"] == "demo"
+        assert client.models.retrieve("some").id == "some"
+        with pytest.raises(openai.NotFoundError, match="Did you mean some"):
+            client.completions.create(model="sone", prompt="a")
+
+
+def test_they_come_are_replaced_and_go(server: LiveServer) -> None:
+    loaded = server.post(LOAD, {"lora_name": "late", "lora_path": "some2"})
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'late' added successfully.")
+    assert text(server, "late") == text(server, "some")
+    again = server.post(LOAD, {"lora_name": "late", "lora_path": "some3"})
+    assert again.status_code == 400
+    assert "has already been loaded" in again.json()["error"]["message"]
+    assert server.post(LOAD, {"lora_name": "late", "lora_path": "some3", "load_inplace": True}).is_success
+    assert text(server, "late") != text(server, "some")
+    gone = server.post(UNLOAD, {"lora_name": "late"})
+    assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'late' removed successfully.")
+
+
+def test_what_cannot_be_loaded_is_refused(server: LiveServer, folder: Path) -> None:
+    outside = folder.parent / "outside"
+    write_adapter(outside, Path(DEMO), 4)
+    (folder / "link").symlink_to(outside)
+    (folder / "huge").mkdir(exist_ok=True)
+    (folder / "huge" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with (folder / "huge" / "adapter_model.safetensors").open("wb") as file:
+        file.write(os.urandom(3) + b"\xff" * 5 + b"{" * 1000)
+    for path in ("link", "../outside", str(outside), "nowhere", ".", "a\0b", "x" * 5000):
+        answered = server.post(LOAD, {"lora_name": "bad", "lora_path": path})
+        assert (answered.status_code, "no such folder" in answered.text) == (400, True), path
+    answered = server.post(LOAD, {"lora_name": "bad", "lora_path": "huge"})
+    assert answered.status_code == 400
+    assert "was found but could not be loaded" in answered.json()["error"]["message"]
+    missing = server.post(LOAD, {"lora_name": "bad"})
+    assert "must be provided" in missing.json()["error"]["message"]
+    assert server.post(LOAD, {"lora_name": "demo", "lora_path": "some2"}).status_code == 400
+    assert server.post(UNLOAD, {"lora_name": "bad"}).status_code == 404
+    assert text(server, "nothing") == text(server, "demo")
+
+
+def test_a_start_with_one_that_cannot_be_loaded_ends(tmp_path: Path) -> None:
+    assert "has no adapter_config.json" in refusal("demo", "--lora-modules", f"a={tmp_path}")
