@@ -186,6 +186,8 @@ def _reason_against_cuts(model: nn.Module, max_len: int) -> str | None:
     layers = [each for each in model.modules() if isinstance(each, CachedAttention)]
     if not layers:
         return "it reads each text as a whole, and has none"
+    if hasattr(model, "source_kind"):
+        return "its layers also attend to a source, of which each worker has all"
     if any(isinstance(each, StateLayer) for each in model.modules()):
         return "some layers keep a state, which each worker has whole"
     for layer in layers:
