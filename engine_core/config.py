@@ -23,7 +23,7 @@ _DISPATCHING = (
 LEAST_KEY_CHARACTERS = 16
 _KEY_REMEDY = "make one with `openssl rand -hex 32` and set it as FACET_CLUSTER_KEY on every machine"
 
-TASKS: tuple[str, ...] = ("generate", *get_args(Task))
+TASKS: tuple[str, ...] = ("generate", "transcription", *get_args(Task))
 """Every task that an engine may offer."""
 
 

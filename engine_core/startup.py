@@ -210,7 +210,7 @@ def _conversion(config: EngineConfig, model: ModelConfig, folder: Path) -> Conve
         raise ConfigError(f"--tasks: no task {unknown[0]!r}; there are {', '.join(TASKS)}")
     runner = config.runner
     if runner == "auto" and config.tasks:
-        runner = "generate" if "generate" in config.tasks else "pooling"
+        runner = "generate" if {"generate", "transcription"} & {*config.tasks} else "pooling"
     return resolve_conversion(
         model,
         folder,

@@ -101,7 +101,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
     widths = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
     hidden_size = fields.size("hidden_size", widths, most=MOST_FEATURES)
     attends = fields.get("model_type") not in _WITHOUT_ATTENTION
-    names = "num_attention_heads", "n_head", "n_heads", "num_heads"
+    names = "decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads"
     num_heads = fields.size("num_heads", names) if attends else fields.positive(*names, default=hidden_size)
     architectures = _architectures(path, whole)
     vocab_size = fields.size("vocab_size", ("vocab_size",))
@@ -270,7 +270,8 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _num_layers(fields: _Fields) -> int:
-    names, kinds = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), fields.get("layers_block_type")
+    names = "decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    kinds = fields.get("layers_block_type")
     if isinstance(kinds, list) and kinds and fields.get(*names) is None:  # Nemotron-H counts them so
         return min(len(cast("list[object]", kinds)), MOST_LAYERS)
     return fields.size("num_layers", names, most=MOST_LAYERS)
@@ -336,7 +337,7 @@ def _positions(fields: _Fields) -> int:
         # Nomic's models reach n_positions only if their rotation is slowed for long texts.
         return fields.positive("max_trained_positions")
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-    names = (*names, "model_max_length")  # as Kimi Linear says it
+    names = (*names, "model_max_length", "max_target_positions")  # as Kimi Linear and Whisper say it
     if fields.get("model_type") in _WITHOUT_ATTENTION:
         return fields.positive(*names, default=_LENGTH_OF_STATES)
     if fields.get(*names) is None and fields.get("model_type") in _UNSAID:

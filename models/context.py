@@ -85,6 +85,9 @@ class ForwardContext:
     streams: list[Tensor] | None = None
     """[T, H] each: the residual streams that the decoder has given out, if it was told to."""
     adapters: AdapterRows | None = None  # None: no token has one
+    source: ForwardContext | None = None
+    """The same step for layers that attend to the sources of its sequences, whose lengths, block table and
+    `last` are those of the sources. None: the model reads none."""
     others: list[ForwardContext] = field(default_factory=list["ForwardContext"])
     """The same step for layers of other groups, whose keys and values lie in other cache blocks."""
 

@@ -118,6 +118,11 @@ _ENCODERS = {
 }
 """The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
 
+_SPEECH = {
+    "WhisperForConditionalGeneration": "speech.whisper:WhisperForConditionalGeneration",
+}
+"""Models whose decoder answers to a source that an encoder has read."""
+
 _COMPARED = {
     "CLIPModel": "contrastive:CLIPModel",
     "Siglip2Model": "contrastive:Siglip2Model",
@@ -128,7 +133,7 @@ _COMPARED = {
 _STATIC = {"StaticModel": "static:StaticModel"}
 """A vector for each token, and no layers."""
 
-ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC} | {
+ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC, **_SPEECH} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

@@ -106,13 +106,18 @@ def max_sim(query: Tensor, document: Tensor) -> Tensor:
     return (query @ document.T).amax(dim=1).sum().unsqueeze(0)
 
 
-def offered_tasks(config: WorkerConfig, pooler: Pooler) -> tuple[str, ...]:
+def samples(tasks: Sequence[str]) -> bool:
+    """Whether some of these tasks sample tokens."""
+    return "generate" in tasks or "transcription" in tasks
+
+
+def offered_tasks(config: WorkerConfig, pooler: Pooler, source_kind: str = "") -> tuple[str, ...]:
     """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
-    generates = ("generate",) if config.conversion.runner == "generate" else ()
+    made = "transcription" if source_kind == "audio" else "generate"
+    generates = (made,) if config.conversion.runner == "generate" else ()
     wanted = config.pooling.task
-    able = generates + tuple(
-        task for task in _TASKS if task in pooler.tasks and (wanted is None or task == wanted)
-    )
+    pooled = () if source_kind else pooler.tasks
+    able = generates + tuple(task for task in _TASKS if task in pooled and wanted in (None, task))
     if wanted is not None and wanted not in able:
         raise ValueError(
             f"--pooler-config asks for {wanted}, and this model offers {_list(pooler.tasks)}: {_WAYS}"

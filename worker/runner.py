@@ -28,7 +28,8 @@ from models.ops.grouped_matrix import describe_sizes
 from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantization
 from models.vision.model import find_tower
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
-from worker.cache.kv_cache import Cache, bytes_beside_cache, describe_small_cache, no_cache, size_cache
+from worker.cache.kv_cache import Cache, bytes_beside_cache, no_cache
+from worker.cache.making import make_cache
 from worker.cache.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
@@ -37,18 +38,17 @@ from worker.devices.fingerprint import find_digests
 from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
-from worker.host.machine import times_killed
 from worker.host.memory import release_after_loading
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
 from worker.loading import find_mixtures, hold_adapters, load_drafter, load_options, load_weights
 from worker.media import count_layers, media_bytes, open_media, row_bytes, sees_media, sees_prompts
 from worker.pooling import (
-    HiddenStore,
     PooledVectors,
     QueryStore,
     apply_late_interaction,
     gather_hidden,
     offered_tasks,
+    samples,
     vector_facts,
     whole_tasks,
     widths,
@@ -58,6 +58,7 @@ from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
+from worker.sources import encoder_bytes, find_source_model, open_sources, open_table, source_kind
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
@@ -103,7 +104,7 @@ class Runner:
         report("cache", 0.0)
         if not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
-        tasks = offered_tasks(config, self._model.pooler)
+        tasks = offered_tasks(config, self._model.pooler, source_kind(self._model))
         self._layout = self._lay_out_cache(limits, tasks)
         limits = self._keep_media(limits, tasks)
         self._states, self._remembered, limits = self._make_states(limits, tasks)
@@ -115,6 +116,7 @@ class Runner:
         self._compute = self._device.quickened(self._make_compute(tasks, limits), self._groups)
         given = self._model, config, self._slots, target, self._dtype
         self._media = open_media(*given, limits.most_embeddings + limits.kept_embeddings)
+        self._sources = open_sources(self._model, limits.block_size, target, self._dtype)
         self._planner, self._mixtures = self._make_planner(), find_mixtures(self._model, config)
         report("cache", 1.0)
         self.call = WorkerCalls(config, self._model, target, self._adapters)
@@ -137,6 +139,8 @@ class Runner:
             self._balancer.before_step()
         if self._media is not None and (step.encode or step.partly or step.forget or step.fresh):
             self._media.update(step)
+        if step.sources and self._sources is not None:
+            self._sources.encode(step.sources)
         if not step.seqs:
             return self._take_part(step)
         if self._cache.page_toucher is not None:
@@ -230,7 +234,7 @@ class Runner:
             scan=self._device.scan,
             draw=self._device.draw,
             stage=self._stage,
-            generates="generate" in tasks,
+            generates=samples(tasks),
             hidden_store=self._cache.hidden,
             replicas=self._groups.replicas,
             drafter=self._drafter,
@@ -247,6 +251,9 @@ class Runner:
             on_axes=getattr(find_tower(self._model), "three_axes", False),
             processors=open_processors(self._config, self._device.target, limits.max_num_seqs),
             adapted_tasks=self._adapters.tasks if self._adapters else None,
+            sources=open_table(
+                self._model, limits.max_num_seqs, limits.block_size, self._cache.source_blocks
+            ),
         )
 
     def _make_planner(self) -> StepPlanner:
@@ -287,6 +294,7 @@ class Runner:
         """The memory for caches but for kept embeddings; states take theirs first."""
         layers, groups, kept = self._attention_layers, len(self._layout.groups), 0
         step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
+        step += encoder_bytes(self._model, self._config.model, limits.max_num_batched_tokens, self._dtype)
         if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
             step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
             kept = limits.kept_embeddings * row_bytes(tower, self._config.model, self._dtype)
@@ -305,33 +313,18 @@ class Runner:
     def _make_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> Cache:
         if not self._model.causal:
             return no_cache(limits.max_model_len)
-        config, device, dtype = self._config, self._device, self._dtype
-        layers, place = self._model.attention_layers(), config.place
-        stores_hidden = bool(whole_tasks(tasks, self._model.pooler)) and place.stage == place.stages - 1
-        width = config.model.output_size if stores_hidden else 0
+        config, place, model = self._config, self._config.place, self._model
+        stores_hidden = bool(whole_tasks(tasks, model.pooler)) and place.stage == place.stages - 1
         budget = self._budget(limits, tasks).less(self._states.nbytes if self._states else 0)
-        beside = HiddenStore.block_bytes(limits.block_size, width, dtype)
-        beside += self._drafter.block_bytes if self._drafter else 0
-        size = size_cache(
-            config,
-            limits,
-            self._layout.block_bytes + beside,
-            budget,
-            self._groups.minimum,
-            times_killed(config.run_folder, place.name),
-            self._layout.windows,
+        return make_cache(
+            *(config, limits, self._device, model, self._layout, budget, self._dtype, self._groups.minimum),
+            stores_hidden=stores_hidden,
+            beside=self._drafter.block_bytes if self._drafter else 0,
         )
-        if place.rank == 0 and (line := describe_small_cache(layers, self._cache_dtype)):
-            logger.info("%s", line)
-        parts = self._layout.bind(size.num_blocks + 1, device)
-        hidden = None
-        if stores_hidden:
-            hidden = HiddenStore(size.num_blocks, limits.block_size, width, dtype, device.allocate)
-        page_toucher = device.page_toucher(parts, size.num_blocks) if parts else None
-        return Cache(size, hidden, page_toucher, [*parts, *([hidden.blocks] if hidden else ())])
 
     def _facts(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> WorkerFacts:
         model, size, tower = self._model, self._cache.size, find_tower(self._model)
+        source = find_source_model(model)
         takes_rows, processors = self._config.options.enable_prompt_embeds, self._slots.processors
         return WorkerFacts(
             device=self._device.name,
@@ -356,11 +349,15 @@ class Runner:
             media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,
             tower_layers=count_layers(tower),
             kept_embeddings=limits.kept_embeddings,
-            most_rows=self._slots.most_guesses if "generate" in tasks and processors is None else 0,
+            most_rows=self._slots.most_guesses if samples(tasks) and processors is None else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
             whole_prompts=sees_prompts(tower),
             processes_logits=processors is not None,
+            source_kind=source_kind(model),
+            source_len=source.source_len if source else 0,
+            source_shape=source.source_shape if source else (0, 0),
+            num_source_blocks=self._cache.source_blocks,
             cosine_scores=CosineScores(*found) if (found := getattr(tower, "cosine_scores", None)) else None,
         )
 

@@ -74,6 +74,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     """What the encoder of the model reads, if it is an encoder-decoder."""
     source_len: int = 0
     """The most positions that it gives of a source, to which its answers attend."""
+    source_shape: tuple[int, int] = (0, 0)
+    """The bands and frames of a recording's features, if it reads recordings."""
     num_source_blocks: int = 0
     """The blocks that hold keys and values of sources."""
     processes_logits: bool = False

@@ -108,10 +108,10 @@ def _bad_source(add: Add, facts: WorkerFacts, vocab_size: int) -> str | None:
     if not 1 <= source.length <= most:
         return f"the source has {source.length} positions, and must have from 1 to {most}: shorten it"
     if facts.source_kind == "audio":
-        full = 0 if source.features is None else len(source.features)
-        return (
-            "this model reads features of a recording, and no tokens" if not full or source.tokens else None
-        )
+        values = prod(facts.source_shape)
+        if source.tokens or source.features is None or len(source.features) not in (2 * values, 4 * values):
+            return f"this model reads features {list(facts.source_shape)}, float16 or float32, and no tokens"
+        return None
     if source.features is not None or len(source.tokens) != source.length:
         return f"this model reads tokens, as many as the {source.length} positions of the source"
     if not _all_within(source.tokens, vocab_size):
@@ -252,7 +252,7 @@ def _bad_thinking(thinking: Thinking, vocab_size: int) -> str | None:
 
 
 def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str | None:
-    if "generate" not in facts.tasks:
+    if "generate" not in facts.tasks and "transcription" not in facts.tasks:
         return f"this model does not generate; its tasks are {', '.join(facts.tasks)}"
     if params.max_tokens < 1:
         return f"max_tokens must be at least 1, got {params.max_tokens}"
@@ -274,6 +274,8 @@ def _bad_sampling(params: Sampling, vocab_size: int, facts: WorkerFacts) -> str 
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count < -1:
             return f"{name} must be -1 (the whole vocabulary) or more, got {count}"
+    if (params.told or params.masked_logprobs) and params.logprobs is None:
+        return "tokens are told, and masks are seen, in logprobs only: ask for 0 or more"
     if not all(params.bad_words):
         return "bad_words has an empty sequence: give each at least one token"
     for name, ids in _named_ids(params):
@@ -286,6 +288,11 @@ def _named_ids(params: Sampling) -> Iterable[tuple[str, Collection[int]]]:
     yield "stop_token_ids", params.stop_token_ids
     yield "allowed_token_ids", params.allowed_token_ids
     yield "logit_bias", params.logit_bias
+    yield "told", params.told
+    yield "suppressed", params.suppressed
+    yield "suppressed_first", params.suppressed_first
+    if (rules := params.timestamps) is not None:
+        yield "timestamps", (rules.first, rules.end, rules.none)
     for words in params.bad_words:
         yield "bad_words", words
 

@@ -112,10 +112,10 @@ class Counters:
             landed=self.landed.buckets,
             kernel_compilations=self.kernel_compilations,
             experts=self.experts.stats,
-            media_encoded=media.encoded,
-            media_reused=media.reused,
+            media_encoded=media.encoded + media.sources.encoded,
+            media_reused=media.reused + media.sources.reused,
             media_embeddings=media.embeddings,
-            media_bytes=media.bytes,
+            media_bytes=media.bytes + media.sources.bytes,
             guesses=None if drafts is None else drafts.totals,
             disk=None if disk is None else disk.totals,
         )

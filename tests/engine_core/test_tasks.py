@@ -204,7 +204,7 @@ def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tasks": ["rank"]}, "no task 'rank'; there are generate, embed"),
+        ({"tasks": ["rank"]}, "no task 'rank'; there are generate, transcription, embed"),
         ({"tasks": ["classify"]}, "--tasks asks for classify, and this model, .* offers embed, token_embed"),
         ({"pooler_config": {"task": "classify"}}, "asks for classify, and this model offers embed"),
         ({"runner": "pooling", "tasks": ["generate"]}, "--tasks asks for generate"),

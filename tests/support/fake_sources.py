@@ -11,7 +11,7 @@ from worker.protocol import NewSeq, StepInput
 
 
 def source(name: str, length: int = 10) -> Source:
-    return Source(name, length, features=Buffer(name.encode()))
+    return Source(name, length, features=Buffer(name.encode().ljust(6)))
 
 
 def number_of(source: Source, block_size: int) -> int:

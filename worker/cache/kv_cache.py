@@ -25,7 +25,7 @@ from worker.disk.block_files import Bytes
 from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
-from worker.pooling import MOST_QUERY_BYTES, HiddenStore
+from worker.pooling import MOST_QUERY_BYTES, HiddenStore, samples
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
 from worker.worker_facts import blocks_held
@@ -56,6 +56,9 @@ class Cache:
     page_toucher: PageToucher | None = None
     parts: Sequence[Tensor] = ()
     """All memory of blocks, contiguous parts [blocks, ...] of keys, values, and hidden states."""
+
+    source_blocks: int = 0
+    """The blocks for sources, behind which there is one that is zero."""
 
     def make_pages(self, blocks: int) -> None:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""
@@ -169,7 +172,7 @@ def bytes_beside_cache(
 ) -> int:
     """An upper bound of the bytes that steps take beside weights and cache, recorded ones among them."""
     model, place = config.model, config.place
-    generates, pools = "generate" in tasks, any(task != "generate" for task in tasks)
+    generates, pools = samples(tasks), any(not samples([task]) for task in tasks)
     ranks, replicas = place.tensor_size, place.expert_replicas
 
     def attention(tokens: int) -> int:

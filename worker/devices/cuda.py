@@ -189,6 +189,8 @@ class Cuda:
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         """Replay small steps as graphs, and send plans of attention along with all others."""
+        if compute.slots.sources is not None:
+            return compute  # no graph has what cross-attention reads
         from worker.kernels.cuda.draw_kernel import draw, draw_into  # imports Triton, as `__init__` does
         from worker.kernels.cuda.steps.graph_capture import CudaCapture
         from worker.kernels.cuda.steps.step_graphs import open_graphs

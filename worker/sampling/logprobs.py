@@ -26,6 +26,9 @@ class LogprobPlan:
     rows: Tensor  # [M] of the step's sampling rows
     rows_host: list[int]
     count: int
+    masked: bool = False
+    """Whether they are taken behind the masks."""
+    told: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ def logprob_table(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
     return torch.cat([rank.int(), tokens[:, None].int(), best.indices.int(), values.view(torch.int32)], 1)
 
 
+def told_logprobs(logits: Tensor, ids: tuple[int, ...]) -> Tensor:
+    """Logits [M, V] -> the bits of the logprobs of some tokens [M, ids] int32."""
+    if not ids:
+        return logits.new_empty(len(logits), 0).view(torch.int32)
+    return logits.log_softmax(-1)[:, list(ids)].contiguous().view(torch.int32)
+
+
 def prompt_logprob_table(
     hidden: Tensor,
     plan: PromptLogprobPlan,
@@ -62,12 +72,12 @@ def prompt_logprob_table(
     return torch.cat([logprob_table(logits_of(states), tokens, plan.count) for states, tokens in parts])
 
 
-def unpack_logprobs(table: np.ndarray) -> list[TokenLogprobs]:
-    """The rows of a table that `logprob_table` packed."""
-    width = table.shape[1] // 2  # 1 + count
+def unpack_logprobs(table: np.ndarray, told: int = 0) -> list[TokenLogprobs]:
+    """The rows of a table of `logprob_table`, behind which are those of so many tokens that are told."""
+    width = (table.shape[1] - told) // 2  # 1 + count
     ids = table[:, 1 : 1 + width].tolist()
     values = np.ascontiguousarray(table[:, 1 + width :]).view(np.float32).tolist()
     return [
-        TokenLogprobs(ids=row_ids, values=row_values, rank=rank)
-        for rank, row_ids, row_values in zip(table[:, 0].tolist(), ids, values, strict=True)
+        TokenLogprobs(ids=row_ids, values=own[:width], rank=rank, told=own[width:])
+        for rank, row_ids, own in zip(table[:, 0].tolist(), ids, values, strict=True)
     ]

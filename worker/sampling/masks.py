@@ -1,4 +1,5 @@
-"""Tokens that requests forbid or favour: allowed_token_ids, bad_words, min_tokens, logit_bias, in this order.
+"""Tokens that requests forbid or favour: allowed_token_ids, bad_words, min_tokens and suppressed ids,
+logit_bias, in this order.
 
 Where these options leave no token of those within a row's bounds, the bounds win. Masks are planned on the
 host as flat indices in the logits (row * vocabulary + id), for rows that use them only. Bad words are matched
@@ -100,6 +101,9 @@ def plan_masks(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) 
     shifts: list[float] = []
     for row, each in params.items():
         stops = _flat(row, each.stop_token_ids, vocab_size) if row in early else []
+        stops += _flat(row, each.suppressed, vocab_size)
+        if not rows.output_index[row]:
+            stops += _flat(row, each.suppressed_first, vocab_size)
         shifted += stops
         shifts += [NEVER] * len(stops)
         shifted += _flat(row, each.logit_bias, vocab_size)

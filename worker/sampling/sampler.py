@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from worker.sampling.grouped_logits import GroupedLogits, Scan, slice_rows
-from worker.sampling.logprobs import LogprobPlan, logprob_table
+from worker.sampling.logprobs import LogprobPlan, logprob_table, told_logprobs
 from worker.sampling.masks import Masks, plan_masks
 from worker.sampling.penalties import Penalties, plan_penalties
+from worker.sampling.timestamps import TimestampRules, plan_timestamps
 from worker.sampling.top_k_top_p import Draw, Draws, plan_draws
 from worker.tables.slots import SampleRows, Slots
 from worker.tables.staging import Packet
@@ -22,6 +24,7 @@ class SamplingPlan:
     """The options of a step's sampling rows, staged on the device."""
 
     masks: Masks | None
+    timestamps: list[TimestampRules]
     penalties: list[Penalties]
     draws: list[Draws]
     logprobs: list[LogprobPlan]
@@ -41,7 +44,7 @@ class SampleTargets:
     """The slot of each row; none where a recording chooses tokens."""
 
 
-GREEDY = SamplingPlan(masks=None, penalties=[], draws=[], logprobs=[])
+GREEDY = SamplingPlan(masks=None, timestamps=[], penalties=[], draws=[], logprobs=[])
 """All rows take the likeliest token."""
 
 
@@ -65,6 +68,7 @@ class SampledTokens:
 def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> SamplingPlan:
     return SamplingPlan(
         masks=plan_masks(packet, slots, rows, vocab_size),
+        timestamps=list(plan_timestamps(packet, slots, rows)),
         penalties=plan_penalties(packet, slots, rows),
         draws=plan_draws(packet, slots, rows, vocab_size),
         logprobs=_plan_logprobs(packet, slots, rows, vocab_size),
@@ -72,16 +76,17 @@ def plan_sampling(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: in
 
 
 def _plan_logprobs(packet: Packet, slots: Slots, rows: SampleRows, vocab_size: int) -> list[LogprobPlan]:
-    """One plan for each slice of rows that ask for the same number of logprobs."""
-    by_count: dict[int, list[int]] = {}
+    """One plan for each slice of rows that ask for the same logprobs."""
+    by_kind: dict[tuple[int, bool, tuple[int, ...]], list[int]] = {}
     for row in np.flatnonzero(slots.logprobs[rows.slots]):
-        count = slots.params[rows.slots[row]].logprobs
-        if count is not None:
-            by_count.setdefault(count, []).append(int(row))
+        params = slots.params[rows.slots[row]]
+        if params.logprobs is not None:
+            kind = params.logprobs, params.masked_logprobs, params.told
+            by_kind.setdefault(kind, []).append(int(row))
     size = slice_rows(vocab_size)
     return [
-        LogprobPlan(packet.ints(part), part, count)
-        for count, members in by_count.items()
+        LogprobPlan(packet.ints(part), part, *kind)
+        for kind, members in by_kind.items()
         for part in (members[first : first + size] for first in range(0, len(members), size))
     ]
 
@@ -101,11 +106,18 @@ def sample(
     `forbid` writes bounds into them. `process` changes what penalties leave -> `SampledTokens.failed`.
     """
     logits = logits.contiguous()
-    raw = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
+    asked = [logits[wanted.rows] for wanted in plan.logprobs]  # copies, before anything is masked
+    told = [told_logprobs(each, wanted.told) for each, wanted in zip(asked, plan.logprobs, strict=True)]
     if forbid is not None:
         forbid(logits)
     if plan.masks is not None:
         plan.masks.apply(logits, tokens)
+    for rules in plan.timestamps:
+        rules.apply(logits, tokens)
+    asked = [
+        logits[wanted.rows] if wanted.masked else each
+        for each, wanted in zip(asked, plan.logprobs, strict=True)
+    ]
     for penalties in plan.penalties:
         penalties.apply(logits, tokens)
     failed = {} if process is None else process(logits)
@@ -116,8 +128,8 @@ def sample(
     return SampledTokens(
         packed=grouped.best,
         logprobs=[
-            logprob_table(each, sampled[wanted.rows].long(), wanted.count)
-            for each, wanted in zip(raw, plan.logprobs, strict=True)
+            torch.cat([logprob_table(each, sampled[wanted.rows].long(), wanted.count), beside], 1)
+            for each, beside, wanted in zip(asked, told, plan.logprobs, strict=True)
         ],
         failed=failed,
     )

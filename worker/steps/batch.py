@@ -80,6 +80,7 @@ class StepPlanner:
         finish = self.lay_out(columns, self.slots, packet) if staged is None else staged.finish
         token_types = packet.ints(types) if types is not None and staged is None else None
         show_media = None if media is None else media.stage(packet)
+        show_sources = None if self.slots.sources is None else self.slots.sources.stage(columns, packet)
         if forms is not None and staged is not None and staged.form.whole:
             sampled = _sampled_by(forms, step.seqs)
         else:
@@ -95,6 +96,8 @@ class StepPlanner:
             context.seen = seen
             if show_media is not None:
                 show_media(context)
+            if show_sources is not None:
+                show_sources(context)
             return ids, context
 
         form = None if staged is None else staged.form

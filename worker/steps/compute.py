@@ -81,6 +81,7 @@ def unread(step: ForwardContext) -> UnreadStep:
     """The same step with lengths that must not be read on the host."""
     unread_step = UnreadStep(**{field.name: getattr(step, field.name) for field in fields(step)})
     unread_step.others = [unread(each) for each in step.others]
+    unread_step.source = None if step.source is None else unread(step.source)
     return unread_step
 
 

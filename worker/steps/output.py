@@ -164,7 +164,8 @@ class StepHandle:
             return []
         entries: list[TokenLogprobs | None] = [None] * len(self._batch.step.seqs)
         for wanted in sampled.plan.logprobs:
-            for row, entry in zip(wanted.rows_host, unpack_logprobs(next(tables)), strict=True):
+            unpacked = unpack_logprobs(next(tables), len(wanted.told))
+            for row, entry in zip(wanted.rows_host, unpacked, strict=True):
                 entries[sampled.rows[row]] = entry
         return entries
 

@@ -6,6 +6,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from worker.pooling import samples
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Task
 from worker.worker_facts import WorkerFacts
 
@@ -15,12 +16,12 @@ TOKENS = 16
 def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[StepInput]:
     """A prefill, a decode and a text to be pooled, as far as offered; `replicas` take the same steps."""
     steps: list[StepInput] = []
-    if "generate" in facts.tasks:
+    if samples(facts.tasks):
         length = min(TOKENS, facts.max_model_len - 1)
         prefill = _first_step(facts, slot, length, length + 1, Sampling(max_tokens=2, top_p=0.9))
         decode = SeqStep(slot=slot, start=length, count=1, blocks=[], samples=True, output_index=1)
         steps += [prefill, StepInput(number=0, new=[], seqs=[decode])]
-    pooling = [task for task in facts.tasks if task != "generate"]
+    pooling = [task for task in facts.tasks if not samples([task])]
     if pooling:
         length = min(TOKENS, facts.max_model_len)
         steps.append(_first_step(facts, slot, length, length, Pooling(task=cast("Task", pooling[0]))))

@@ -7,7 +7,7 @@ sampled, so the input of a step is always `tokens[slot, position]` and never wai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.context import ForwardContext
 from models.media.positions import three_axes
 from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
+from worker.tables.staging import Packet
 
 _NO_SAMPLING = Sampling(max_tokens=1)
 MOST_GUESSES = 1 << 30
@@ -70,6 +72,16 @@ class PlacedMedia:
         return cls(items, positions, ends, firsts, axes, shift)
 
 
+class SourceTable(Protocol):
+    """The sources of slots: `worker.tables.sources.SourceTable`."""
+
+    width: int
+
+    def admit(self, new: NewSeq) -> None: ...
+
+    def stage(self, columns: Any, packet: Packet) -> Callable[[ForwardContext], None]: ...
+
+
 class RowProcessors(Protocol):
     """What changes the logits of all rows that sample: `worker.sampling.processors.LogitsProcessors`."""
 
@@ -93,6 +105,7 @@ class Slots:
         on_axes: bool = False,
         processors: RowProcessors | None = None,
         adapted_tasks: Mapping[tuple[int, str], str] | None = None,
+        sources: SourceTable | None = None,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
@@ -102,7 +115,8 @@ class Slots:
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
-        self.groups, self._shares, self.processors = len(shares), shares, processors
+        self.groups, self._shares = len(shares), shares
+        self.processors, self.sources = processors, sources
         self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
         self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
         self._adapted_tasks = adapted_tasks
@@ -118,6 +132,12 @@ class Slots:
         self.prompt_len = np.zeros(rows, np.int64)
         self.without_tokens = np.zeros(rows, np.int64)  # of prompts of embeddings, which no penalty counts
         self.blocks = [0] * rows  # entries in use of each group's block table
+        self._make_options(rows)
+        self.media: dict[int, PlacedMedia] = {}  # of the slots whose sequences have some
+        self.shift = np.zeros(rows, np.int64)  # is added to places behind media that have three axes
+
+    def _make_options(self, rows: int) -> None:
+        """What the host knows of how each slot samples."""
         self.temperature, self.min_p = np.zeros((2, rows), np.float32)  # a temperature of 0 is greedy
         self.top_p = np.ones(rows, np.float32)
         self.top_k = np.zeros(rows, np.int64)
@@ -127,8 +147,6 @@ class Slots:
         self.demanding: set[int] = set()
         """Slots whose next token is not simply the likeliest, or that ask for logprobs."""
         self.wants_prompt_logprobs: set[int] = set()  # slots that ask for them
-        self.media: dict[int, PlacedMedia] = {}  # of the slots whose sequences have some
-        self.shift = np.zeros(rows, np.int64)  # is added to places behind media that have three axes
 
     def _make_tables(self, target: torch.device, rows: int) -> None:
         self.first_block = rows * STATE_WORDS
@@ -185,6 +203,8 @@ class Slots:
             )
         if self.processors is not None:
             self.processors.admit(new)
+        if self.sources is not None:
+            self.sources.admit(new)
         self.prompt_len[slot] = new.prompt_len
         self.without_tokens[slot] = new.prompt_len if new.media and new.media[0].kind == "rows" else 0
         self.blocks[slot] = 0
@@ -230,7 +250,13 @@ class Slots:
         self.min_p[slot] = params.min_p
         self.seed[slot] = params.seed & 0xFFFF_FFFF_FFFF_FFFF
         self.masked[slot] = bool(
-            params.logit_bias or params.bad_words or params.allowed_token_ids or params.min_tokens
+            params.logit_bias
+            or params.bad_words
+            or params.allowed_token_ids
+            or params.min_tokens
+            or params.suppressed
+            or params.suppressed_first
+            or params.timestamps
         )
         self.penalised[slot] = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1

@@ -20,7 +20,9 @@ SIZE = 4
 
 def speech(num_source_blocks: int = 12, **changes: int) -> WorkerFacts:
     plain = facts(block_size=SIZE, **changes)  # pyright: ignore[reportArgumentType]
-    return replace(plain, source_kind="audio", source_len=12, num_source_blocks=num_source_blocks)
+    return replace(
+        plain, source_kind="audio", source_len=12, source_shape=(1, 3), num_source_blocks=num_source_blocks
+    )
 
 
 def expected(request: Add) -> list[int]:

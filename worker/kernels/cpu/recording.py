@@ -13,7 +13,7 @@ import logging
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +46,21 @@ _SIZES = ((1, 1), (3, 2), (MOST_TOKENS, MOST_TOKENS - 1))
 
 
 @dataclass(frozen=True, slots=True)
+class SourceInputs:
+    """What layers of cross-attention read of a step with T tokens of B sequences."""
+
+    lengths: Tensor  # [B] int32
+    block_table: Tensor  # [B, blocks] int32
+    last: Tensor  # [T] int32
+
+    def first(self, tokens: int, rows: int) -> SourceInputs:
+        return SourceInputs(self.lengths[:rows], self.block_table[:rows], self.last[:tokens])
+
+    def step(self, step: ForwardContext) -> ForwardContext:
+        return replace(step, kv_lens=self.lengths, block_table=self.block_table, last=self.last)
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """The tensors that a model reads of a step with T tokens of B sequences, and their addresses."""
 
@@ -59,9 +74,11 @@ class Inputs:
     addresses: tuple[int, ...]
     others: list[Inputs]
     """The same with the slot mapping and the block table of each other group of layers."""
+    source: SourceInputs | None = None
 
     @classmethod
-    def make(cls, tokens: int, rows: int, blocks: int, groups: int = 1) -> Inputs:
+    def make(cls, tokens: int, rows: int, blocks: int, groups: int = 1, of_source: int = 0) -> Inputs:
+        """`of_source`: the blocks of the longest source, if sequences have some."""
         ids, positions = torch.zeros(2, tokens, dtype=torch.int64)
         query_starts, kv_lens = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
         state_table = torch.zeros(STATE_COLUMNS, rows, dtype=torch.int32)
@@ -73,7 +90,10 @@ class Inputs:
             for _ in range(groups)
         ]
         made[0].others.extend(made[1:])
-        return made[0]
+        if not of_source:
+            return made[0]
+        table, lengths = torch.zeros(rows, of_source, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        return replace(made[0], source=SourceInputs(lengths, table, torch.zeros(tokens, dtype=torch.int32)))
 
     def first(self, tokens: int, rows: int) -> Inputs:
         """The inputs of a smaller step at the beginning of the same memory."""
@@ -82,13 +102,14 @@ class Inputs:
             *(*by_token, self.query_starts[: rows + 1], self.kv_lens[:rows]),
             *(self.block_table[:rows], self.state_table[:, :rows]),
             others=[each.first(tokens, rows) for each in self.others],
+            source=self.source and self.source.first(tokens, rows),
         )
 
     def step_tokens(
         self, block_size: int, counts: list[int], ends: list[int], states: list[StateRow] | None
     ) -> StepTokens:
         """The ids, and the context of a step in which sequences get `counts` tokens and then have `ends`."""
-        return self.ids, ForwardContext(
+        step = ForwardContext(
             positions=self.positions,
             query_starts=self.query_starts,
             kv_lens=self.kv_lens,
@@ -100,11 +121,15 @@ class Inputs:
             kv_lens_host=ends,
             others=[each.step_tokens(block_size, counts, ends, states)[1] for each in self.others],
         )
+        step.source = self.source and self.source.step(step)
+        return self.ids, step
 
     @classmethod
-    def _of(cls, *tensors: Tensor, others: Sequence[Inputs] = ()) -> Inputs:
+    def _of(
+        cls, *tensors: Tensor, others: Sequence[Inputs] = (), source: SourceInputs | None = None
+    ) -> Inputs:
         addresses = tuple(tensor.data_ptr() for tensor in tensors[:-1])
-        return cls(*tensors, addresses=addresses, others=list(others))
+        return cls(*tensors, addresses=addresses, others=list(others), source=source)
 
 
 class Layout:
@@ -118,7 +143,8 @@ class Layout:
         self._tables = [table.data_ptr() for table in slots.block_tables]
         self._adapted_tokens = torch.zeros(MOST_TOKENS, dtype=torch.int32)
         self._adapter_runs = torch.zeros(1 + 3 * MOST_TOKENS, dtype=torch.int32)
-        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks, slots.groups)
+        of_source = slots.sources.width if slots.sources is not None else 0
+        largest = Inputs.make(MOST_TOKENS, MOST_TOKENS, slots.most_blocks, slots.groups, of_source)
         self.fixed_inputs = lru_cache(maxsize=256)(largest.first)
         """The function from numbers of tokens and rows to the inputs of all small steps of that size."""
 

@@ -1,0 +1,173 @@
+"""Whisper: features of a recording pass two convolutions and an encoder, to which a decoder attends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import ops
+from models.checkpoint.weights import Weights, load
+from models.config import ModelConfig, Size, family_fields
+from models.context import ForwardContext, use_context
+from models.families.classics.gpt2 import LAYER_NORMS
+from models.families.decoders.decoder import DecoderForCausalLM
+from models.families.decoders.decoder_attention import DecoderAttention
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.families.speech.encoder_decoder import CrossLayer
+from models.layers.cross_attention import KeysWithoutBias, SourceInput, cross_layers
+from models.layers.embedding import check_learned_positions
+from models.layers.linear import frozen
+from models.layers.mlp import MLP
+from models.layers.norm import LayerNorm, enter
+from models.layers.rotary import Rope
+from models.model import ModelSetup
+from models.parallel.parallel import Parallel
+from models.parallel.rank_shares import Span
+from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames
+from models.vision.tower import finish
+
+_EPS = 1e-5
+_WINDOW = 3
+"""The frames that a convolution reads for each row that it gives."""
+_NORMS = Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm")
+_ENCODER_NAMES = TowerNames(
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.out_proj",
+    norms=("self_attn_layer_norm", "final_layer_norm"),
+    mlp="",
+)
+
+
+class WhisperFields(DecoderFields, frozen=True, kw_only=True):
+    intermediate_size: Size = msgspec.field(name="decoder_ffn_dim")
+    hidden_act: str = msgspec.field(name="activation_function", default="gelu")
+    encoder_ffn_dim: Size
+    encoder_layers: Size
+    encoder_attention_heads: Size
+    num_mel_bins: Size = 80
+    max_source_positions: Size = 1500
+    scale_embedding: bool = False
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        learned = setup.config.max_len
+        check_learned_positions("Whisper", learned, setup.max_len)
+        return replace(
+            super().spec(setup, rope),
+            eps=_EPS,
+            norms=_NORMS,
+            qkv_bias=True,
+            o_bias=True,
+            mlp_bias=True,
+            learned_positions=learned,
+            embedding_scale=setup.config.hidden_size**0.5 if self.scale_embedding else 1.0,
+        )
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        return (LayerSpec(rope=None),) * setup.config.num_layers
+
+
+class Convolution(nn.Module):
+    """Frames [L, inputs] -> [L / stride, size]: each row by the three frames around it; a gelu follows."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, inputs: int, size: int, stride: int) -> None:
+        super().__init__()
+        self.inputs, self.size, self.stride = inputs, size, stride
+
+    def pull(self, weights: Weights) -> None:
+        kernel = weights.take("weight", [self.size, self.inputs, _WINDOW])
+        self.weight = frozen(ops.pack(kernel.flatten(1), plain=True))
+        self.bias = frozen(weights.take("bias", [self.size]))
+
+    def forward(self, items: Sequence[Tensor]) -> list[Tensor]:
+        windows = [F.pad(each, (0, 0, 1, 1)).unfold(0, _WINDOW, self.stride).flatten(1) for each in items]
+        rows = ops.linear(torch.cat(windows), self.weight, self.bias, kind="gelu")
+        return list(rows.split([len(each) for each in windows]))
+
+
+class WhisperEncoderLayer(TowerLayer):
+    def __init__(self, size: int, fields: WhisperFields) -> None:
+        mlp = MLP(
+            *(size, fields.encoder_ffn_dim, WHOLE),
+            activation=fields.hidden_act,
+            names=("fc1", "fc2"),
+            bias=True,
+        )
+        norms = LayerNorm(size, _EPS), LayerNorm(size, _EPS)
+        super().__init__(size, fields.encoder_attention_heads, mlp, norms, _ENCODER_NAMES)
+        whole = Span.whole(size)
+        self.qkv = KeysWithoutBias(size, [whole] * 3, bias=True, sources=_ENCODER_NAMES.qkv)
+
+
+class WhisperEncoder(nn.Module):
+    """Features of recordings [bands, frames] -> rows [S, size], which every rank computes whole."""
+
+    def __init__(self, size: int, fields: WhisperFields) -> None:
+        super().__init__()
+        self.conv1 = Convolution(fields.num_mel_bins, size, 1)
+        self.conv2 = Convolution(size, size, 2)
+        self.embed_positions = Learned(fields.max_source_positions, size, name="weight")
+        self.layers = TowerLayers(fields.encoder_layers, lambda: WhisperEncoderLayer(size, fields))
+        self.layer_norm = LayerNorm(size, _EPS)
+
+    def forward(self, features: Sequence[Tensor], step: ForwardContext) -> Tensor:
+        rows = self.conv2(self.conv1([each.t() for each in features]))
+        stream = torch.cat([each + self.embed_positions.weight for each in rows])
+        return enter(self.layer_norm, *finish(self.layers(step, stream)))[0]
+
+
+class WhisperDecoderLayer(CrossLayer):
+    def __init__(self, config: ModelConfig, spec: DecoderSpec, layer: LayerSpec, parallel: Parallel) -> None:
+        super().__init__(config, spec, layer, parallel)
+        attention = cast("DecoderAttention", self.self_attn)
+        projected = attention.qkv_proj
+        attention.qkv_proj = KeysWithoutBias(
+            projected.inputs, projected.outputs, bias=True, sources=projected.sources
+        )
+
+
+class WhisperForConditionalGeneration(DecoderForCausalLM):
+    fields = WhisperFields
+    fixed = LAYER_NORMS
+    layer_class = WhisperDecoderLayer
+    trunks = ("model.decoder",)
+    saved_names = {
+        "o_proj": "out_proj",
+        "mlp": "",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+        "norm": "layer_norm",
+    }
+    source_kind = "audio"
+
+    def __init__(self, setup: ModelSetup) -> None:
+        if setup.parallel.stages > 1:
+            raise ValueError(
+                "--pipeline-parallel-size: what an encoder gives would have to reach every stage; use "
+                "--tensor-parallel-size"
+            )
+        super().__init__(setup)
+        own = family_fields(setup.config, WhisperFields)
+        self.source_len = own.max_source_positions
+        self.source_shape = own.num_mel_bins, 2 * own.max_source_positions
+        self.encoder = WhisperEncoder(setup.config.hidden_size, own)
+
+    def pull(self, weights: Weights) -> None:
+        weights.ignore("proj_out")  # the head is tied
+        super().pull(weights)
+        load(self.encoder, weights / "model.encoder")
+
+    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> None:
+        features = [each.features for each in sources if each.features is not None]
+        states = self.encoder(features, step)
+        with use_context(step):
+            for layer in cross_layers(self.modules()):
+                layer.write(states)

@@ -1,0 +1,147 @@
+"""Whisper in a whole engine: the logits of transformers, however steps fall and sources come together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from sizes import engine_config
+from tiny_whisper import END, FIRST_STAMP, IDS, make
+
+from engine_core.engine import Engine
+from engine_core.protocol import Add, Failed, Source, Tokens
+from worker.buffers import Buffer
+from worker.protocol import Sampling, Timestamps
+
+OUTPUT = 8
+SOUNDS = [np.random.default_rng(seed).normal(size=(80, 3000)).astype(np.float32) for seed in range(3)]
+PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 7, 8], list(range(40, 60)), [5, 6], [7]]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("whisper")
+    return folder, make(folder)
+
+
+def asked(id: int, **changes: Any) -> Add:
+    sound = id % len(SOUNDS)
+    source = Source(f"{sound}", 1500, features=Buffer(SOUNDS[sound].tobytes()))
+    params = Sampling(max_tokens=OUTPUT, temperature=0, logprobs=0)
+    return Add(id=id, tokens=PROMPTS[id % len(PROMPTS)], params=params, source=source, **changes)
+
+
+def transcribe(
+    folder: Path,
+    requests: list[Add],
+    at_once: int = 99,
+    told: list[list[float]] | None = None,
+    **options: Any,
+) -> tuple[dict[int, tuple[list[int], list[float]]], Engine]:
+    """Run requests, of which `at_once` come with each step -> tokens and logprobs of each."""
+    sizes = {"block_size": 16, "num_gpu_blocks_override": 32, "max_num_batched_tokens": 64, **options}
+    engine = Engine.start(engine_config(folder, cpu_threads=1, **sizes), lambda _: None)
+    found: dict[int, tuple[list[int], list[float]]] = {each.id: ([], []) for each in requests}
+    waiting = list(requests)
+    while waiting or engine.busy:
+        for each in waiting[:at_once]:
+            engine.add(0, each)
+        del waiting[:at_once]
+        for answer in engine.step().get(0, []):
+            assert not isinstance(answer, Failed), answer
+            if isinstance(answer, Tokens):
+                tokens, logprobs = found[answer.id]
+                tokens += answer.tokens
+                logprobs += [each.values[0] for each in answer.logprobs]
+                if told is not None:
+                    told += [each.told for each in answer.logprobs]
+    engine.stop()
+    return found, engine
+
+
+@torch.inference_mode()
+def check(model: Any, requests: list[Add], found: dict[int, tuple[list[int], list[float]]]) -> None:
+    """Assert that tokens are the likeliest of transformers' model, and logprobs its own."""
+    for each in requests:
+        tokens, logprobs = found[each.id]
+        features = torch.tensor(SOUNDS[each.id % len(SOUNDS)])[None]
+        logits = model(features, decoder_input_ids=torch.tensor([each.tokens + tokens])).logits[0]
+        theirs = logits[len(each.tokens) - 1 : -1].log_softmax(-1)
+        assert theirs.argmax(-1).tolist() == tokens
+        wanted = theirs.gather(1, torch.tensor(tokens).unsqueeze(1)).flatten().tolist()
+        assert logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_logits_are_those_of_transformers_and_each_source_is_encoded_once(whisper: tuple[Path, Any]) -> None:
+    folder, model = whisper
+    requests = [asked(id) for id in range(12)]
+    found, engine = transcribe(folder, requests)
+    check(model, requests, found)
+    assert engine.stats().media_encoded == 3
+    alone, _ = transcribe(folder, [requests[1]])
+    assert alone[1] == found[1], "bits depend on what else is in a step"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 7, "max_num_seqs": 7, "steps_ahead": 0},  # chunks
+        {"num_gpu_blocks_override": 4, "steps_ahead": 2},  # room for a single source, and for one sequence
+        {"num_gpu_blocks_override": 8, "scheduling_policy": "priority"},  # preemption of both kinds of blocks
+    ],
+)
+def test_chunks_preemption_and_a_pool_of_one_source_change_no_bit(
+    whisper: tuple[Path, Any], options: dict[str, Any]
+) -> None:
+    folder, _ = whisper
+    expected, _ = transcribe(folder, [asked(id) for id in range(6)])
+    requests = [asked(id, priority=-id) for id in range(6)]
+    found, engine = transcribe(folder, requests, 1, **options)
+    assert found == expected
+    if "scheduling_policy" in options:
+        assert engine.stats().preemptions
+    if options.get("num_gpu_blocks_override") == 4:
+        assert engine.ready.worker.num_source_blocks == 94
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_rules_of_speech_leave_what_transformers_leaves(whisper: tuple[Path, Any], *, stamped: bool) -> None:
+    folder, model = whisper
+    given = model.generation_config
+    rules = Timestamps(FIRST_STAMP, END, IDS["<|notimestamps|>"], 50) if stamped else None
+    params = Sampling(
+        max_tokens=24,
+        temperature=0,
+        logprobs=0,
+        masked_logprobs=True,
+        told=(IDS["<|nospeech|>"], 7),
+        suppressed=tuple(given.suppress_tokens),
+        suppressed_first=tuple(given.begin_suppress_tokens),
+        timestamps=rules,
+        stop_token_ids=(END,),
+    )
+    prompt = [IDS["<|startoftranscript|>"], IDS["<|en|>"], IDS["<|transcribe|>"]]
+    prompt += [] if stamped else [IDS["<|notimestamps|>"]]
+    request = replace(asked(0), tokens=prompt, params=params)
+    told: list[list[float]] = []
+    found, _ = transcribe(folder, [request], told=told)
+    features = torch.tensor(SOUNDS[0])[None]
+    with torch.inference_mode():
+        theirs = model.generate(
+            features, return_timestamps=stamped, language="en", task="transcribe", max_new_tokens=24
+        )[0].tolist()
+        logits = model(features, decoder_input_ids=torch.tensor([prompt])).logits[0, -1]
+    logits = logits.clone()
+    ours, logprobs = found[0]
+    text = theirs[len(prompt) :] if theirs[: len(prompt)] == prompt else theirs
+    assert ours[:16] == text[:16], "with timestamps, theirs goes on behind the last closed segment"
+    assert told[0] == pytest.approx(logits.log_softmax(-1)[[IDS["<|nospeech|>"], 7]].tolist(), abs=1e-4)
+    banned = [*given.suppress_tokens, *given.begin_suppress_tokens, IDS["<|notimestamps|>"]]
+    logits[banned] = -torch.inf
+    if stamped:
+        logits[:FIRST_STAMP] = logits[FIRST_STAMP + 51 :] = -torch.inf
+        assert logprobs[0] == pytest.approx(logits.log_softmax(-1)[ours[0]].item(), abs=1e-4)

@@ -1,0 +1,77 @@
+"""Makes the cache of a rank: how many blocks it has, and the memory to which layers are bound."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import prod
+
+import torch
+
+from models.layers.cross_attention import cross_layers
+from models.model import ServedModel
+from worker.cache.cache_groups import CacheLayout
+from worker.cache.kv_cache import Cache, describe_small_cache, size_cache
+from worker.config import WorkerConfig
+from worker.devices.base import CacheBudget, Device
+from worker.host.machine import times_killed
+from worker.limits import WorkerLimits
+from worker.pooling import HiddenStore
+from worker.sources import block_bytes, count_blocks, find_source_model
+from worker.worker_facts import blocks_held
+
+logger = logging.getLogger(__name__)
+
+
+def make_cache(
+    config: WorkerConfig,
+    limits: WorkerLimits,
+    device: Device,
+    model: ServedModel,
+    layout: CacheLayout,
+    budget: CacheBudget,
+    dtype: torch.dtype,
+    minimum: Callable[[int], int],
+    *,
+    stores_hidden: bool,
+    beside: int,
+) -> Cache:
+    """Make a cache within `budget`. `beside`: the bytes that others keep for each block.
+
+    Where there are sources, memory is divided as one longest sequence needs both kinds of blocks.
+    """
+    place, size = config.place, limits.block_size
+    width = config.model.output_size if stores_hidden else 0
+    beside += HiddenStore.block_bytes(size, width, dtype)
+    whole = blocks_held(limits.max_model_len, limits.max_num_batched_tokens, size, layout.windows)
+    of_source = count_blocks(find_source_model(model), size)
+    source_bytes = block_bytes(model, size, layout.dtype)
+    beside += -(-of_source * source_bytes // max(1, whole))
+    sized = size_cache(
+        config,
+        limits,
+        layout.block_bytes + beside,
+        budget,
+        minimum,
+        times_killed(config.run_folder, place.name),
+        layout.windows,
+    )
+    if place.rank == 0 and (line := describe_small_cache(model.attention_layers(), layout.dtype)):
+        logger.info("%s", line)
+    parts = layout.bind(sized.num_blocks + 1, device)
+    hidden = HiddenStore(sized.num_blocks, size, width, dtype, device.allocate) if stores_hidden else None
+    page_toucher = device.page_toucher(parts, sized.num_blocks) if parts else None
+    source_blocks = max(of_source, sized.num_blocks * of_source // max(1, whole))
+    _bind_sources(model, source_blocks, limits, layout.dtype, device)
+    stored = [*parts, *([hidden.blocks] if hidden else ())]
+    return Cache(sized, hidden, page_toucher, stored, source_blocks)
+
+
+def _bind_sources(
+    model: ServedModel, blocks: int, limits: WorkerLimits, dtype: torch.dtype, device: Device
+) -> None:
+    """Give each layer of cross-attention its part of memory. The block behind those of sources is zero."""
+    for layer in cross_layers(model.modules()):
+        shape = layer.cache_shape(blocks + 1, limits.block_size, dtype)
+        layer.kv = device.allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        layer.kv[:, blocks] = 0
