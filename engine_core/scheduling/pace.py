@@ -47,7 +47,7 @@ class Pace:
         self.decoding = 0
         self.busy = 0.0
         self._facts = facts
-        self._asked = config.max_token_gap_ms
+        self._asked, self._depth = config.max_token_gap_ms, config.depth
         self._backlog = Backlog()
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
@@ -231,8 +231,10 @@ class Pace:
         """The seconds that the next step may take, 0 if that is not bounded."""
         if not (self.readers or self.background):  # whoever comes beside a step of background waits for it
             return 0.0
-        gap = self._asked
-        if gap is None:
-            on_cpu = self._facts.device == "cpu"
-            return max(_GAP, _SINGLE_STEPS * self.line.single) / self.line.margin if on_cpu else 0.0
-        return gap / 1000 / self.line.margin
+        gap = 0.0
+        if self._asked is not None:
+            gap = self._asked / 1000
+        elif self._facts.device == "cpu":
+            gap = max(_GAP, _SINGLE_STEPS * self.line.single)
+        # A newcomer waits for all steps in flight: those that background work fills share the gap.
+        return gap / self.line.margin / (self._depth if self.background else 1)

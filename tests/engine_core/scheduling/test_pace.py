@@ -98,7 +98,7 @@ def test_whoever_comes_beside_background_work_waits_for_short_steps() -> None:
     before = clock.now
     while 100 not in clock.outputs:
         clock.step()
-    assert clock.now - before < 0.11 and max(clock.seconds) < 0.055
+    assert clock.now - before < 0.06 and max(clock.seconds) < 0.03, "steps in flight share the gap"
     clock.run()
     assert not clock.scheduler.pace.background
 
@@ -111,7 +111,7 @@ def test_no_class_of_work_starves() -> None:
     clock.add_all(texts(range(100, 110), priority=1))  # background
     done: dict[WorkClass, int] = dict.fromkeys(WorkClass, 0)
     live = {WorkClass.FIRST_TOKEN: 0, WorkClass.POOLING: 0}
-    for _ in range(400):
+    for _ in range(600):
         for work_class in live:
             waiting = sum(seq.work_class is work_class for seq in clock.scheduler.live.values())
             for _ in range(5 - waiting):
