@@ -129,7 +129,9 @@ Timeout = Annotated[
     ),
 ]
 
-Include = Annotated[list[Literal["timing", "cache_diagnosis"]], FIRST_ERROR, BeforeValidator(_or_empty)]
+Include = Annotated[
+    list[Literal["timing", "cache_diagnosis", "embedding", "score"]], FIRST_ERROR, BeforeValidator(_or_empty)
+]
 """The parts of an answer that a request may ask for."""
 INCLUDE: Any = Field(
     default_factory=list,
@@ -137,7 +139,7 @@ INCLUDE: Any = Field(
     description="Parts of the answer that come on request. timing: `usage.timing`, in a stream with its last "
     "chunk; of several choices or texts, queue, prefill and decode are the times of the one that ended last, "
     "and compute and steps are sums. cache_diagnosis: `cache_diagnosis`, why no longer prefix was cached, in "
-    "a stream with its last chunk.",
+    "a stream with its last chunk. embedding and score, of chats and completions: the answer's, by choice.",
 )
 
 
@@ -351,6 +353,8 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     """What a chunk of a stream tells of one choice."""
 
     index: int
+    embedding: msgspec.Raw | UnsetType = UNSET
+    score: float | UnsetType = UNSET
 
     @property
     def is_empty(self) -> bool:

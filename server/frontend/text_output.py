@@ -18,7 +18,7 @@ from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
 from server.text.detokenizer import MarkedText, StopStrings
 from server.text.tokenizer import TokenIds, Tokenizer
-from worker.protocol import Sampling, TokenLogprobs
+from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 ALL_TOKENS = 1 << 30
 """The interval of an answer that is shown once, as a whole: more tokens than any answer has."""
@@ -51,6 +51,8 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the last delta, if asked for: what became of guesses."""
     disk: DiskReport | None = None
     """Set in the last delta, if the request stores its blocks on disk: what became of them there."""
+    pooled: dict[str, Vectors] = {}
+    """Set in the last delta, if asked for: what was pooled of the whole answer, by its name."""
     expected: float | None = None
     """Set in the first delta: the seconds in which the engine expected the first token, if it said so."""
 

@@ -181,6 +181,8 @@ class _ChoiceWriter:
             logprobs=None if self._body.logprobs is None else logprobs,
             finish_reason=last.finish_reason,
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
+            embedding=last.embedding,
+            score=last.score,
             token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if returns_ids else None,
             prompt_logprobs=self._separate_prompt_logprobs(),
             prompt_token_ids=self._prompt.tokens if returns_ids else None,

@@ -13,9 +13,12 @@ from msgspec import UNSET, UnsetType
 from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
+from server.access.client_identity import require_right
+from server.access.key_file import Right
 from server.api.logprobs import TokenNames
 from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, StreamOptions, Usage
 from server.errors import BadRequest
+from server.frontend.answer_vectors import add_parts, pool_answer, pooled_parts
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
@@ -32,6 +35,8 @@ from server.routes.request_context import EngineCall, admit, frontend_of
 from worker.protocol import Sampling
 
 _NO_OPTIONS = StreamOptions()
+_RIGHTS: dict[str, Right] = {"embedding": "embed", "score": "score"}
+"""The rights to what may be pooled of an answer."""
 
 
 def admit_answers(request: Request, prompts: int, n: int) -> Admission:
@@ -96,12 +101,18 @@ class GenerationCall(EngineCall):
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
+        self._wanted = pooled_parts(body.terms.include, prompts, self.facts)
+        for name in self._wanted:
+            require_right(request, _RIGHTS[name])
+        if self._wanted and not counts_output:
+            raise BadRequest("There is no answer here whose vector could be told.", "include")
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
         self.choices = len(prompts) * sampling.n
         self.running = self.choices
         """Number of choices whose last delta is still to come."""
         self._output = [0] * self.choices
+        self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self._wanted else []
         self._cached = [0] * len(prompts)
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
@@ -116,11 +127,25 @@ class GenerationCall(EngineCall):
         if len(self._streams) == 1:
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
-                    yield self._count(0, delta), delta
+                    yield await self._take(0, delta), delta
         else:
             async with aclosing(merged(self._streams)) as streams:
                 async for prompt, delta in streams:
-                    yield self._count(prompt, delta), delta
+                    yield await self._take(prompt, delta), delta
+
+    async def _take(self, prompt: int, delta: Delta) -> int:
+        """Counts a delta, adds what is pooled of the whole answer, and returns the index of its choice."""
+        choice = self._count(prompt, delta)
+        if self._wanted:
+            ids = self._output_ids[choice]
+            ids += delta.token_ids
+            if delta.finish_reason in ("stop", "length"):
+                found = await pool_answer(
+                    *(self.frontend, self.prompts[prompt], ids, self._wanted, self._admission),
+                    *(self._options, self._replica, self._scope.get(ITEMS, {})),
+                )
+                delta.pooled = found
+        return choice
 
     def _count(self, prompt: int, delta: Delta) -> int:
         """Counts the delta's tokens, notes its times, and returns the index of its choice."""
@@ -277,12 +302,19 @@ class ChoiceWriter(Protocol, Generic[C, W_co]):
     def join(self, chunks: list[C]) -> W_co: ...
 
 
+def _chunk(writer: ChoiceWriter[C, Any], delta: Delta) -> C:
+    """The chunk of a delta, with what was pooled of the answer that it ends."""
+    chunk = writer.chunk(delta)
+    add_parts(chunk, delta.pooled)
+    return chunk
+
+
 async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, W_co]]) -> list[W_co]:
     """All choices of an answer, once they are complete."""
     chunks: list[list[C]] = [[] for _ in writers]
     async with aclosing(call.deltas()) as deltas:
         async for index, delta in deltas:
-            chunks[index].append(writers[index].chunk(delta))
+            chunks[index].append(_chunk(writers[index], delta))
     return [writer.join(parts) for writer, parts in zip(writers, chunks, strict=True)]
 
 
@@ -299,7 +331,7 @@ async def chunk_events(
             if delta.is_notice:
                 yield b""
                 continue
-            chunk = writers[index].chunk(delta)
+            chunk = _chunk(writers[index], delta)
             usage = call.usage_in_chunk(index)
             says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
             data, opening = opening + (b"" if says_nothing else chunks.event(chunk, usage)), b""
