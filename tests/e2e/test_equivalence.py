@@ -95,8 +95,8 @@ def test_the_vector_of_an_answer_is_that_of_its_tokens(demo: LiveServer):
         demo, "Once upon a time", max_tokens=20, return_token_ids=True, include=["embedding"], temperature=0
     )
     ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
-    expected = demo.client.post("/v1/embeddings", json={"input": [ids]}).json()["data"][0]["embedding"]
-    assert choice["embedding"] == expected
+    alone = demo.post("/v1/embeddings", {"input": [ids]}).json()
+    assert choice["embedding"] == alone["data"][0]["embedding"]
 
 
 def crowd(server: LiveServer, prompts: list[str], **options: object) -> list[str]:

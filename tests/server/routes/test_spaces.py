@@ -93,3 +93,11 @@ async def test_without_vectors_there_is_no_space(client: httpx.AsyncClient, fron
     assert (await client.get("/v1/models")).json()["data"][0]["embedding_space"] is None
     frontend.serve("embed", vectors={})
     assert "embedding_space" not in await post(client, EMBED, input="a")
+
+
+async def test_each_of_several_outputs_has_its_space(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(EMBED, json={"input": "a", "outputs": ["tokens", "dense"]})).json()
+    alone = (await client.post(EMBED, json={"input": "a"})).json()["embedding_space"]
+    spaces = answer["embedding_spaces"]
+    assert [*spaces] == ["tokens", "dense"] and spaces["dense"] == alone != spaces["tokens"]
+    assert answer["embedding_space"] == spaces["tokens"]
