@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_api import post
-from fake_frontend import FakeFrontend
+from fake_frontend import FakeFrontend, vectors
 
 from models.pooling.config import PoolingConfig, VectorFacts
 from models.pooling.text_files import TextFacts
@@ -95,7 +96,13 @@ async def test_without_vectors_there_is_no_space(client: httpx.AsyncClient, fron
     assert "embedding_space" not in await post(client, EMBED, input="a")
 
 
-async def test_each_of_several_outputs_has_its_space(client: httpx.AsyncClient) -> None:
+async def test_each_of_several_outputs_has_its_space(
+    client: httpx.AsyncClient, frontend: FakeFrontend
+) -> None:
+    one = vectors([1.0] * 8)
+    frontend.answer_of = lambda item: msgspec.structs.replace(
+        one, others=dict.fromkeys(item.params.outputs, one)
+    )
     answer = (await client.post(EMBED, json={"input": "a", "outputs": ["tokens", "dense"]})).json()
     alone = (await client.post(EMBED, json={"input": "a"})).json()["embedding_space"]
     spaces = answer["embedding_spaces"]
