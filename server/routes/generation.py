@@ -32,7 +32,7 @@ from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or
 from server.requests.guess_reports import AnswerMetrics, report_guesses
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
-from worker.protocol import Sampling
+from worker.protocol import Pooling, Sampling
 
 _NO_OPTIONS = StreamOptions()
 _RIGHTS: dict[str, Right] = {"embedding": "embed", "score": "score"}
@@ -101,11 +101,7 @@ class GenerationCall(EngineCall):
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
-        self._wanted = pooled_parts(body.terms.include, prompts, self.facts)
-        for name in self._wanted:
-            require_right(request, _RIGHTS[name])
-        if self._wanted and not counts_output:
-            raise BadRequest("There is no answer here whose vector could be told.", "include")
+        self._wanted = self._pooled_parts(request, body.terms.include)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
         self.choices = len(prompts) * sampling.n
@@ -117,6 +113,15 @@ class GenerationCall(EngineCall):
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
         request.scope["work"] = self  # for traces
+
+    def _pooled_parts(self, request: Request, include: Sequence[str]) -> dict[str, Pooling]:
+        """How the parts of the answer are pooled that are asked for."""
+        wanted = pooled_parts(include, self.prompts, self.facts)
+        for name in wanted:
+            require_right(request, _RIGHTS[name])
+        if wanted and not self._counts_output:
+            raise BadRequest("There is no answer here whose vector could be told.", "include")
+        return wanted
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.sampling.n]
