@@ -107,9 +107,8 @@ class GenerationCall(EngineCall):
         self.choices = len(prompts) * sampling.n
         self.running = self.choices
         """Number of choices whose last delta is still to come."""
-        self._output = [0] * self.choices
+        self._output, self._cached = [0] * self.choices, [0] * len(prompts)
         self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self._wanted else []
-        self._cached = [0] * len(prompts)
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
         request.scope["work"] = self  # for traces
