@@ -104,8 +104,7 @@ class GenerationCall(EngineCall):
         self._wanted = self._pooled_parts(request, body.terms.include)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
-        self.choices = len(prompts) * sampling.n
-        self.running = self.choices
+        self.choices = self.running = len(prompts) * sampling.n
         """Number of choices whose last delta is still to come."""
         self._output, self._cached = [0] * self.choices, [0] * len(prompts)
         self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self._wanted else []
