@@ -23,6 +23,7 @@ from server.http.endpoint import HELD, Endpoint, PathTable
 from server.http.error_answers import CLIENT_GONE, explain
 from server.requests.timing import RequestTimes
 from server.routes import models
+from server.routes.adapters import loading
 from server.routes.waiting import batches
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
@@ -144,7 +145,7 @@ async def test_endpoints_without_a_body(
 
 def test_every_documented_route_is_an_endpoint() -> None:
     documented = {(method, path) for path, methods in openapi_schema()["paths"].items() for method in methods}
-    routers = [*ROUTERS, *OLLAMA_ROUTERS, batches.router, models.loading]
+    routers = [*ROUTERS, *OLLAMA_ROUTERS, batches.router, models.loading, loading.router]
     routes = [route for router in routers for route in router.routes if isinstance(route, Endpoint)]
     assert {
         (method.lower(), route.path_format)
