@@ -14,7 +14,7 @@ class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     path: str
-    """A folder, or a hub id."""
+    """A folder of this machine."""
     base_model_name: str | None = None
     """The name of the served model, which may stand there for checking."""
     labels: list[str] = []
@@ -28,22 +28,17 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     lora_modules: Annotated[list[object], Doc(ADAPTERS, repeats=True)] = []
     """Adapters to load at the start, as name=path or {"name", "path", "labels", "pinned"}; the path is a
-    folder or a hub id. Implies --enable-lora."""
+    folder. Implies --enable-lora."""
     allow_runtime_lora: Annotated[bool, Doc(ADAPTERS)] = False
-    """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters below --lora-dir or of
-    --lora-repos. Whoever may use the server may call them, unless there are keys with rights."""
+    """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters below --lora-dir. Whoever may
+    use the server may call them, unless there are keys with rights."""
     lora_dir: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
     """Folders in which adapters may be loaded while the server runs."""
-    lora_repos: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
-    """Hub ids of which adapters may be loaded while the server runs: owner/repo, or owner/repo/folder."""
-    lora_resolver: Annotated[bool, Doc(ADAPTERS)] = False
-    """Look for a model of an unknown name among the folders in --lora-dir, then in --lora-repos, and load it
-    as an adapter."""
 
     @property
     def need_adapters(self) -> bool:
         """Whether what is asked for needs --enable-lora."""
-        return bool(self.lora_modules or self.lora_resolver)
+        return bool(self.lora_modules)
 
     @property
     def modules(self) -> list[AdapterModule]:
@@ -51,7 +46,7 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [_read_module(given) for given in self.lora_modules]
 
     def check(self, model_names: tuple[str, ...]) -> None:
-        """Raises ValueError if an adapter cannot have its name, or there is nothing to look into."""
+        """Raises ValueError if an adapter cannot have its name."""
         taken = set(model_names)
         for module in self.modules:
             if module.name in taken:
@@ -64,11 +59,6 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
                     f"--lora-modules: {module.name} is said to be for {module.base_model_name!r}, and this "
                     f"server has {' and '.join(model_names)}"
                 )
-        if self.lora_resolver and not (self.lora_dir or self.lora_repos):
-            raise ValueError("--lora-resolver looks into --lora-dir and --lora-repos: give one of them")
-        for given in self.lora_repos:
-            if given.count("/") < 1 or any(part in ("", ".", "..") for part in given.split("/")):
-                raise ValueError(f"--lora-repos: {given!r} should be owner/repo, or owner/repo/folder")
 
 
 def _read_module(given: object) -> AdapterModule:

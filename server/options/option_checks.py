@@ -44,12 +44,6 @@ def check(config: ServerConfig) -> None:
         config.engine.worker.lora.check()
     except ValueError as error:
         raise OptionError(str(error)) from error
-    for flag, given in (("resolver", config.adapters.lora_resolver), ("repos", config.adapters.lora_repos)):
-        if given:
-            raise OptionError(
-                f"--lora-{flag} is not supported yet: name adapters in --lora-modules, or load them from "
-                "below --lora-dir"
-            )
     try:
         read_media_io(config.media.media_io_kwargs)
     except ValueError as error:

@@ -23,13 +23,8 @@ OBEYED = {
     "VLLM_TORCH_PROFILER_DIR": "profiler_config",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
-    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
-    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
 }
 """Variables, and the options that they give where nothing else does."""
-
-_RESOLVED = {"lora_dir", "lora_repos"}
-"""Options that the variables of vLLM's resolvers give, with which names are looked up."""
 
 READ_ELSEWHERE = {"VLLM_PLUGINS": "installed plug-ins that are called (docs/plugins.md)"}
 """Variables that are obeyed where they are read, and what they name."""
@@ -63,6 +58,9 @@ WITHOUT_MEANING = {
     """,
     "connectors of caches are not there yet": "NIXL_* MOONCAKE_* KV_*",
     "plug-ins are named by options (docs/plugins.md)": "LOGITS_PROCESSOR_THREADS",
+    "adapters come from --lora-modules, or from below --lora-dir by POST /v1/load_lora_adapter": """
+        LORA_RESOLVER_*
+    """,
     "it is not offered": """
         CONFIGURE_LOGGING SKIP_MODEL_NAME_VALIDATION ENABLE_RESPONSES_API_STORE TRACE_FUNCTION LOG_* LOGGING_*
         DEBUG_* GPT_OSS_*
@@ -98,8 +96,6 @@ def read_variables(
             notes.append(
                 f"{name} is no variable that vLLM is known to have, and changes nothing{_meant(name)}"
             )
-    if any(name.startswith(f"{_PREFIX}LORA_RESOLVER") for name in environ) and found.keys() & _RESOLVED:
-        found["lora_resolver"] = True
     if obeyed:
         notes.append(f"variables of vLLM are obeyed: {', '.join(obeyed)}")
     notes += [f"{', '.join(names)}: without meaning here, because {why}" for why, names in idle.items()]

@@ -286,13 +286,15 @@ WITHOUT_BODY = {
     "/reset_mm_cache",
     "/is_scaling_elastic_ep",
 }
+FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+"""Paths that take forms, as OpenAI's clients send files."""
 BODY_PATHS = sorted(
     route.path
     for router in ROUTERS
     for route in router.routes
     if isinstance(route, Endpoint)
     and "POST" in route.methods
-    and route.path not in WITHOUT_BODY
+    and route.path not in WITHOUT_BODY | FORMS
     and "{" not in route.path
 )
 

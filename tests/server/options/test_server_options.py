@@ -172,7 +172,7 @@ def test_variables_that_kubernetes_makes_are_not_options() -> None:
         (["-tp", "0"], "--tensor-parallel-size: must be at least 1"),
         (["--quantization", "fp4"], "--quantization: 'fp4' is not one of int8"),
         (["--port"], "expected one argument"),
-        (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, embed, token_embed, classify"),
+        (["--tasks", "embed,sing"], "--tasks: 'sing' is not one of generate, transcription, embed"),
         (["--tool-strict-level", "all"], "'all' is not one of auto, function, parameter"),
         (["--runner", "draft"], "a draft model answers no requests; it belongs into --speculative-config"),
         (["--runner", "x"], "'x' is not one of auto, generate, pooling"),
@@ -357,9 +357,6 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
             "its fields are name, path, base_model_name, labels",
         ),
         ('--lora-modules {"name":"a","path":"b","base_model_name":"q"}', "a is said to be for 'q', and this"),
-        ("--lora-resolver", "--lora-resolver looks into --lora-dir and --lora-repos"),
-        ("--lora-repos one", "'one' should be owner/repo, or owner/repo/folder"),
-        ("--lora-repos a/../b", "'a/../b' should be owner/repo"),
     ],
 )
 def test_options_of_adapters_that_mean_nothing_are_refused(given: str, said: str) -> None:
