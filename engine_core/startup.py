@@ -89,7 +89,6 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         options = replace(options, max_num_batched_tokens=whole_prompt)
     return WorkerConfig(
         options=options,
-        lora=options.lora,
         folder=str(folder),
         model=model,
         conversion=_conversion(config, model, folder),

@@ -11,7 +11,7 @@ from models.conversion.conversion_choice import Conversion
 from models.parallel.experts import Placement, Transport
 from models.plugins import Registrations
 from models.pooling.config import PoolingConfig
-from worker.options import LoraOptions, WorkerOptions
+from worker.options import WorkerOptions
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -143,8 +143,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     guesses: bool = False
     """Whether steps may have guesses, of which layers with states keep something."""
     drafter: DrafterConfig | None = None
-    lora: LoraOptions = LoraOptions()
-    """What is asked of adapters, if there shall be some."""
     timed_steps: tuple[tuple[int, float], ...] = ()
     """The steps that an earlier worker of this configuration was timed with: a CPU then runs none again."""
     run_folder: str = ""

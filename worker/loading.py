@@ -66,7 +66,7 @@ def hold_adapters(
     config: WorkerConfig, options: LoadOptions, device: Device, model: ServedModel
 ) -> Adapters | None:
     """Let a model that was loaded with these options have adapters, if the operator wants some."""
-    lora = config.lora
+    lora = config.options.lora
     if not lora.enable_lora:
         return None
     place = config.place

@@ -130,25 +130,27 @@ class GenerationCall(EngineCall):
         if len(self._streams) == 1:
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
-                    yield await self._take(0, delta), delta
+                    choice = self._count(0, delta)
+                    if self._wanted:
+                        await self._pool(0, choice, delta)
+                    yield choice, delta
         else:
             async with aclosing(merged(self._streams)) as streams:
                 async for prompt, delta in streams:
-                    yield await self._take(prompt, delta), delta
+                    choice = self._count(prompt, delta)
+                    if self._wanted:
+                        await self._pool(prompt, choice, delta)
+                    yield choice, delta
 
-    async def _take(self, prompt: int, delta: Delta) -> int:
-        """Counts a delta, adds what is pooled of the whole answer, and returns the index of its choice."""
-        choice = self._count(prompt, delta)
-        if self._wanted:
-            ids = self._output_ids[choice]
-            ids += delta.token_ids
-            if delta.finish_reason in ("stop", "length"):
-                found = await pool_answer(
-                    *(self.frontend, self.prompts[prompt], ids, self._wanted, self._admission),
-                    *(self._options, self._replica, self._scope.get(ITEMS, {})),
-                )
-                delta.pooled = found
-        return choice
+    async def _pool(self, prompt: int, choice: int, delta: Delta) -> None:
+        """Adds what is pooled of a whole answer to its last delta."""
+        ids = self._output_ids[choice]
+        ids += delta.token_ids
+        if delta.finish_reason in ("stop", "length"):
+            delta.pooled = await pool_answer(
+                *(self.frontend, self.prompts[prompt], ids, self._wanted, self._admission),
+                *(self._options, self._replica, self._scope.get(ITEMS, {})),
+            )
 
     def _count(self, prompt: int, delta: Delta) -> int:
         """Counts the delta's tokens, notes its times, and returns the index of its choice."""
@@ -305,19 +307,14 @@ class ChoiceWriter(Protocol, Generic[C, W_co]):
     def join(self, chunks: list[C]) -> W_co: ...
 
 
-def _chunk(writer: ChoiceWriter[C, Any], delta: Delta) -> C:
-    """The chunk of a delta, with what was pooled of the answer that it ends."""
-    chunk = writer.chunk(delta)
-    add_parts(chunk, delta.pooled)
-    return chunk
-
-
 async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, W_co]]) -> list[W_co]:
     """All choices of an answer, once they are complete."""
     chunks: list[list[C]] = [[] for _ in writers]
     async with aclosing(call.deltas()) as deltas:
         async for index, delta in deltas:
-            chunks[index].append(_chunk(writers[index], delta))
+            chunks[index].append(chunk := writers[index].chunk(delta))
+            if delta.pooled:
+                add_parts(chunk, delta.pooled)
     return [writer.join(parts) for writer, parts in zip(writers, chunks, strict=True)]
 
 
@@ -334,7 +331,9 @@ async def chunk_events(
             if delta.is_notice:
                 yield b""
                 continue
-            chunk = _chunk(writers[index], delta)
+            chunk = writers[index].chunk(delta)
+            if delta.pooled:
+                add_parts(chunk, delta.pooled)
             usage = call.usage_in_chunk(index)
             says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
             data, opening = opening + (b"" if says_nothing else chunks.event(chunk, usage)), b""

@@ -70,9 +70,9 @@ async def test_every_server_knows_also_one_that_comes_later(start: Start) -> Non
     later = EngineClient(engines.addresses[1])
     await soon(later.orders.sleep(1))
     await soon(later.ready_or_dead.wait())
-    await soon(later.orders._until(lambda one: one.asleep))  # pyright: ignore[reportPrivateUsage]
+    await soon(later.orders.until(lambda one: one.asleep))
     assert await later.orders.wake() == ""
-    await soon(client.orders._until(lambda one: not one.asleep))  # pyright: ignore[reportPrivateUsage]
+    await soon(client.orders.until(lambda one: not one.asleep))
     assert text(await answer(client, 7)) == reference([7], 3)
     later.close()
 

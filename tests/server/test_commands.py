@@ -97,8 +97,8 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize("module", ["server.main", "server.run.api_server", "facet"])
 def test_modules_that_may_be_run_do_what_the_command_does(module: str) -> None:
     arguments = ["serve"] if module == "facet" else []
-    done = run(sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-lora")
-    assert (done.returncode, done.stderr) == (BAD_USAGE, "error: --enable-lora is not supported yet\n")
+    done = run(sys.executable, "-m", module, *arguments, "--model", "demo", "--enable-mfu-metrics")
+    assert (done.returncode, done.stderr) == (BAD_USAGE, "error: --enable-mfu-metrics is not supported yet\n")
 
 
 def test_the_version_is_the_packages() -> None:

@@ -14,6 +14,7 @@ WITHOUT_TEXTS = {
     *("/abort", "/ping", "/v1/responses/{response_id}/cancel", "/sleep", "/wake_up", "/reset_prefix_cache"),
     *("/reset_mm_cache", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/api/show", "/api/pull"),
     *("/api/push", "/api/create", "/api/copy", "/"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),  # forms
     "/index_check",  # whose few texts are read in several ways
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from compared import Compared, layout_of
 from drive import Driver, load_ranks
-from tiny import ENCODERS, VOCAB_SIZE, tiny_checkpoint
+from tiny import REPLAYED_ENCODERS, VOCAB_SIZE, tiny_checkpoint
 from tiny_shapes import EXPERTS_BESIDE, SHARED_CACHES
 from torch import Tensor
 
@@ -167,7 +167,7 @@ def mixes() -> Iterator[list[int]]:
 
 
 @pytest.mark.turns(7)
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", REPLAYED_ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_encoders(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Every step is replayed, whatever the texts are."""

@@ -19,7 +19,7 @@ from meta_cuda import Counted, MetaCuda, opened
 from meta_device import Meta, NoMixing
 from packed import Recipe, change_config, write_pair
 from sizes import worker_config
-from tiny import ARCHITECTURES, ENCODERS, tiny_checkpoint
+from tiny import ARCHITECTURES, REPLAYED_ENCODERS, tiny_checkpoint
 from torch import Tensor
 from toy_language import bound_of
 
@@ -279,7 +279,7 @@ TOKEN_LABELS = [Pooling(task="token_classify"), Pooling(task="token_classify", u
 
 
 @pytest.mark.turns(7)
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", REPLAYED_ENCODERS)
 def test_encoders_wait_for_nothing(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(f"{family}Model", tmp_path / "vectors")
     pools_without_waiting(config_of(folder), [*EMBEDDINGS, *TOKENS[:1]])
