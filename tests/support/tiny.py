@@ -49,7 +49,7 @@ ARCHITECTURES = tuple(FAMILIES)
 ENCODERS = tuple(ENCODER_SHAPES)
 
 REPLAYED_ENCODERS = tuple(name for name in ENCODERS if name != "DebertaV2")
-"""Those whose attention is an operation of ours: DeBERTa's is torch's, text by text."""
+"""The encoders whose attention is an operation of ours: DeBERTa's is torch's, text by text."""
 
 
 def tiny_checkpoint(arch: str, folder: Path, **overrides: object) -> Path:
