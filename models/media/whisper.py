@@ -5,7 +5,7 @@ All of this is NumPy, so that any process can make them, and it takes a recordin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -86,14 +86,6 @@ class LogMel:
             self._left = self._left[now * STEP :]
             self.frames += now
             count -= now
-
-
-def log_mel(pieces: Iterable[np.ndarray], bands: int) -> Iterator[np.ndarray]:
-    """Blocks of rows of a whole recording."""
-    made = LogMel(bands)
-    for samples in pieces:
-        yield from made.push(samples)
-    yield from made.flush()
 
 
 def scaled(rows: np.ndarray, loudest: float) -> np.ndarray:

@@ -10,23 +10,20 @@ import warnings
 import msgspec
 
 from models.media.files import with_settings
-from models.media.item import MediaError, Prepared, Processor, VideoProcessor
+from models.media.item import Prepared, Processor, VideoProcessor
 from models.media.registry import make_processor
 from models.media.resize import fitted
-from server.errors import ApiError, BadRequest, Internal
+from server.errors import BadRequest
 from server.media.decoding import decode, from_base64
 from server.media.encoded import read_encoded
+from server.media.failures import MOST_LEFT, MUCH, sent_failure
 from server.media.preparing import NAMES, Answer, PreparingLimits, PreparingOrder, PreparingSetup
 from server.media.video_decoding import decode_video
-from server.offload.messages import answer_questions, sent_error
+from server.offload.messages import answer_questions
 from worker import child, logs
 
 LOW_DETAIL = 512
 """The square in pixels into which a picture is fitted whose request asks for low detail, as OpenAI does."""
-_MUCH, _MOST_LEFT = 64 << 20, 512 << 20
-"""Bytes left of an item that are given back, and at which the process ends after its answer."""
-
-_log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -46,19 +43,12 @@ def main() -> int:
                     f"A picture may become {limits.embeddings} tokens at most, and this one becomes "
                     f"{answer.embeddings}: send a smaller one."
                 )
-        except MediaError as error:
-            answer = sent_error(BadRequest(str(error)))
-        except ApiError as error:
-            answer = sent_error(error)
-        except MemoryError:
-            answer = sent_error(BadRequest(f"Decoding a {NAMES[asked.kind]} took more memory than it may."))
-        except Exception:
-            _log.exception("an item could not be prepared")
-            answer = sent_error(Internal("Internal server error"))
+        except Exception as error:
+            answer = sent_failure(error, NAMES[asked.kind])
         return msgspec.msgpack.encode(answer)
 
     with socket.socket(fileno=setup.socket) as connection:
-        answer_questions(connection, 2, prepare, memory=limits.memory, much=_MUCH, most=_MOST_LEFT)
+        answer_questions(connection, 2, prepare, memory=limits.memory, much=MUCH, most=MOST_LEFT)
     return child.STOPPED
 
 

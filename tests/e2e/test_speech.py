@@ -14,8 +14,7 @@ import pytest
 import tiny_whisper
 from live import LiveServer, serving
 from sounds import noise, silence, tone, written
-
-from models.media.whisper import log_mel
+from whole_recordings import log_mel
 
 pytestmark = pytest.mark.slow(3)
 

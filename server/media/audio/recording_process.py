@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 import warnings
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.errors import ApiError, BadRequest, Internal
+from server.errors import BadRequest
 from server.media.audio.decoding import decode_audio
 from server.media.audio.recordings import (
     Answer,
@@ -19,13 +18,9 @@ from server.media.audio.recordings import (
     open_file,
     write_features,
 )
+from server.media.failures import MOST_LEFT, MUCH, sent_failure
 from server.offload.messages import answer_questions, sent_error
 from worker import child, logs
-
-_MUCH, _MOST_LEFT = 64 << 20, 512 << 20
-"""Bytes left of a recording that are given back, and at which the process ends after its answer."""
-
-_log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -41,17 +36,12 @@ def main() -> int:
                 answer: Answer = write_features(decode_audio(source, limits.seconds), setup.bands, target)
         except FileNotFoundError:  # the client has left before its turn
             answer = sent_error(BadRequest("The recording is gone.", "file"))
-        except ApiError as error:
-            answer = sent_error(error)
-        except MemoryError:
-            answer = sent_error(BadRequest("Decoding the recording took more memory than it may.", "file"))
-        except Exception:
-            _log.exception("a recording could not be read")
-            answer = sent_error(Internal("Internal server error"))
+        except Exception as error:
+            answer = sent_failure(error, "recording", "file")
         return msgspec.msgpack.encode(answer)
 
     with socket.socket(fileno=setup.socket) as connection:
-        answer_questions(connection, 1, read, memory=limits.memory, much=_MUCH, most=_MOST_LEFT)
+        answer_questions(connection, 1, read, memory=limits.memory, much=MUCH, most=MOST_LEFT)
     return child.STOPPED
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from later import Later
 from sounds import noise, tone
+from whole_recordings import log_mel
 
-from models.media.whisper import PIECE_FRAMES, log_mel, scaled
+from models.media.whisper import PIECE_FRAMES, scaled
 
 transformers = Later("transformers")
 

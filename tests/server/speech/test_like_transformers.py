@@ -11,8 +11,8 @@ import pytest
 import tiny_whisper
 from sounds import noise, silence, tone
 from speech_engines import TransformersEngine
+from whole_recordings import log_mel
 
-from models.media.whisper import log_mel
 from server.speech.asked import Asked
 from server.speech.job import Job
 from server.speech.quality import Thresholds

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sounds import noise, written
+from whole_recordings import log_mel
 
-from models.media.whisper import PIECE_FRAMES, log_mel, scaled
+from models.media.whisper import PIECE_FRAMES, scaled
 from server.errors import ApiError
 from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
 
