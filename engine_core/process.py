@@ -256,9 +256,9 @@ class EngineLoop:
                     self._engine.refusal = SENTENCES["asleep"], "asleep"
                 if abort:
                     self._engine.abort_all()
-            case LoadAdapter(adapter):
+            case LoadAdapter(adapter, facts):
                 if (adapters := self._engine.adapters) is not None:
-                    adapters.load(adapter)
+                    adapters.load(adapter, facts)
                 else:
                     self._ends[client].send(AdapterState(adapter, error=_WITHOUT_ADAPTERS))
             case DropAdapter(name):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from worker.calls.messages import AdapterFacts
+from worker.worker_facts import WorkerFacts
 
 
 class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -30,6 +32,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An order to load an adapter, to which its name refers from then on. `AdapterState` is the answer."""
 
     adapter: Adapter
+    facts: AdapterFacts | None = None
+    """What workers told of it elsewhere; None: it is new."""
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -48,3 +52,9 @@ class AdapterState(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc
     """Why it cannot be loaded, if it cannot."""
     seconds: float = 0.0
     """How long loading took."""
+
+
+def adapted_facts(base: WorkerFacts, told: AdapterFacts) -> WorkerFacts:
+    """The facts of a model whose requests an adapter computes, which may have a head of its own."""
+    tasks = tuple(dict.fromkeys((*base.tasks, *told.tasks)))
+    return replace(base, tasks=tasks, widths={**base.widths, **told.widths})

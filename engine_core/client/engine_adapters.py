@@ -57,4 +57,4 @@ class EngineAdapters:
     def welcome(self, replica: Replica) -> None:
         """Tell an engine that has started what all others have."""
         for state in self.states.values():
-            self._notify(replica.number, LoadAdapter(state.adapter))
+            self._notify(replica.number, LoadAdapter(state.adapter, state.facts))

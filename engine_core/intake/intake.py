@@ -117,7 +117,8 @@ class Intake:
             return self._schedule(client, request, matcher, paused=paused)
         if self.adapters is None:
             return self.answer(client, Failed(request.id, 400, "the engine has no adapters"))
-        refused = self._scheduler.refusal(client, request, elsewhere=len(self))
+        refused = self.adapters.refusal(request)
+        refused = refused or self._scheduler.refusal(client, request, elsewhere=len(self))
         entered = refused or self.adapters.enter(client, request, matcher)
         if isinstance(entered, Failed):
             self.answer(client, entered)

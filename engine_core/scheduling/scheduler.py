@@ -136,7 +136,8 @@ class Scheduler:
         """Why a request cannot be taken in; so many others wait for a grammar or an adapter."""
         if (client, request.id) in self.live:
             return Failed(id=request.id, code=400, message="a live request has the same id")
-        reason = refusal(request, self._config, self._facts, self._vocab_size)
+        facts = self._facts if self.adapters is None else self.adapters.facts_of(request, self._facts)
+        reason = refusal(request, self._config, facts, self._vocab_size)
         if reason := reason or self.media.refusal(request):
             return Failed(id=request.id, code=400, message=reason)
         if request.prompt_len:  # it has begun elsewhere

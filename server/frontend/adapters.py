@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine_core.adapters.adapter_files import stamp_of
-from engine_core.adapters.messages import Adapter, AdapterState
+from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.client.client import EngineClient
 from models.config import ConfigError
 from models.lora_config import adapter_digest, check_rank, read_adapter
@@ -52,8 +52,11 @@ class ServedAdapters:
         self._lock = asyncio.Lock()
         """Held while adapters change, so that a name means one thing for all engines."""
 
-    async def start(self) -> None:
-        """Load the adapters of --lora-modules. Raises ConfigError if one cannot be loaded."""
+    async def start(self, *, again: bool = False) -> None:
+        """Load the adapters of --lora-modules, or, if the server had started before and engines have some
+        adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
+        if again and self._engines.states:
+            return
         for module in self._options.modules:
             if error := await self._load(module.name, module.path, module.labels, pinned=module.pinned):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
@@ -74,8 +77,7 @@ class ServedAdapters:
         own, base, adapter = copy.copy(self.frontend), self.frontend.facts, state.adapter
         worker, pooling = base.ready.worker, base.pooling
         if (told := state.facts) is not None:
-            tasks = tuple(dict.fromkeys((*worker.tasks, *told.tasks)))
-            worker = replace(worker, tasks=tasks, widths={**worker.widths, **told.widths})
+            worker = adapted_facts(worker, told)
             for width in map(told.widths.get, told.tasks):  # of its own head, if it has one
                 labels = adapter.labels or told.labels
                 pooling = replace(pooling, num_labels=width or len(labels), labels=labels)

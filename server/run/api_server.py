@@ -199,7 +199,7 @@ class ApiServer:
         try:
             await self._frontend.start()
             if isinstance(self._frontend, Frontend) and self._frontend.adapters is not None:
-                await self._frontend.adapters.start()
+                await self._frontend.adapters.start(again=not self._process.first)
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False

@@ -17,8 +17,8 @@ from engine_core.adapters.messages import Adapter, AdapterState
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Output, Tokens
 from engine_core.scheduling.adapters.adapter_table import PATIENCE, AdapterTable
-from worker.calls.messages import WorkerCall
-from worker.protocol import Sampling, StepBounds, StepInput
+from worker.calls.messages import AdapterFacts, WorkerCall
+from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
 PROMPT = list(range(1, 14))
 AWAY = {"max_loras": 2, "max_cpu_loras": 2}
@@ -332,3 +332,20 @@ def test_without_adapters_such_requests_are_refused(model: Path) -> None:
     [failed] = run(engine)[1]
     assert isinstance(failed, Failed)
     assert failed.message == "the engine has no adapters"
+
+
+def test_heads_of_adapters_may_be_asked_for_before_they_are_loaded_again(bench: Callable[..., Bench]) -> None:
+    one = bench()
+    kinds, plain = one.adapter("kinds", 1), one.adapter("plain", 2)
+    one.executor.holds = True
+    one.table.load(kinds, AdapterFacts(100, ("classify",), {"classify": 3}))
+    one.table.load(plain)
+    for id, by in enumerate((kinds, plain, None)):
+        digest = "" if by is None else by.digest
+        one.engine.add(0, Add(id=id, tokens=PROMPT, params=Pooling("classify"), adapter=digest))
+    one.step()
+    assert one.table.keys() == [(0, 0)]
+    for id in (1, 2):
+        [refused] = one.told[id]
+        assert isinstance(refused, Failed)
+        assert "no task classify" in refused.message

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine_core.adapters.adapter_files import has_changed
-from engine_core.adapters.messages import Adapter, AdapterState
+from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import AdapterStats
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed
@@ -33,6 +33,7 @@ from worker.calls.messages import (
     WorkerReturn,
     results_of,
 )
+from worker.worker_facts import WorkerFacts
 
 PATIENCE = 16
 """The requests that may pass one whose adapter finds no place."""
@@ -60,7 +61,7 @@ class _Known:
     facts: AdapterFacts | None = None
     """What workers have told of it; None: they do not have it."""
     told: AdapterFacts | None = None
-    """What they told when they loaded it last; None: they never have."""
+    """What they, or those of another engine, told when they loaded it last; None: none have."""
     users: int = 0
     """The live sequences that use it."""
     waiting: int = 0
@@ -110,9 +111,12 @@ class AdapterTable:
 
     # Orders of servers.
 
-    def load(self, adapter: Adapter) -> None:
-        """Have a name refer to an adapter. `take_states` tells what becomes of it."""
-        known = self._known.setdefault(adapter.digest, _Known(adapter))
+    def load(self, adapter: Adapter, told: AdapterFacts | None = None) -> None:
+        """Have a name refer to an adapter, of which other workers have `told`, if any.
+
+        `take_states` tells what becomes of it.
+        """
+        known = self._known.setdefault(adapter.digest, _Known(adapter, told=told))
         before = self._names.get(adapter.name)
         self._names[adapter.name] = known.adapter = adapter
         if before is not None and before.digest != adapter.digest:
@@ -145,11 +149,20 @@ class AdapterTable:
 
     # Requests.
 
+    def refusal(self, request: Add) -> Failed | None:
+        """Why a request cannot run, if its adapter is not known."""
+        if request.adapter in self._known:
+            return None
+        return Failed(request.id, 503, "its adapter has been unloaded meanwhile: send the request again")
+
+    def facts_of(self, request: Add, base: WorkerFacts) -> WorkerFacts:
+        """The facts of the model by which a request is checked: its adapter may do tasks of its own."""
+        known = self._known.get(request.adapter)
+        return base if known is None or known.told is None else adapted_facts(base, known.told)
+
     def enter(self, client: int, request: Add, matcher: TokenMatcher | None) -> bool | Failed:
         """Whether a request can run now. If not, it stays here, and `leave` returns it when it can."""
-        known, key = self._known.get(request.adapter), (client, request.id)
-        if known is None:
-            return Failed(request.id, 503, "its adapter has been unloaded meanwhile: send the request again")
+        known, key = self._known[request.adapter], (client, request.id)
         if key in self._queued:
             return Failed(request.id, 400, "a live request has the same id")
         if known.takes_requests:
