@@ -202,7 +202,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     language_model_only: Annotated[bool, Doc(MODEL)] = False
     """Serve the text of a model of text and pictures alone: its tower is not loaded."""
     enable_prompt_embeds: Annotated[bool, Doc(MODEL)] = False
-    """Take embeddings in place of a prompt's tokens (`prompt_embeds` of completions and of programs)."""
+    """Take embeddings in place of a prompt's tokens (`prompt_embeds` of completions, chats and programs)."""
     max_model_len: Annotated[int | None, Doc(MODEL, least=1, read=_max_model_len)] = None
     """Longest prompt plus output, in tokens; 32k and 1M work. Not given, -1 or auto: what the model and the
     memory allow."""

@@ -134,8 +134,10 @@ def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None
                 f"an item takes {media.length} tokens of the prompt, which one step must compute: set "
                 f"--max-num-batched-tokens (now {facts.max_num_batched_tokens}) to as many at least"
             )
-    if any(media.kind == "rows" for media in add.media) and (reason := _bad_rows(add, count)):
-        return reason
+    if any(media.kind == "rows" for media in add.media) and (
+        isinstance(add.params, Pooling) or add.params.prompt_logprobs is not None
+    ):
+        return "a prompt with embeddings is answered, and these have no tokens that could have logprobs"
     if not (config.enable_chunked_prefill and facts.cuts_prompts):
         embeddings = sum({media.hash: media.embeddings for media in add.media}.values())
         if embeddings > facts.most_embeddings:
@@ -143,14 +145,6 @@ def _bad_media(add: Add, config: EngineConfig, facts: WorkerFacts) -> str | None
                 f"the media have {embeddings} embeddings, and one step, which must compute the whole prompt, "
                 f"holds {facts.most_embeddings}: send fewer or smaller ones"
             )
-    return None
-
-
-def _bad_rows(add: Add, count: int) -> str | None:
-    if isinstance(add.params, Pooling) or add.params.prompt_logprobs is not None:
-        return "a prompt of embeddings is answered, and has no tokens that could have logprobs"
-    if sum(media.length for media in add.media if media.kind == "rows") != count:
-        return "a prompt has embeddings or tokens: all of its positions must be the same"
     return None
 
 

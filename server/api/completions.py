@@ -75,12 +75,6 @@ class CompletionRequest(GenerationBody, BudgetOptions):
             self.prompt = []
         if (count := len(self.prompt) + len(self.prompt_embeds)) > LIMITS.prompts:
             raise too_many("prompt_embeds", LIMITS.prompts, "prompts with those of `prompt`", count)
-        if self.echo or self.prompt_logprobs is not None or "cache_diagnosis" in self.include:
-            raise BadRequest(
-                "echo, prompt_logprobs and cache_diagnosis show the tokens of a prompt, and prompt_embeds "
-                "are none: leave them out.",
-                "prompt_embeds",
-            )
 
     @model_validator(mode="after")
     def check_best_of(self) -> Self:

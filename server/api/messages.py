@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, check_text, optional
 from server.errors import BadRequest
 from server.grammars.lark_to_regex import NotRegular, regex_of
-from server.media.parts import MEDIA_PARTS, read_part
+from server.media.parts import MEDIA_PARTS, ROWS, read_part, read_rows_part
 from server.model_facts import LIMITS
 
 INPUT = "input"
@@ -205,9 +205,9 @@ def read_content_part(part: object) -> dict[str, str]:
         raise PydanticCustomError(
             "content_part", "A content part should be an object such as {example}", {"example": _EXAMPLE}
         )
-    if kind in MEDIA_PARTS:
+    if kind in MEDIA_PARTS or kind == ROWS:
         try:
-            return read_part(part)
+            return read_rows_part(part) if kind == ROWS else read_part(part)
         except BadRequest as error:
             raise PydanticCustomError("content_part", "{why}", {"why": error.message}) from None
     if kind not in TEXT_PARTS:

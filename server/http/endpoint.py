@@ -29,7 +29,7 @@ from server.http.error_answers import CLIENT_GONE, explain, path_of
 from server.http.sse import ClientGone, while_connected
 from server.media.inline import InlineFiles
 from server.media.prompt import NO_MEDIA, LaidMedia, MediaNeeded
-from server.reading.body_table import BY_PATH, COMPLETION, OTHER_BODY, Reading
+from server.reading.body_table import BY_PATH, CHAT, COMPLETION, OTHER_BODY, Reading
 from server.requests.timing import RequestTimes
 
 R = TypeVar("R")
@@ -277,7 +277,7 @@ class Endpoint(APIRoute):
     async def _read(self, request: Request, validate: Callable[..., Any]) -> Any:
         frontend, most = frontend_in(request.scope), self._most_bytes
         media = frontend.media if self._takes_media else None
-        if self._reading is COMPLETION and frontend.facts.ready.worker.row_width:
+        if self._reading in (CHAT, COMPLETION) and frontend.facts.ready.worker.row_width:
             most = MAX_BODY  # it may have embeddings
         if media is None:
             raw = await read_body(request.receive, most=min(most, MAX_BODY))

@@ -22,6 +22,9 @@ _PLACE = re.compile(
     rb'("(url|image_url|video_url|image_embeds|data)"\s{0,9}:|("images"\s{0,9}:\s{0,9})?[\[,])\s{0,9}$'
 )
 """What stands before a string that may be a file: the name of its field, or it is one of a list."""
+_BEFORE_ROWS = re.compile(rb'"prompt_embeds"\s{0,9},\s{0,9}"data"\s{0,9}:\s{0,9}"$')
+_BEHIND_ROWS = re.compile(rb'"\s{0,9},\s{0,9}"type"\s{0,9}:\s{0,9}"prompt_embeds"')
+"""What stands around a file of embeddings in place of tokens, which is read where the prompt is written."""
 _NEXT = re.compile(rb'"\s{0,9},\s{0,9}"')
 """What stands between two strings of a list."""
 
@@ -78,7 +81,8 @@ def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) 
         return None
     place = _PLACE.search(raw, max(0, start - 40), start - 1)
     head = _HEAD.match(raw, start, start + 256)
-    if place is None:
+    of_rows = _BEFORE_ROWS.search(raw, max(0, start - 64), start) or _BEHIND_ROWS.match(raw, stop)
+    if place is None or of_rows:
         return None
     bare = bare or place[2] in (b"data", b"image_embeds") or place[3] is not None
     if head is None and not (bare and _BASE64.match(raw, start)):

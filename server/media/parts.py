@@ -26,6 +26,8 @@ _PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
 _FIELDS: dict[str, str] = {"image": "image_url", "video": "video_url"}
 """The fields in which parts of the kinds that are served have their URLs, which are their types too."""
 _EMBEDS, _GRID = "image_embeds", "image_grid_thw"
+ROWS = "prompt_embeds"
+"""The type of parts that are embeddings in place of tokens."""
 
 Content = str | list[dict[str, str]] | None
 
@@ -95,6 +97,14 @@ def _read_embeds(part: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def read_rows_part(part: Mapping[str, Any]) -> dict[str, str]:
+    """A part of embeddings in place of tokens."""
+    file = part.get("data")
+    if not isinstance(file, str) or not file:
+        raise BadRequest(f"A content part of type '{ROWS}' needs a file in base64 in `data`.", "messages")
+    return {"type": ROWS, "data": file}
+
+
 def check_embeds(facts: MediaFacts | None) -> None:
     """Refuses pictures that are embeddings, unless the operator takes them."""
     if facts is None or not facts.takes_embeds:
@@ -106,12 +116,15 @@ def check_embeds(facts: MediaFacts | None) -> None:
 
 
 def has_media(content: Content) -> bool:
-    return isinstance(content, list) and any(part["type"] in MEDIA_PARTS for part in content)
+    """Whether a content has parts that are no text."""
+    return isinstance(content, list) and any(part["type"] != "text" for part in content)
 
 
 def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[MediaPart]:
     """The media parts of messages, in order. Refuses those that the model does not take, and too many."""
     parts = [part for content in contents if isinstance(content, list) for part in content]
+    if any(part["type"] == ROWS for part in parts):
+        raise BadRequest(f"{ROWS} are parts of chats, which are answered: give texts here.", "messages")
     found = [part for part in parts if part["type"] in MEDIA_PARTS]
     if not found:
         return []

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from server.media.kept_items import Item
 
 _MARK = f"q{secrets.token_hex(12)}w"
-_MARKED = re.compile(f"{_MARK}([0-9]+)q")
+_MARKED = re.compile(f"{_MARK}(r?[0-9]+)q")
+_ROWS_MARKED = re.compile(f"{_MARK}r([0-9]+)q")
+ROWS_ID = -1
+"""What stands for a file of embeddings among token ids until `place_rows` puts those of its tokens there."""
 
 
 class Laid(msgspec.Struct, frozen=True):
@@ -104,6 +107,8 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     """The items whose placeholders are in the text, in order."""
     is_plain: bool = True
     """Whether the text has neither placeholders nor marks."""
+    row_files: list[str] = []
+    """Files in base64 of embeddings in place of tokens, whose marks are in the text, in order."""
 
     @property
     def plain_text(self) -> str:
@@ -116,6 +121,24 @@ def marked(value: Any, facts: MediaFacts, media: LaidMedia, tokenizer: Tokenizer
     ids = {id for laid in media.values() for id in laid.layout.tokens}
     names = {name for name in map(tokenizer.token_name, ids) if name in tokenizer.added_tokens}
     return _with_marks(value, sorted(names.union(facts.reserved), key=len, reverse=True))
+
+
+def rows_mark(number: int) -> str:
+    """What stands in a text for the embeddings of this number."""
+    return f"{_MARK}r{number}q"
+
+
+def with_row_files(written: Written, files: list[str]) -> Written:
+    """The text with these embeddings at their marks. Refuses one in which a template has not written each of
+    them once, in order."""
+    found = _ROWS_MARKED.findall(written.text)
+    if found != [str(number) for number in range(len(files))]:
+        raise BadRequest(
+            f"The messages have {len(files)} parts of embeddings, and the template has written {len(found)}, "
+            "or in another order: put them into messages of a role that it writes once.",
+            "messages",
+        )
+    return msgspec.structs.replace(written, row_files=files, is_plain=False)
 
 
 def _with_marks(value: Any, words: Sequence[str]) -> Any:
@@ -134,6 +157,8 @@ def _with_marks(value: Any, words: Sequence[str]) -> Any:
 
 
 def _word(number: str) -> str:
+    if number.startswith("r"):
+        return ""
     value = int(number)
     return value.to_bytes((value.bit_length() + 7) // 8, "big").decode()
 
@@ -178,7 +203,7 @@ def encode_written(
     for number, (one, piece) in enumerate(zip(laid, others, strict=True)):
         before = one.layout.before.replace(ORDINAL, str(number))
         text += [before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
-    ids = _encode_marked("".join(text), tokenizer, add_special_tokens)
+    ids = encode_marked("".join(text), tokenizer, add_special_tokens)
     return _placed(ids, laid, vocab_size)
 
 
@@ -200,17 +225,19 @@ def _first_embedding(layout: Layout) -> int:
     return layout.tokens[layout.embeddings[0][0]]
 
 
-def _encode_marked(text: str, tokenizer: Tokenizer, special: bool) -> list[int]:
-    """Encodes a text with marks. What they stand for is divided behind its first character."""
+def encode_marked(text: str, tokenizer: Tokenizer, special: bool) -> list[int]:
+    """Encodes a text with marks. What they stand for is divided behind its first character; embeddings are
+    `ROWS_ID`."""
     first, *rest = _MARKED.split(text)
-    pieces = [first]
+    pieces, between = [first], list[list[int]]()
     for number, piece in zip(rest[::2], rest[1::2], strict=True):
         word = _word(number)
-        pieces[-1] += word[0]
+        pieces[-1] += word[:1]
         pieces.append(word[1:] + piece)
+        between.append([] if word else [ROWS_ID])
     ids = tokenizer.encode(pieces[0], special)
-    for piece in pieces[1:]:
-        ids = ids + _encode_behind(piece, tokenizer)
+    for rows, piece in zip(between, pieces[1:], strict=True):
+        ids = ids + rows + _encode_behind(piece, tokenizer)
     return ids
 
 

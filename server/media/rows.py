@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from binascii import a2b_base64
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from server.errors import BadRequest
-from server.media.prompt import Rows
+from server.media.prompt import ROWS_ID, Placed, Rows, cut_prompt
 from server.media.tensor_files import is_matrix, read_matrix
 from server.model_facts import Facts
 
@@ -55,9 +57,43 @@ def check_rows(rows: np.ndarray | None, width: int) -> np.ndarray:
     return rows
 
 
-def cut_rows(rows: np.ndarray) -> list[Rows]:
-    """The embeddings of a prompt in pieces, each of which is an item of it."""
-    return [_piece(rows[at : at + _ROWS], at) for at in range(0, len(rows), _ROWS)]
+def cut_rows(rows: np.ndarray, first: int = 0) -> list[Rows]:
+    """The embeddings of a prompt, or those at position `first`, in pieces, each of which is an item of it."""
+    return [_piece(rows[at : at + _ROWS], first + at) for at in range(0, len(rows), _ROWS)]
+
+
+def place_rows(
+    ids: Sequence[int],
+    placed: Sequence[Placed],
+    files: Sequence[str],
+    facts: Facts,
+    keep: int | None,
+    *,
+    left: bool,
+) -> tuple[list[int], list[Placed], list[Rows]]:
+    """A prompt with the embeddings of `files` in place of each `ROWS_ID`, whose tokens are 0 then, cut to
+    `keep` tokens: the last ones if `left`. Raises BadRequest."""
+    left_over, found = list(files), list[tuple[int, np.ndarray]]()
+    tokens: list[int] = []
+    moved: list[int] = []
+    """Where each position of `ids` begins."""
+    for id in ids:
+        moved.append(len(tokens))
+        if id == ROWS_ID:
+            rows = read_rows(left_over.pop(0), facts)
+            found.append((len(tokens), rows))
+            tokens += [0] * len(rows)
+        else:
+            tokens.append(id)
+    placed = [replace(each, at=moved[each.at]) for each in placed]
+    keep = len(tokens) if keep is None else min(keep, len(tokens))
+    start = len(tokens) - keep if left else 0
+    tokens, placed = cut_prompt(tokens, placed, keep, left=left)
+    pieces: list[Rows] = []
+    for at, rows in found:
+        kept = rows[max(0, start - at) : max(0, start + keep - at)]
+        pieces += cut_rows(kept, max(0, at - start))
+    return tokens, placed, pieces
 
 
 def _piece(rows: np.ndarray, at: int) -> Rows:

@@ -26,11 +26,14 @@ from server.media.prompt import (
     Written,
     check_places,
     cut_prompt,
+    encode_marked,
     encode_written,
     marked,
+    with_row_files,
 )
 from server.model_facts import Facts, MediaFacts
 from server.options.server_config import ServerConfig
+from server.reading.row_parts import check_shows_no_tokens, take_row_files, with_rows
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
@@ -92,7 +95,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     """Whether truncation has cut the beginning off."""
     media: list[Placed] = []
     rows: list[Rows] = []
-    """Embeddings in place of all tokens, whose ids are 0."""
+    """Embeddings in place of tokens, whose ids are 0."""
 
     @property
     def length(self) -> int:
@@ -101,7 +104,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> list[int]:
-        """The ids of the tokens; none of a prompt of embeddings."""
+        """The ids of the tokens; none of a prompt with embeddings."""
         return [] if self.rows else unpack(self.ids)
 
 
@@ -146,6 +149,7 @@ def _prepare_embeds(file: str, body: CompletionRequest, context: ReadingContext)
     """The prompt that a file of embeddings is."""
     from server.media.rows import cut_rows, read_rows  # NumPy is imported with the first of them
 
+    check_shows_no_tokens(body, "prompt_embeds")
     rows = read_rows(file, context.facts)
     keep = kept_tokens(body.truncate_prompt_tokens, body.most_tokens, context.facts)
     if keep is not None and keep < len(rows):
@@ -195,7 +199,19 @@ def write_chat(body: ChatRequest, context: ReadingContext) -> Written:
         choice.check([tool.function.name for tool in tools or ()])
         if tools and choice.mode == "required" and context.knows_no_calls:
             messages = tell_tools(messages, tools)
-    return write_conversation(body, messages, context, body.style)
+    return _write_answered(body, messages, context, body.style)
+
+
+def _write_answered(
+    options: TemplateOptions,
+    messages: list[Message],
+    context: ReadingContext,
+    style: AnswerStyle | None = None,
+) -> Written:
+    """Renders a conversation of which parts may be embeddings in place of tokens."""
+    shown, files = take_row_files(messages)
+    written = write_conversation(options, shown, context, style)
+    return with_row_files(written, files) if files else written
 
 
 def work_of_template(body: TemplateOptions, context: ReadingContext) -> int:
@@ -208,10 +224,12 @@ def read_tokenize(body: TokenizeRequest, context: ReadingContext) -> bytes:
     if body.messages is None:
         written, special = Written(body.prompt or ""), True
     else:
-        written, special = write_conversation(body, body.messages, context), False
+        written, special = _write_answered(body, body.messages, context), False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    ids, _ = encode_conversation(written, context, add_special_tokens=special)
+    ids, placed = encode_conversation(written, context, add_special_tokens=special)
+    if written.row_files:
+        ids, _, _ = with_rows(ids, placed, written.row_files, context.facts)
     name = context.tokenizer.token_name
     strings = [name(id) for id in ids] if body.return_token_strs else None
     return msgspec.json.encode(Tokenized(len(ids), context.facts.max_model_len, ids, strings))
@@ -248,13 +266,17 @@ def _prepare(
         ids, placed = encode_conversation(source, context, add_special_tokens=special, bounded=keep is None)
     else:
         ids = source
+    rows: list[Rows] = []
+    if isinstance(source, Written) and source.row_files:
+        check_shows_no_tokens(body, "messages")
+        ids, placed, rows = with_rows(ids, placed, source.row_files, facts, keep, left=left)
     cut = keep is not None and len(ids) > keep
     if keep is not None and cut:
         text = None
         ids, placed = cut_prompt(ids, placed, keep, left=left)
     facts.check_prompt_length(len(ids))
     facts.check_token_ids(ids, "prompt")
-    return Prompt(ids, text, cut and left, placed)
+    return Prompt(ids, text, cut and left, placed, rows)
 
 
 def encode_conversation(
@@ -266,8 +288,10 @@ def encode_conversation(
     if bounded:
         context.tokenizer.check_text_length(written.plain_text, context.facts)
     special, media = add_special_tokens, context.facts.media
-    if written.is_plain or media is None:
+    if written.is_plain:
         return context.tokenizer.encode(written.text, special), []
+    if media is None:
+        return encode_marked(written.text, context.tokenizer, special), []
     size, tokenizer = context.facts.vocab_size, context.tokenizer
     return encode_written(written, context.media, media, tokenizer, size, add_special_tokens=special)
 

@@ -197,10 +197,13 @@ class GenerationCall(EngineCall):
         options: AddOptions = {**self._options, **self._bounds[number]}
         if self._body.use_beam_search:
             options["beams"] = self._body.beams()
-        if media := self.prompts[number].media:
-            options["media"] = as_media(media, self._scope[ITEMS])
-        elif rows := self.prompts[number].rows:
-            options["media"] = tuple(each.as_media() for each in rows)
+        prompt, media = self.prompts[number], tuple(each.as_media() for each in self.prompts[number].rows)
+        if prompt.media:
+            media = tuple(
+                sorted((*media, *as_media(prompt.media, self._scope[ITEMS])), key=lambda one: one.at)
+            )
+        if media:
+            options["media"] = media
         return self.frontend.generate(
             self.prompts[number].ids,
             self.sampling,

@@ -23,7 +23,9 @@ TEXT = "Once upon a time there was a little girl who lived in a small house. One
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     memory = ("--kv-cache-memory-bytes", "64M")
-    with serving("demo", "--dtype", "float32", *memory, "--enable-prompt-embeds") as server:
+    with serving(
+        "demo", "--dtype", "float32", *memory, "--enable-prompt-embeds", "--trust-request-chat-template"
+    ) as server:
         yield server
 
 
@@ -60,6 +62,20 @@ def test_embeddings_of_tokens_are_answered_as_these(server: LiveServer, ids: lis
         complete(server, prompt_embeds=encoded(ids), **beams)["choices"]
         == (complete(server, prompt=ids, **beams)["choices"])
     )
+
+
+def test_chats_have_them_among_texts(server: LiveServer) -> None:
+    ids = server.post("/tokenize", {"prompt": "a cat and a dog", "add_special_tokens": False}).json()[
+        "tokens"
+    ]
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    parts = [{"type": "text", "text": TEXT}, {"type": "prompt_embeds", "data": encoded(ids)}]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 12, "temperature": 0}
+    answer = server.post("/v1/chat/completions", {**body, "chat_template": template}).json()
+    read = server.post("/tokenize", {"prompt": TEXT}).json()["tokens"]
+    plain = complete(server, prompt=[*read, *ids])
+    assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+    assert answer["usage"]["prompt_tokens"] == len(read) + len(ids)
 
 
 def test_the_openai_client_streams_them(server: LiveServer, ids: list[int]) -> None:

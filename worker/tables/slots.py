@@ -130,7 +130,7 @@ class Slots:
         self.texts: list[Sequence[int]] = [()] * rows
         """The tokens of sequences that are pooled: where some of them stand decides over what is read."""
         self.prompt_len = np.zeros(rows, np.int64)
-        self.without_tokens = np.zeros(rows, np.int64)  # of prompts of embeddings, which no penalty counts
+        self.without_tokens = np.zeros(rows, np.int64)  # of prompts with embeddings, which no penalty counts
         self.blocks = [0] * rows  # entries in use of each group's block table
         self._make_options(rows)
         self.media: dict[int, PlacedMedia] = {}  # of the slots whose sequences have some
@@ -206,7 +206,8 @@ class Slots:
         if self.sources is not None:
             self.sources.admit(new)
         self.prompt_len[slot] = new.prompt_len
-        self.without_tokens[slot] = new.prompt_len if new.media and new.media[0].kind == "rows" else 0
+        has_rows = any(place.kind == "rows" for place in new.media)
+        self.without_tokens[slot] = new.prompt_len if has_rows else 0
         self.blocks[slot] = 0
         self._adapt(slot, (new.adapter, new.adapter_from))
         self.wants_prompt_logprobs.discard(slot)

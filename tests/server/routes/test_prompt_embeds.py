@@ -1,4 +1,4 @@
-"""`prompt_embeds` of completions: what the engine gets of the files, what is shown, and what is refused."""
+"""`prompt_embeds` of completions and chats: what the engine gets, what is shown, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fake_api import assert_the_same_if_long, post, post_stream, refusal
+from fake_api import assert_the_same_if_long, make_app, make_client, post, post_stream, refusal
 from fake_frontend import FakeFrontend
+from media_frontend import PICTURE, data_url, seeing
 
 from engine_core.prompt_media import Media
 from server.http import endpoint
@@ -119,6 +120,90 @@ async def test_bodies_may_be_longer(client: httpx.AsyncClient, frontend: FakeFro
     await refusal(client, PATH, status=413, prompt_embeds="A" * endpoint.MAX_BODY)
     frontend.serve("generate", row_width=0)
     await refusal(client, PATH, status=413, prompt_embeds="A" * USUAL_BODY)
+
+
+CHAT = "/v1/chat/completions"
+PART = {"type": "prompt_embeds", "data": FILE}
+
+
+def said(*parts: Any, **more: Any) -> dict[str, Any]:
+    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"messages": [{"role": "user", "content": texts}], "max_tokens": 2, "seed": 1, **more}
+
+
+def pieces(frontend: FakeFrontend, asked: int = -1) -> tuple[list[int | str], list[int]]:
+    """The prompt with a letter in place of each token that is text, and where its embeddings begin."""
+    ids, _, more = frontend.asked[asked]
+    found: list[Any] = [chr(id) for id in ids]
+    for item in more.get("media", ()):
+        assert item.kind == "rows" and ids[item.at : item.end] == [0] * item.length
+        found[item.at : item.end] = range(item.length)
+    return found, [item.at for item in more.get("media", ())]
+
+
+async def test_chats_have_them_among_texts(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    second = {"data": encoded(ROWS[:2]), "type": "prompt_embeds"}
+    answer = await post(client, CHAT, **said("one", PART, "two", second), return_token_ids=True)
+    prompt, places = pieces(frontend)
+    assert prompt == [*"<user>one\n", *range(9), *"\ntwo\n", 0, 1, *"\n<assistant>"] and places == [10, 24]
+    items = media(frontend)
+    assert [bytes(item.pixels.data) for item in items] == [r.numpy().tobytes() for r in (ROWS, ROWS[:2])]
+    assert answer["usage"]["prompt_tokens"] == len(prompt) and not answer["prompt_token_ids"]
+    counted = await post(client, "/tokenize", messages=said("one", PART)["messages"])
+    assert counted["count"] == len("<user>one\n\n<assistant>") + 9
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [("left", [7, 8, *"\n<assistant>"]), ("right", [*"<user>a\n", *range(6)])]
+)
+async def test_chats_are_cut(
+    client: httpx.AsyncClient, frontend: FakeFrontend, side: str, kept: list[int | str]
+) -> None:
+    await post(client, CHAT, **said("a", PART), truncate_prompt_tokens=14, truncation_side=side)
+    prompt, [place] = pieces(frontend)
+    first = kept.index(7 if side == "left" else 0)
+    assert len(prompt) == 14 and place == first
+    [item] = media(frontend)
+    rows = ROWS[7:] if side == "left" else ROWS[:6]
+    assert bytes(item.pixels.data) == rows.numpy().tobytes()
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"prompt_logprobs": 1}])
+async def test_the_helper_reads_long_chats(
+    client: httpx.AsyncClient, frontend: FakeFrontend, more: dict[str, Any]
+) -> None:
+    await assert_the_same_if_long(client, frontend, CHAT, said("one", PART, **more))
+
+
+async def test_chats_with_pictures_beside_them(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    frontend.serve("generate", row_width=40)
+    async with seeing(frontend):
+        picture = {"type": "image_url", "image_url": {"url": data_url(PICTURE)}}
+        big = torch.linspace(-1, 1, 60 * 40).view(60, 40)  # more bytes than are left in a body
+        for part in ({**PART, "data": encoded(big)}, {"data": encoded(big), "type": "prompt_embeds"}):
+            await post(client, CHAT, **said("a<|image_pad|>", part, picture, "b"))
+            found = media(frontend)
+            assert [item.kind for item in found] == ["rows", "image"]
+            assert found[0].length == 60 and found[1].at == found[0].end + 1
+
+
+async def test_what_is_no_part_is_refused(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
+    for body, message in [
+        (said({"type": "prompt_embeds"}), "needs a file in base64 in `data`"),
+        (said({"type": "prompt_embeds", "data": "A"}), "torch.save wrote"),
+        (said(PART, echo=True), "show the tokens of a prompt"),
+        (said(PART, include=["cache_diagnosis"]), "show the tokens of a prompt"),
+    ]:
+        assert message in (await refusal(client, CHAT, **body))["message"]
+    async with make_client(make_app(frontend, trust_request_chat_template=True)) as trusting:
+        error = await refusal(trusting, CHAT, **said(PART, chat_template="{{ messages[0].role }}"))
+        assert "the template has written 0" in error["message"]
+    frontend.serve("embed", row_width=6)
+    error = await refusal(client, "/v1/embeddings", messages=said(PART)["messages"])
+    assert "prompt_embeds are parts of chats" in error["message"]
+    frontend.serve("generate", row_width=0)
+    assert "--enable-prompt-embeds" in (await refusal(client, CHAT, **said(PART)))["message"]
+    assert not frontend.asked
 
 
 BROKEN = ROWS.clone()
