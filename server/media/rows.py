@@ -76,7 +76,7 @@ def place_rows(
     left_over, found = list(files), list[tuple[int, np.ndarray]]()
     tokens: list[int] = []
     moved: list[int] = []
-    """Where each position of `ids` begins."""
+    """The position at which each of `ids` begins."""
     for id in ids:
         moved.append(len(tokens))
         if id == ROWS_ID:
