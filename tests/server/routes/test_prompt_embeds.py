@@ -133,12 +133,12 @@ def said(*parts: Any, **more: Any) -> dict[str, Any]:
 
 def pieces(frontend: FakeFrontend, asked: int = -1) -> tuple[list[int | str], list[int]]:
     """The prompt with a letter in place of each token that is text, and where its embeddings begin."""
-    ids, _, more = frontend.asked[asked]
+    ids, items = frontend.asked[asked][0], media(frontend, asked)
     found: list[Any] = [chr(id) for id in ids]
-    for item in more.get("media", ()):
+    for item in items:
         assert item.kind == "rows" and ids[item.at : item.end] == [0] * item.length
         found[item.at : item.end] = range(item.length)
-    return found, [item.at for item in more.get("media", ())]
+    return found, [item.at for item in items]
 
 
 async def test_chats_have_them_among_texts(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:
