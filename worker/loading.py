@@ -101,10 +101,6 @@ def load_drafter(
     drafter = config.drafter
     if drafter is None:
         return None
-    if device.target.type != "cpu":
-        raise ValueError(
-            f"--speculative-config: {drafter.method} needs a CPU for now, and this is {device.name}"
-        )
     if not model.causal:
         raise ValueError(
             f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder: "

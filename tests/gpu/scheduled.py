@@ -32,8 +32,9 @@ class Answer:
 class Loop:
     """Runs requests with so many steps planned ahead."""
 
-    def __init__(self, dummy: Dummy, steps_ahead: int) -> None:
-        config = EngineConfig(model="dummy", steps_ahead=steps_ahead)
+    def __init__(self, dummy: Dummy, steps_ahead: int, **asked: Any) -> None:
+        """`asked`: options of the engine."""
+        config = EngineConfig(model="dummy", steps_ahead=steps_ahead, **asked)
         self.dummy = dummy
         self.scheduler = Scheduler(config, dummy.facts, dummy.shape.vocabulary)
         self.answers: dict[int, Answer] = {}

@@ -105,8 +105,9 @@ class Cpu:
             record = partial(recorded, library=library, layout=layout) if groups.alone else None
             if record is not None:
                 compute.forward = record(compute.forward)
-            if compute.drafter is not None:
-                compute.drafter.quicken(layout, record)
+            if (drafter := compute.drafter) is not None:
+                may_record = drafter.has_passes and drafter.make_stream(0) is None  # they read tokens alone
+                drafter.quicken(layout, record if may_record else None)
         return compute
 
     def recording_bytes(

@@ -64,6 +64,14 @@ class DraftModel:
     def begin(self, slots: Slots, packet: Packet, scan: Scan, draw: Draw) -> None:
         self._slots, self._packet, self._scan, self._draw = slots, packet, scan, draw
 
+    @property
+    def has_passes(self) -> bool:
+        return True
+
+    def make_stream(self, tokens: int) -> Tensor | None:
+        """Return None: a model reads tokens alone."""
+        return None
+
     def quicken(self, lay_out: LayOut, record: Callable[[Forward], Forward] | None) -> None:
         self._lay_out = lay_out
         if record is not None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from models.context import ForwardContext
 from models.families.drafters.medusa import Medusa
-from models.model import Forward
 from worker.drafter.draft_model import DraftModel
 from worker.steps.batch import Batch
 from worker.steps.drafting import Newest
-from worker.tables.positions import LayOut
 
 
 class HeadDrafter(DraftModel):
@@ -24,9 +22,9 @@ class HeadDrafter(DraftModel):
         super().__init__(heads, vocab_size, drawn=drawn)
         self._heads = heads
 
-    def quicken(self, lay_out: LayOut, record: Callable[[Forward], Forward] | None) -> None:
-        """Use the layout. There are no forward passes over tokens that could be replayed."""
-        super().quicken(lay_out, None)
+    @property
+    def has_passes(self) -> bool:
+        return False
 
     def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
         self._read = hidden

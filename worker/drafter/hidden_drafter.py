@@ -8,22 +8,21 @@ not depend on later ones, such blocks hold all that is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, use_context
+from models.context import ForwardContext, context, use_context
 from models.families.drafters.head import DraftHead
-from models.model import Forward
 from worker.drafter.draft_model import DraftModel, as_text
+from worker.protocol import SeqStep
 from worker.sampling.grouped_logits import Scan
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.steps.drafting import Newest
 from worker.steps.guesses import count_held
-from worker.tables.positions import LayOut
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -35,7 +34,7 @@ class HiddenDrafter(DraftModel):
 
     def __init__(self, head: DraftHead, vocab_size: int, *, drawn: bool) -> None:
         super().__init__(head, vocab_size, drawn=drawn)
-        self._head = head
+        self._head, self._forward = head, self._pass
         self._layer = head.attention_layers()[0]
         self._kept: list[int] = []
         """The position whose row is kept for each slot; -1 means that none is."""
@@ -51,9 +50,9 @@ class HiddenDrafter(DraftModel):
         self._of_slots = torch.zeros(len(self._kept), self._head.width, **made)
         self._of_blocks = torch.zeros(len(self._layer.cache_parts()[0]), self._head.width, **made)
 
-    def quicken(self, lay_out: LayOut, record: Callable[[Forward], Forward] | None) -> None:
-        """Use the layout. Passes are not replayed: they read more than tokens."""
-        super().quicken(lay_out, None)
+    def make_stream(self, tokens: int) -> Tensor:
+        """The place of what is read of the tokens before those of a pass."""
+        return torch.zeros(tokens, self._head.width, dtype=self._head.dtype, device=self._slots.tokens.device)
 
     def extend(self, batch: Batch, ids: Tensor, context: ForwardContext, hidden: Tensor) -> None:
         read = self._head.read(hidden, context.streams or [])
@@ -69,10 +68,14 @@ class HiddenDrafter(DraftModel):
         return super().propose(longest_first)
 
     def _compute(self, ids: Tensor, context: ForwardContext) -> Tensor:
-        others = [replace(each, first=1) for each in context.others]
-        with use_context(replace(context, first=1, others=others)):
-            self._read = self._forward(ids, context.positions - 1, self._read[: len(ids)])
+        with use_context(context):
+            self._read = self._forward(ids, context.positions, self._read[: len(ids)])
         return self._read
+
+    def _pass(self, ids: Tensor, positions: Tensor, stream: Tensor | None) -> Tensor:
+        """A forward pass in the current step: its tokens turn as those before them, and place 0 is empty."""
+        with _place_0_hidden(context()):
+            return self._head(ids, positions - 1, stream)
 
     def _take_kept(self, batch: Batch) -> None:
         """Put what earlier steps have read of the token before each sequence's first one in its place."""
@@ -93,15 +96,35 @@ class HiddenDrafter(DraftModel):
     def _keep(self, batch: Batch, context: ForwardContext, read: Tensor) -> None:
         """Keep the rows of the last tokens of sequences, as far as guesses hold, and of blocks."""
         slots, lasts, first = self._slots, [], 0
+        written = self._written(batch.asked.seqs)
         for seq in batch.asked.seqs:
             end, held = seq.start + seq.count, 0
             if seq.guesses:
-                written = slots.tokens[seq.slot, end : end + len(seq.guesses)].tolist()
-                held = count_held(seq.guesses, written)
+                held = count_held(seq.guesses, [next(written) for _ in seq.guesses])
             lasts.append(first + seq.count - 1 + held)
             self._kept[seq.slot] = end - 1 + held
             first += seq.tokens
         self._of_slots[[seq.slot for seq in batch.asked.seqs]] = read[lasts]
         own, size = (context, *context.others)[self._layer.group], slots.block_size
-        ends = ((context.positions + 1) % size == 0).nonzero().flatten()
+        ends = ((context.positions[: len(read)] + 1) % size == 0).nonzero().flatten()
         self._of_blocks[own.slot_mapping[ends] // size] = read[ends]
+
+    def _written(self, seqs: Sequence[SeqStep]) -> Iterator[int]:
+        """The tokens that stand in the places of all guesses, now that the step has sampled."""
+        width = self._slots.width
+        places = [
+            seq.slot * width + seq.start + seq.count + at for seq in seqs for at in range(len(seq.guesses))
+        ]
+        return iter(self._slots.tokens.view(-1)[places].tolist() if places else [])
+
+
+@contextmanager
+def _place_0_hidden(step: ForwardContext) -> Iterator[None]:
+    """Let attention in a step begin at place 1, where the first entry of a drafter lies."""
+    for each in (step, *step.others):
+        each.first = 1
+    try:
+        yield
+    finally:
+        for each in (step, *step.others):
+            each.first = 0

@@ -125,7 +125,10 @@ class Compute:
         if self.stage and stream is not None:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
-        outcome = self.finish(batch, hidden, write_bounds)
+        return self.follow(batch, ids, context, self.finish(batch, hidden, write_bounds))
+
+    def follow(self, batch: Batch, ids: Tensor, context: ForwardContext, outcome: Outcome) -> Outcome:
+        """Let states go on by guesses that hold, and the drafter read a step of these tokens [T]."""
         if self.drafter is not None and outcome.tokens is not None:
             self.drafter.settle(batch, outcome.tokens.tokens)
         if self._state_layers and batch.asked is not batch.step:
@@ -135,7 +138,7 @@ class Compute:
             else:
                 outcome = replace(outcome, landed=landed)
         if self.drafter is not None:
-            self.drafter.extend(batch, ids, context, hidden)
+            self.drafter.extend(batch, ids, context, outcome.hidden)
         return outcome
 
     def finish(self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:

@@ -118,7 +118,7 @@ class _Scoring:
     causal: bool = False
     """Whether a token of a text without a cache sees no later ones; with a cache, none ever does."""
 
-    def form(self, heads: Heads, page: int) -> Form:
+    def form(self, heads: Heads, page: int, skipped: int) -> Form:
         changed = self.by_distance
         return Form(
             heads=heads.keys,
@@ -133,6 +133,7 @@ class _Scoring:
             sinks=self.sinks is not None,
             causal=self.causal or page > 0,
             ahead=self.last is not None,
+            skipped=skipped,
         )
 
 
@@ -148,7 +149,7 @@ def _attend(
         *(scoring.scale if softcap else scoring.scale * LOG2E, softcap or 0.0, scoring.value_scale),
         *(q.stride(0), *((0, 0) if paged else (k.stride(0), v.stride(0)))),
     )
-    form = scoring.form(heads, context.block_size if paged else 0)
+    form = scoring.form(heads, context.block_size if paged else 0, context.first)
     attend_blocks(attend, heads.keys, planned, (q, k, v), out, context, further, form)
     return out
 

@@ -38,6 +38,7 @@ class Form(NamedTuple):
     sinks: bool
     causal: bool  # whether a token sees no later ones
     ahead: bool  # whether tokens see as far as a table of last positions says, and not up to themselves
+    skipped: int  # positions at the beginning that are seen by nobody else
 
 
 @triton.jit
@@ -70,7 +71,7 @@ def _keys_of(first, stop, before, length, BN: constexpr, CAUSAL: constexpr, WIND
 @triton.jit
 def tiles_of(
     first, stop, before, length, split, splits, BN: constexpr, SPLIT: constexpr, CAUSAL: constexpr,
-    WINDOW: constexpr,
+    WINDOW: constexpr, SKIPPED: constexpr,
 ):  # fmt: skip
     """The keys [low, high) of a block or of one split of it; the tiles of [low, plain) need no mask.
 
@@ -84,7 +85,7 @@ def tiles_of(
     plain = high
     if CAUSAL:
         plain = tl.minimum(high, before + first + 1)  # the first query sees all of them
-    if WINDOW >= 0:
+    if (WINDOW >= 0) | (SKIPPED > 0):
         plain = low
     return low, low + tl.maximum(plain - low, 0) // BN * BN, high
 
@@ -117,7 +118,7 @@ def _places(table, start, high, head, stride, FORM: constexpr, BN: constexpr):
 
 
 @triton.jit
-def visible(own, last, position, high, CAUSAL: constexpr, WINDOW: constexpr):
+def visible(own, last, position, high, CAUSAL: constexpr, WINDOW: constexpr, SKIPPED: constexpr):
     """The mask [BM, BN] of the keys that each query sees, which stands at `own` and sees up to `last`."""
     mask = (position < high)[None, :]
     if CAUSAL:
@@ -127,6 +128,8 @@ def visible(own, last, position, high, CAUSAL: constexpr, WINDOW: constexpr):
     elif WINDOW >= 0:
         near = (position[None, :] <= own[:, None] + WINDOW) & (position[None, :] >= own[:, None] - WINDOW)
         mask = mask & near
+    if SKIPPED > 0:
+        mask = mask & ((position >= SKIPPED)[None, :] | (position[None, :] == own[:, None]))
     return mask
 
 
@@ -169,7 +172,7 @@ def _add_tile(
         distance = (position[None, :] - own[:, None]).to(tl.float32)
         scores += bias[:, None] * distance
     if MASKED:
-        mask = visible(own, last, position, high, FORM.causal, FORM.window)
+        mask = visible(own, last, position, high, FORM.causal, FORM.window, FORM.skipped)
         scores = tl.where(mask, scores, float("-inf"))
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
@@ -233,7 +236,7 @@ def attend(
     last = tl.load(last_ptr + at, mask=used, other=0) if FORM.ahead else own
     stop = _end_of(last_ptr, begin, tl.minimum(first + BM // group, new), before, FORM.ahead)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, stop, before, length, split, splits, BN, SPLIT, FORM.causal, FORM.window
+        first, stop, before, length, split, splits, BN, SPLIT, FORM.causal, FORM.window, FORM.skipped
     )
     k_ptr, v_ptr = k_ptr + begin.to(tl.int64) * k_stride, v_ptr + begin.to(tl.int64) * v_stride  # 0 for pages
     table = table_ptr + row.to(tl.int64) * table_stride

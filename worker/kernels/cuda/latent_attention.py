@@ -51,6 +51,7 @@ class LatentForm(NamedTuple):
     rope: int  # numbers of the rotated key behind a latent
     rope_wide: int
     page: int  # tokens of a cache block; 0 for keys and values that were made for the tokens of a step
+    skipped: int  # positions at the beginning that are seen by nobody else
 
 
 @triton.jit
@@ -143,7 +144,7 @@ def _add_tile(
     scores = tl.dot(q_rope, tl.trans(rotated), input_precision="ieee")
     scores = tl.dot(q, tl.trans(keys), scores, input_precision="ieee") * scale  # in units of log 2
     if MASKED:
-        scores = tl.where(visible(seen, seen, position, high, True, -1), scores, float("-inf"))
+        scores = tl.where(visible(seen, seen, position, high, True, -1, FORM.skipped), scores, float("-inf"))
     return add_scores(largest, total, result, scores, values)  # pyright: ignore
 
 
@@ -177,7 +178,7 @@ def attend_latent(
         rope_ptr += (begin * (FORM.heads + 1) + FORM.heads) * FORM.rope
     stop = before + tl.minimum(first + BM // group, new)
     low, plain, high = tiles_of(  # pyright: ignore
-        first, stop, before, length, split, splits, BN, SPLIT, True, -1
+        first, stop, before, length, split, splits, BN, SPLIT, True, -1, FORM.skipped
     )
     table, seen = table_ptr + row.to(tl.int64) * table_stride, before + first + token
     top, total = tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM], tl.float32)
@@ -274,7 +275,7 @@ def _compute(
     nope, value = width - rope, each - width + rope
     group = min(latent_heads(card.capability, q.dtype), power_of_2(heads))
     parts = -(-heads // group)
-    form = _form(heads, group, rank, rank, rope, context.block_size)
+    form = _form(heads, group, rank, rank, rope, context.block_size, context.first)
     q_rope = torch.empty(tokens, heads + 1, rope, dtype=q.dtype, device=q.device)
     block, warps = heads_at_once(heads, form.rope_wide)
     launch(
@@ -298,12 +299,13 @@ def _compute(
         del wide, sums
     if made:
         keys = latent[:, :rank] @ up.flatten(0, 1).t()
-        _attend(made, _form(heads, 1, nope, value, rope, 0), q, q_rope, keys, out, context, scale)
+        form = _form(heads, 1, nope, value, rope, 0, context.first)
+        _attend(made, form, q, q_rope, keys, out, context, scale)
     return out
 
 
-def _form(heads: int, group: int, key: int, value: int, rope: int, page: int) -> LatentForm:
-    return LatentForm(heads, group, key, padded(key), value, padded(value), rope, padded(rope), page)
+def _form(heads: int, group: int, key: int, value: int, rope: int, page: int, skipped: int) -> LatentForm:
+    return LatentForm(heads, group, key, padded(key), value, padded(value), rope, padded(rope), page, skipped)
 
 
 def _attend(

@@ -22,6 +22,7 @@ from torch import Tensor
 from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.steps.draft_passes import DraftPasses, PassForm, is_pass_of
 from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,
@@ -55,8 +56,9 @@ _FORM_WORDS = 1 << 17
 _GRAPH_BYTES = 4 << 20
 """What the driver takes for a graph, roughly."""
 
-Work = Callable[[], tuple[Tensor, Tensor]]
-"""The type of the work of a step, which returns the first two tensors of a `_Graph`."""
+Recorded = tuple[Tensor, Tensor, list[Tensor]]
+"""The type of what the work of a step returns: all of a `_Graph` but its replay."""
+Work = Callable[[], Recorded]
 DrawInto = Callable[[GroupedLogits, Draws, Tensor], None]
 """The type of a function that draws tokens for the rows that have a temperature, into [N] int32."""
 
@@ -83,6 +85,7 @@ def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
 class _Graph:
     hidden: Tensor  # [T, H]
     result: Tensor  # [2, R] as `SampledTokens.packed`, the logits [R, V], or the hidden states again
+    streams: list[Tensor]  # [T, H] each: what the decoder gives out for a drafter
     replay: Callable[[], None]
 
     def tokens_of(self, rows: int) -> SampledTokens:
@@ -128,13 +131,20 @@ class Graphs:
         """The place of what the stage before sends, if there is one."""
         if self._stream is not None:
             self._stream.zero_()  # a step may leave over what no stage has sent yet
-        self._sizes, self._token_sizes = sizes_up_to(rows, ROWS), sizes_up_to(most, TOKENS)
-        self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes)
+        drafts, self._most_samples = compute.drafter is not None, rows
+        # Where a drafter follows, all steps are of one kind, of which it reads the layout.
+        self._sizes = [] if drafts else sizes_up_to(rows, ROWS)
+        self._token_sizes = sizes_up_to(most, TOKENS)
+        self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes, samples=rows > 0)
         self._graphs: dict[Form | MixedForm, _Graph] = {}
         self._seconds = 0.0
         """The time that making graphs has taken so far."""
         self._steps: dict[int, MixedStep] = {}
         """The places of mixed steps, by their tokens."""
+        self._passes = DraftPasses(compute.drafter, recorder, self._layout, self._place_of)
+        if self._passes.are_made:
+            self._left = [each for form in self._left for each in _with_pass(form)]
+            self.urgent += sum(is_pass_of(form, _URGENT_TOKENS) for form in self._left)
 
     def find(self, rows: int, *, whole: bool) -> Form | None:
         """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
@@ -161,7 +171,7 @@ class Graphs:
     def _find_mixed(self, size: int, rows: int, samples: int) -> MixedForm | None:
         """The form of so many tokens that has room for these rows, and ends as far on as it can."""
         step, whole, plain = self._steps.get(size), MixedForm(size, whole=True), MixedForm(size, whole=False)
-        if step is None or rows > step.rows:
+        if step is None or rows > step.rows or not self._passes.follow(size):
             return None
         if whole in self._graphs and 0 < samples <= step.samples:
             return whole
@@ -172,16 +182,19 @@ class Graphs:
         if form is None:
             return self._compute(batch, write_bounds)
         graph, sampled, compute = self._graphs[form], batch.sampled, self._compute
-        if isinstance(form, MixedForm):
-            batch.lay_out()
+        laid_out = batch.lay_out() if isinstance(form, MixedForm) else None
         hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
         if not compute.ends_model:
             return Outcome(hidden.clone(), None, [])  # it is sent while other steps are replayed
-        if isinstance(form, MixedForm):
+        if laid_out is not None:
             if sampled is None or not form.whole:
-                return compute.finish(batch, hidden, write_bounds)
-            tables = compute.report_prompts(batch, hidden)
-            return Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
+                outcome = compute.finish(batch, hidden, write_bounds)
+            else:
+                tables = compute.report_prompts(batch, hidden)
+                outcome = Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
+            ids, context = laid_out
+            context.streams = [stream[: len(ids)] for stream in graph.streams]
+            return compute.follow(batch, ids, context, outcome)
         if form.whole or sampled is None:
             tokens = graph.tokens_of(len(hidden))
         else:
@@ -204,6 +217,10 @@ class Graphs:
         if not self._left:
             return False
         form, began = self._left.pop(0), time.monotonic()
+        if isinstance(form, PassForm):
+            if (missing := self._passes.make(form)) is not None:
+                self._leave_out(form, missing)
+            return bool(self._left)
         made = self._recorder.record(
             lambda: self._open_mixed(form) if isinstance(form, MixedForm) else self._open(form)
         )
@@ -221,16 +238,20 @@ class Graphs:
     def close(self) -> None:
         """Give all graphs back: NCCL closes no group that graphs refer to."""
         self._graphs.clear()
+        self._passes.close()
 
-    def _leave_out(self, form: Form | MixedForm, missing: Missing) -> None:
-        if not missing.short_of_memory:
+    def _leave_out(self, form: Form | MixedForm | PassForm, missing: Missing) -> None:
+        if isinstance(form, PassForm):  # nor are the steps that it would follow
+            left_out = [form.tokens] if missing.short_of_memory else self._token_sizes
+            self._left = [each for each in self._left if not _is_of(each, left_out)]
+        elif not missing.short_of_memory:
             self._left = [other for other in self._left if type(other) is not type(form)]
         if missing.reason is None:
             return
         if missing.short_of_memory:
             logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
         else:
-            kind = "prompts and texts" if isinstance(form, MixedForm) else "single tokens"
+            kind = "single tokens" if isinstance(form, Form) else "prompts and texts"
             logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, missing.reason)
 
     def _open_mixed(self, form: MixedForm) -> Work:
@@ -239,14 +260,14 @@ class Graphs:
         draws = samples.draws()
         step.clear()
 
-        def work() -> tuple[Tensor, Tensor]:
+        def work() -> Recorded:
             ids, context = step.lay_out()
             hidden = compute.compute_hidden(ids, context, stream=self._stream_of(len(ids)))
             if not (form.whole and self.chooses):
-                return hidden, hidden
+                return hidden, hidden, context.streams or []
             lay_out_sampling(step.sampling, self.states.table, compute.slots, samples)
             logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
-            return hidden, self._choose(logits, samples, draws)
+            return hidden, self._choose(logits, samples, draws), context.streams or []
 
         return work
 
@@ -255,7 +276,7 @@ class Graphs:
         if tokens not in self._steps:
             self._steps[tokens] = MixedStep(
                 tokens,
-                self._sizes[-1] if self._sizes else 0,
+                self._most_samples,
                 self._card,
                 self._compute.slots,
                 self._layout.kinds,
@@ -275,17 +296,17 @@ class Graphs:
         if context.states is not None:
             context.states.table.zero_()[:2].fill_(slots.dummy)
 
-        def work() -> tuple[Tensor, Tensor]:
+        def work() -> Recorded:
             lay_out_single_tokens(self.buffer, states, slots, steps, lens)
             lay_out_splits(lens, context.plan or {}, self._card.processors)
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
-                return hidden, hidden
+                return hidden, hidden, []
             logits = compute.model.logits(hidden).contiguous()
             if not form.whole:
-                return hidden, self._keep(logits)
+                return hidden, self._keep(logits), []
             lay_out_sampling(self.buffer[:count], states, slots, samples)
-            return hidden, self._choose(logits, samples, draws)
+            return hidden, self._choose(logits, samples, draws), []
 
         return work
 
@@ -334,18 +355,21 @@ def open_graphs(
         replays = False
     if not replays:
         compute.lay_out = PlannedLayout(card)
+        if compute.drafter is not None:
+            compute.drafter.quicken(compute.lay_out, None)
         return compute
     draws = groups.minimum(int(draw is not None))
     return Graphs(compute, card, Recorder(open_capture(), groups), draw if draws else None, most=most)
 
 
-def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[list[Form | MixedForm], int]:
+def _forms_to_make(
+    sizes: Sequence[int], token_sizes: Sequence[int], *, samples: bool
+) -> tuple[list[Form | MixedForm | PassForm], int]:
     """All forms in the order in which they are recorded, and the number of those before the first request.
 
     The largest of each kind comes first: smaller ones find room in what it leaves in their common pool. Where
     there are steps that sample, those without wait.
     """
-    samples = bool(sizes)
     few, many = (
         [Form(size, whole=True) for size in sizes[::-1] if (size <= _URGENT) is f] for f in (True, False)
     )
@@ -358,5 +382,17 @@ def _forms_to_make(sizes: Sequence[int], token_sizes: Sequence[int]) -> tuple[li
     return [*few, *small, *large, *many, *to_logits, *to_hidden], len(few) + len(small)
 
 
-def _size(form: Form | MixedForm) -> str:
-    return f"{form.tokens} tokens" if isinstance(form, MixedForm) else f"{form.rows} rows"
+def _with_pass(form: Form | MixedForm | PassForm) -> list[Form | MixedForm | PassForm]:
+    """The form, behind the drafter's pass over such a step."""
+    if isinstance(form, MixedForm) and form.whole:
+        return [PassForm(form.tokens), form]
+    return [form]
+
+
+def _is_of(form: Form | MixedForm | PassForm, tokens: Sequence[int]) -> bool:
+    """Whether a form is one of a step, or of a pass, of one of these numbers of tokens."""
+    return not isinstance(form, Form) and form.tokens in tokens
+
+
+def _size(form: Form | MixedForm | PassForm) -> str:
+    return f"{form.rows} rows" if isinstance(form, Form) else f"{form.tokens} tokens"
