@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,9 +74,9 @@ def _open(folder: Path, device: str, **given: Any) -> Runner:
     return runner
 
 
-def _answers(runner: Runner, requests: list[Add], **asked: Any) -> tuple[list[list[int]], Any]:
+def _answers(folder: Path, runner: Runner, requests: list[Add], **asked: Any) -> tuple[list[list[int]], Any]:
     dummy: Any = SimpleNamespace(
-        runner=runner, facts=runner.facts, shape=SimpleNamespace(vocabulary=runner._config.model.vocab_size)
+        runner=runner, facts=runner.facts, shape=SimpleNamespace(vocabulary=read_config(folder).vocab_size)
     )
     loop = Loop(dummy, 1, **asked)
     return loop.run(requests), loop.scheduler.drafts
@@ -129,7 +129,7 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
         asked = {} if given is None else {"method": kind, "model": str(head)}
         runner = _open(target, where, drafter=given)
         drafts.append([])
-        tokens, counted = _answers(runner, requests, speculative_config=asked or None)
+        tokens, counted = _answers(target, runner, requests, speculative_config=asked or None)
         found.append(tokens)
         if given is not None:
             totals.append((counted.totals.guessed, sum(counted.totals.held)))
@@ -139,7 +139,7 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
     return _told(kind, [found[2], drafts[2]], [found[0], drafts[1]], more)
 
 
-def _always(self: ModelGuesser, seqs: Sequence[Any]) -> dict[Any, int]:
+def _always(self: ModelGuesser, seqs: Collection[Any]) -> dict[Any, int]:
     return {seq: _MOST for seq in seqs if seq in self._drafted}  # pyright: ignore[reportPrivateUsage]
 
 
@@ -161,7 +161,7 @@ def _compare_speech(kind: str, folder: Path, device: str) -> Result:
     found: list[list[list[int]]] = []
     for where in ("cpu", device):
         runner = _open(folder, where)
-        found.append(_answers(runner, requests)[0])
+        found.append(_answers(folder, runner, requests)[0])
         runner.close()
     return _told(kind, found[1], found[0])
 
