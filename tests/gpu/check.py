@@ -128,7 +128,7 @@ def _found(prefix: tuple[str, ...]) -> list[str]:
 
 def choose(given: argparse.Namespace, sections: Mapping[str, Section]) -> list[str]:
     """The names of the sections to run, in order; the card's own is always the first."""
-    chosen = set(given.only or ())
+    chosen: set[str] = set(given.only or ())
     if not chosen:
         chosen = {
             name for name, each in sections.items() if not each.asked and (each.quick or not given.quick)
