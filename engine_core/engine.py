@@ -139,8 +139,10 @@ class Engine:
     def next_deadline(self) -> float | None:
         """The time by which `step` must be called, though no step is done and no request has come."""
         disk = None if self._scheduler.disk is None else self._scheduler.disk.next_deadline
-        due = self._scheduler.deadlines.next
-        return disk if due is None else due if disk is None else min(due, disk)
+        plan = self._scheduler.pace.plan_at
+        late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
+        times = (disk, self._scheduler.deadlines.next, plan if late else None)
+        return min((at for at in times if at is not None), default=None)
 
     def prepare(self, *, wait: bool = False) -> bool:
         """Have the worker prepare something while nothing runs -> whether it does, or has with `wait`."""
@@ -252,7 +254,7 @@ class Engine:
             self._collect(self._scheduler.suspects.announce(time.monotonic()))
         if self._preparation.is_due and not self._in_flight:
             self._preparation.run()
-        if not (self._failed and self._in_flight) and self._may_plan():
+        if not (self._failed and self._in_flight) and self._may_plan(wait=wait):
             planned = self._scheduler.schedule(time.monotonic())
         if planned is not None:
             self._submit(planned)
@@ -260,7 +262,7 @@ class Engine:
             self._follow(self._joint)
         if disk is not None:
             disk.follow(time.monotonic(), steps=bool(self._in_flight), wait=wait)
-        self._blocked = planned is None or not self._may_plan()
+        self._blocked = planned is None or not self._may_plan(wait=wait)
         if self._in_flight and self._blocked and (wait or self._in_flight[0][1].done()):
             self._collect(self._finish(*self._in_flight.popleft()))
             self._bind()  # first of all: the forward of the next step may be over
@@ -273,8 +275,9 @@ class Engine:
             return len(self._in_flight)
         return sum(planned is not None for planned, _ in self._in_flight)
 
-    def _may_plan(self) -> bool:
-        if self._preparation.is_due:
+    def _may_plan(self, *, wait: bool) -> bool:
+        """Whether a step may be planned now; whoever will `wait` for one in flight cannot plan later."""
+        if self._preparation.is_due or not (wait or time.monotonic() >= self._scheduler.pace.plan_at):
             return False
         return len(self._in_flight) < self._scheduler.depth and self._scheduler.may_plan(self._own_in_flight)
 

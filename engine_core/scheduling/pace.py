@@ -21,6 +21,11 @@ _SINGLE_STEPS = 4
 """The default gap is at least so many steps of one token: less would leave too little time for prompts."""
 _LEAST_PART = 0.25
 """The part of a gap that prompts get even if decoding rows alone take longer, or they would starve."""
+_GAPS_OF_NEWCOMER = 1.5
+"""The steps of background work for which a newcomer waits: half of the one that runs, on average, and its own."""
+_LEAD, _LEAD_PART = 0.003, 0.25
+"""Seconds, and part of a step, by which the next one is planned before it is expected to end, beside background
+work: planning takes a while, and steps end early."""
 _USUAL_PROMPT = 1024
 """The length of a prompt for which rates are told: a token of a longer one takes a little longer."""
 
@@ -47,7 +52,8 @@ class Pace:
         self.decoding = 0
         self.busy = 0.0
         self._facts = facts
-        self._asked, self._depth = config.max_token_gap_ms, config.depth
+        self._asked = config.max_token_gap_ms
+        self._staged = config.pipeline_parallel_size > 1
         self._backlog = Backlog()
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
@@ -63,6 +69,19 @@ class Pace:
     def newest(self) -> PlannedStep | None:
         """The step that was planned last, if it is in flight."""
         return self._in_flight[-1] if self._in_flight else None
+
+    @property
+    def plan_at(self) -> float:
+        """The time before which no step shall be planned behind those in flight.
+
+        Beside background work there is always enough to fill one, and whoever comes after it is planned waits
+        for all of it. So it is planned shortly before the one in flight ends, unless stages work on several
+        or steps may take as long as they like.
+        """
+        if not (self.background and self._in_flight) or self._staged or not self._gap():
+            return 0.0
+        expected = sum([planned.expected for planned in self._in_flight])
+        return self._begun + expected - max(_LEAD, _LEAD_PART * expected)
 
     # Planning.
 
@@ -236,5 +255,4 @@ class Pace:
             gap = self._asked / 1000
         elif self._facts.device == "cpu":
             gap = max(_GAP, _SINGLE_STEPS * self.line.single)
-        # A newcomer waits for all steps in flight: those that background work fills share the gap.
-        return gap / self.line.margin / (self._depth if self.background else 1)
+        return gap / self.line.margin / (_GAPS_OF_NEWCOMER if self.background else 1)
