@@ -21,11 +21,11 @@ _SINGLE_STEPS = 4
 """The default gap is at least so many steps of one token: less would leave too little time for prompts."""
 _LEAST_PART = 0.25
 """The part of a gap that prompts get even if decoding rows alone take longer, or they would starve."""
-_GAPS_OF_NEWCOMER = 1.5
-"""The steps of background work for which a newcomer waits: half of the one that runs, on average, and its own."""
+_STEPS_OF_NEWCOMER = 1.5
+"""Steps for which a newcomer beside background work waits: half of one that runs, on average, and its own."""
 _LEAD, _LEAD_PART = 0.003, 0.25
-"""Seconds, and part of a step, by which the next one is planned before it is expected to end, beside background
-work: planning takes a while, and steps end early."""
+"""Seconds, and part of a step, by which the next one is planned before it is expected to end, beside
+background work: planning takes a while, and steps end early."""
 _USUAL_PROMPT = 1024
 """The length of a prompt for which rates are told: a token of a longer one takes a little longer."""
 
@@ -255,4 +255,4 @@ class Pace:
             gap = self._asked / 1000
         elif self._facts.device == "cpu":
             gap = max(_GAP, _SINGLE_STEPS * self.line.single)
-        return gap / self.line.margin / (_GAPS_OF_NEWCOMER if self.background else 1)
+        return gap / self.line.margin / (_STEPS_OF_NEWCOMER if self.background else 1)

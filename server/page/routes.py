@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
-import posixpath
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.http.sse import DONE, EventStream, event
+from server.page.joined_scripts import join_scripts
 from server.routes.request_context import server_of
 
 SECONDS = 1.0
@@ -203,7 +203,7 @@ events = APIRouter(route_class=Endpoint, tags=["server"])
 
 FOLDER = Path(__file__).parent / "files"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_COMMENTS = re.compile(rb"^ *(//|/\*\*|\*[ /]).*\n", re.MULTILINE)
+_COMMENTS = re.compile(r"^ *(//|/\*\*|\*[ /]).*\n", re.MULTILINE)
 """Lines of scripts that are comments, which browsers are not sent."""
 _ALLOWED = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -233,29 +233,21 @@ class PageFiles(NamedTuple):
 @cache
 def page_files() -> PageFiles:
     paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
-    files = {path.relative_to(FOLDER).as_posix(): (_sent(path), _TYPES[path.suffix]) for path in paths}
+    texts = {path.relative_to(FOLDER).as_posix(): _sent(path) for path in paths}
+    page = texts.pop("index.html")
+    styles = [
+        texts.pop(name) for name in sorted(texts, key=lambda name: name != "style.css") if ".css" in name
+    ]
+    texts["style.css"] = "".join(styles)
+    texts |= join_scripts({name: text for name, text in texts.items() if name.endswith(".js")}, "app.js")
+    files = {name: (text.encode(), _TYPES[Path(name).suffix]) for name, text in texts.items()}
     digest = hashlib.sha256(b"\0".join(content for content, _ in files.values())).hexdigest()[:16]
-    index = files.pop("index.html")[0].decode()
-    links = [f'<link rel="modulepreload" href="page/{digest}/{name}">' for name in _modules(files, "app.js")]
-    page = index.replace("{modules}", "\n".join(links)).replace("{digest}", digest)
-    return PageFiles(page.encode(), digest, files)
+    return PageFiles(page.replace("{digest}", digest).encode(), digest, files)
 
 
-def _sent(path: Path) -> bytes:
-    content = path.read_bytes()
-    return _COMMENTS.sub(b"", content) if path.suffix == ".js" else content
-
-
-def _modules(files: dict[str, tuple[bytes, str]], name: str) -> Iterator[str]:
-    """Yields the scripts that a script imports as it starts, and theirs: a browser asks for all at once."""
-    found, waiting = {name}, [name]
-    for one in waiting:
-        for path in re.findall(r'from "(\.[^"]+)"', files[one][0].decode()):
-            imported = posixpath.normpath(posixpath.join(posixpath.dirname(one), path))
-            if imported not in found:
-                found.add(imported)
-                waiting.append(imported)
-                yield imported
+def _sent(path: Path) -> str:
+    text = path.read_text("utf-8")
+    return _COMMENTS.sub("", text) if path.suffix == ".js" else text
 
 
 @router.api_route("/", methods=["GET", "HEAD"])

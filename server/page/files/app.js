@@ -49,13 +49,13 @@ async function openLive() {
   look();
 }
 
-function onModel(card) {
+function onModel(card, whole) {
   const can = abilities(card);
   for (const item of document.querySelectorAll(".views [data-view]")) item.hidden = !can.has(item.dataset.view);
   byId("kept").hidden = !can.has("chat");
   useModel(card);
-  route();
-  document.body.dataset.ready = "yes";
+  if (!(whole && document.body.dataset.ready === card.id && place()[0] === view)) route();
+  document.body.dataset.ready = card.id;
 }
 
 function showSide(is) {

@@ -57,9 +57,10 @@ export function choose(name) {
 async function tell() {
   const card = chosen(), there = !card.state || card.state === "loaded";  // to ask what one can do would load it
   if (there && !infos.has(card.id)) {
+    if (card.tasks.includes("generate")) changed(card, false);  // /info adds no more than words to a chat
     try { infos.set(card.id, await get("info", { "X-Model": card.id })); } catch { infos.set(card.id, {}); }
   }
-  if (card === chosen()) changed(card);
+  if (card === chosen()) changed(card, true);
 }
 
 /** The chosen model has answered: more may be known of it now than before it was loaded. */
@@ -71,7 +72,8 @@ export async function wasUsed() {
 
 /**
  * Asks for the models at once, since most servers are ready when their page is opened, and waits if this one is not.
- * @param {(card: Card) => void} act  called with the chosen model, and whenever another one is chosen
+ * @param {(card: Card, whole: boolean) => void} act  called with the chosen model, and whenever another one is chosen;
+ *   of one that writes first without what /info says of it, and then as a whole
  */
 export async function beginModels(act) {
   changed = act;
