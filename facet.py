@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from server.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from server.offline.llm import LLM
     from server.offline.llm_engine import LLMEngine
+    from server.offline.lora_requests import LoRARequest
     from server.offline.prompt_forms import TextPrompt, TokensPrompt
     from server.offline.request_outputs import (
         BeamSearchOutput,
@@ -65,6 +66,7 @@ __all__ = [
     "EngineArgs",
     "JsonObject",
     "LLMEngine",
+    "LoRARequest",
     "LogitsProcessor",
     "Logprob",
     "ModelRegistry",
@@ -106,6 +108,7 @@ _HOMES = {
     "EngineArgs": "server.options.server_options",
     "JsonObject": "server.answers.formats.json_calls",
     "LLMEngine": "server.offline.llm_engine",
+    "LoRARequest": "server.offline.lora_requests",
     "LogitsProcessor": "worker.sampling.processors",
     "MoveDirectionality": "worker.sampling.processors",
     "NamedJson": "server.answers.formats.json_calls",

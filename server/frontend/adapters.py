@@ -12,14 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine_core.adapters.adapter_files import stamp_of
-from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
+from engine_core.adapters.messages import AdapterState
 from engine_core.client.client import EngineClient
 from models.config import ConfigError
-from models.lora_config import adapter_digest, check_rank, read_adapter
 from server.errors import BadRequest, NotFound
 from server.frontend.frontend import Frontend
 from server.model_facts import TAG
+from server.requests.adapted_models import facts_with, is_current, read_named
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +50,8 @@ class ServedAdapters:
         self._engines, self._options = frontend.client.adapters, frontend.config.adapters
         self._lock = asyncio.Lock()
         """Held while adapters change, so that a name means one thing for all engines."""
+        self._using = asyncio.Lock()
+        """Held while an adapter is looked for that may have to be loaded, so that it is loaded once."""
 
     async def start(self, *, again: bool = False) -> None:
         """Load the adapters of --lora-modules, or, if the server had started before and engines have some
@@ -74,24 +75,11 @@ class ServedAdapters:
 
     def adapted(self, state: AdapterState) -> Frontend:
         """The frontend for one request that an adapter answers."""
-        own, base, adapter = copy.copy(self.frontend), self.frontend.facts, state.adapter
-        worker, pooling = base.ready.worker, base.pooling
-        if (told := state.facts) is not None:
-            worker = adapted_facts(worker, told)
-            for width in map(told.widths.get, told.tasks):  # of its own head, if it has one
-                labels = adapter.labels or told.labels
-                pooling = replace(pooling, num_labels=width or len(labels), labels=labels)
-        facts = replace(
-            base,
-            model_names=(adapter.name,),
-            root=adapter.root,
-            ready=replace(base.ready, worker=worker),
-            pooling=pooling,
-        )
+        own = copy.copy(self.frontend)
         changes = {
-            "_facts": facts,
+            "_facts": facts_with(self.frontend.facts, state),
             "_reading_context": None,
-            "_client": _AdaptedClient(self.frontend.client, adapter.digest),
+            "_client": _AdaptedClient(self.frontend.client, state.adapter.digest),
             "is_one_of_several": True,  # the request is here because of the name
         }
         vars(own).update(changes)
@@ -105,6 +93,19 @@ class ServedAdapters:
             f" Did you mean {' or '.join(near)}?" if near else f" This server has: {', '.join(known[:20])}"
         )
         return NotFound(f"The model `{name[:200]}` does not exist.{meant}", "model")
+
+    async def use(self, name: str, path: str) -> AdapterState:
+        """The adapter of a folder, which is loaded unless it is there. Raises BadRequest if it cannot be."""
+        async with self._using:
+            known = self._engines.states.get(name)
+            try:
+                if known is not None and is_current(known.adapter, path):
+                    return known
+            except OSError as error:
+                raise BadRequest(str(error), "lora_request") from error
+            if error := await self._load(name, path, []):
+                raise BadRequest(f"LoRA adapter '{name}' could not be loaded. {error}", "lora_request")
+            return self._engines.states[name]
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
         """Load an adapter from below --lora-dir into all engines. Raises ApiError if it cannot be."""
@@ -142,16 +143,8 @@ class ServedAdapters:
     async def _load(self, name: str, path: str, labels: list[str], *, pinned: bool = False) -> str:
         """Have all engines load an adapter; returns why one cannot, or an empty text."""
         try:
-            adapter = await asyncio.to_thread(self._read, name, Path(path).expanduser().resolve(), path)
+            adapter = await asyncio.to_thread(read_named, name, path, self.frontend.config)
         except (ConfigError, OSError) as error:
             return str(error)
         async with self._lock:
             return await self._engines.load(replace(adapter, labels=tuple(labels), pinned=pinned))
-
-    def _read(self, name: str, folder: Path, given: str) -> Adapter:
-        config, stamp = read_adapter(folder), stamp_of(folder)
-        check_rank(name, config, self.frontend.config.engine.worker.lora.max_lora_rank)
-        root = given if self.frontend.config.show_root else name
-        return Adapter(
-            *(name, adapter_digest(folder), str(folder), stamp, root), invocation=config.invocation_tokens
-        )

@@ -13,11 +13,12 @@ import msgspec
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_processes import EngineProcesses, start_engines
-from server.errors import ApiError, Unavailable
+from server.errors import ApiError, BadRequest, Unavailable
 from server.frontend.frontend import Frontend
 from server.model_facts import GENERATE, require_task
 from server.offline.engine_connection import SHUT_DOWN, Connection
 from server.offline.engine_requests import NO_ITEMS, OutputBuilder, tokens_per_output
+from server.offline.lora_requests import WITHOUT_LORA, LoRARequest
 from server.offline.program_media import Encoded, PreparedItems, ProgramMedia, encode_rows
 from server.offline.prompt_forms import Prompt, PromptLike, read_items, read_prompt, reader_for
 from server.offline.request_outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
@@ -34,7 +35,7 @@ from server.text.tokenizer import LONG_TEXT, unpack
 SECONDS_TO_END = 3.0
 """An engine process that has not ended by itself after this time is killed."""
 _UNSUPPORTED = (
-    *("lora_request", "tokenization_kwargs", "trace_headers", "session_id", "reasoning_ended"),
+    *("tokenization_kwargs", "trace_headers", "session_id", "reasoning_ended"),
     "reasoning_parser_kwargs",
 )
 
@@ -87,6 +88,7 @@ class AsyncLLM:
         priority: int = 0,
         data_parallel_rank: int | None = None,
         prompt_text: str | None = None,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the outputs of a request as they come, each with all of the answer so far.
@@ -99,21 +101,25 @@ class AsyncLLM:
             raise TypeError(f"generate() takes SamplingParams, not {type(sampling_params).__name__}")
         options: AddOptions = {"priority": priority}
         outputs = self._generate(
-            prompt, sampling_params, request_id, options, data_parallel_rank, prompt_text
+            prompt, sampling_params, request_id, options, data_parallel_rank, prompt_text, lora_request
         )
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
 
     async def beam_search(
-        self, prompt: PromptLike, request_id: str, params: BeamSearchParams, lora_request: object = None
+        self,
+        prompt: PromptLike,
+        request_id: str,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields one output with the likeliest answers to a prompt, the best one first."""
-        refuse_keywords("beam_search", {"lora_request": lora_request}, _UNSUPPORTED)
         asked = msgspec.structs.replace(
             params.sampling(), n=params.beam_width, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        outputs = self._generate(prompt, asked, request_id, {"beams": params.beams()})
+        options: AddOptions = {"beams": params.beams()}
+        outputs = self._generate(prompt, asked, request_id, options, lora_request=lora_request)
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -126,9 +132,10 @@ class AsyncLLM:
         options: AddOptions,
         replica: int | None = None,
         prompt_text: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         read = read_prompt(prompt)
-        frontend = await self._ready()
+        frontend = await self._adapted(lora_request)
         require_task(GENERATE, frontend.facts.tasks)
         encoded = await self._encode(read, sampling_params, frontend)
         name = uuid.uuid4().hex if request_id is None else request_id
@@ -164,6 +171,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Yields one output: the vector of the text, or whatever else the task makes of it."""
@@ -171,7 +179,7 @@ class AsyncLLM:
         if not isinstance(pooling_params, PoolingParams):
             raise TypeError(f"encode() takes PoolingParams, not {type(pooling_params).__name__}")
         read = read_prompt(prompt)
-        frontend = await self._ready()
+        frontend = await self._adapted(lora_request)
         is_long = read.text is not None and len(read.text) >= LONG_TEXT
         if is_long or read.pictures:
             item, media = await asyncio.to_thread(self._read_item, read, pooling_params, frontend)
@@ -318,6 +326,18 @@ class AsyncLLM:
         if self._media is None:
             self._media = ProgramMedia(frontend.folder, frontend.facts, frontend.tokenizer, self.config)
         return self._media
+
+    async def _adapted(self, asked: LoRARequest | None) -> Frontend:
+        """The frontend for a request, whose adapter is loaded if it names one."""
+        frontend = await self._ready()
+        if asked is None:
+            return frontend
+        if not isinstance(asked, LoRARequest):
+            raise TypeError(f"lora_request is a LoRARequest, not {type(asked).__name__}")
+        served = frontend.adapters
+        if served is None:
+            raise BadRequest(WITHOUT_LORA.format(asked.name), "lora_request")
+        return served.adapted(await served.use(asked.name, asked.path))
 
     async def _ready(self) -> Frontend:
         if not self._stop.alive:

@@ -11,6 +11,7 @@ from engine_core.client.client import EngineClient
 from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import keep_engines
 from server.errors import Unavailable
+from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.metrics.server_metrics import Metrics
 from server.offline.stat_loggers import MakeStatLogger, StatLoggers
@@ -40,6 +41,8 @@ class Connection:
         )
         self._engines = engines
         self.frontend = Frontend(_without_bound(config), self.client, Metrics(config.model_names[0]))
+        if config.engine.worker.lora.enable_lora:
+            self.frontend.adapters = ServedAdapters(self.frontend)
         self._watch = self._loop.create_task(keep_engines(engines, self.client))
         self._start = self._loop.create_task(self._prepare())
         loggers = StatLoggers(stat_loggers, config, self.client, self.frontend.metrics)

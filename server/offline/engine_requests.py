@@ -187,6 +187,7 @@ class GenerationRequest:
         self.salt = prompt.salt
         self.grammar = grammar
         self.beams: BeamParams | None = None
+        self.adapter = ""
         self._error: ApiError | None = None
         interval = tokens_per_output(sampling, least_interval, kind)
         self._texts = [
@@ -237,6 +238,7 @@ class PoolingRequest:
         self.salt = ""
         self.grammar: Grammar | None = None
         self.beams: BeamParams | None = None
+        self.adapter = ""
         self.finished = False
         self.vectors = _NOTHING
         self._cached = 0
@@ -279,6 +281,7 @@ class BeamRequest:
         self.tokens, self.media, self.salt = encoded.ids, encoded.media, prompt.salt
         asked = search.sampling()
         resolved = asked.resolve(facts, tokenizer, len(self.tokens))
+        self.adapter = ""
         self.beams, params = search_params(search.beams(), asked, resolved, facts)
         self.params: Sequence[Sampling | Pooling] = params
         self.may_end_early = False

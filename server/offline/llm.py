@@ -8,14 +8,18 @@ from typing import Any, Unpack, cast
 
 import msgspec
 
+from engine_core.adapters.messages import AdapterState
 from server.errors import ApiError, BadRequest
 from server.offline import prompt_forms, request_outputs
 from server.offline.engine_requests import NO_ITEMS, EngineRequest, Output, PoolingRequest
 from server.offline.llm_engine import LLMEngine
+from server.offline.lora_requests import Adapters
+from server.offline.program_adapters import by_adapter, give_adapter
 from server.offline.program_media import PreparedItems
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, listed
+from server.requests.adapted_models import facts_with
 from server.requests.beam_search import BeamSearchParams
-from server.requests.pooling import Item, PoolingParams, Truncation
+from server.requests.pooling import PoolingParams, Truncation
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
 from server.requests.unsupported_parameters import refuse_keywords
@@ -23,24 +27,11 @@ from server.run.progress_bar import ProgressDisplay
 from server.text.chat_template import AskedFormat
 from worker.calls.messages import APPLY_MODEL
 
-_UNSUPPORTED = ("lora_request", "tokenization_kwargs", "mm_processor_kwargs", "chat_template")
+_UNSUPPORTED = ("tokenization_kwargs", "mm_processor_kwargs", "chat_template")
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Text = str | prompt_forms.TextPrompt | prompt_forms.ContentPrompt
 Texts = Text | Sequence[Text]
-
-
-class TextOptions(prompt_forms.ReadOptions, total=False):
-    """Keyword arguments of every call that pools."""
-
-    use_tqdm: bool
-    """Show a bar, if a terminal is there to show it."""
-    priority: Sequence[int] | None
-    """A number for each prompt; lower runs earlier, under scheduling_policy="priority"."""
-
-
-class PoolingOptions(TextOptions, total=False):
-    pooling_params: PoolingParams | Sequence[PoolingParams] | None
 
 
 class LLM:
@@ -64,6 +55,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapters = None,
         **others: Any,
     ) -> list[request_outputs.RequestOutput]:
         """Returns the answers in the order of the prompts. Give one SamplingParams for all, or one for each.
@@ -73,7 +65,8 @@ class LLM:
         """
         refuse_keywords("generate", others, _UNSUPPORTED)
         read = prompt_forms.read_prompts(prompts)
-        return self._generate(read, sampling_params, use_tqdm, priority, keep=truncate_prompt_tokens)
+        keep = truncate_prompt_tokens
+        return self._generate(read, sampling_params, use_tqdm, priority, keep=keep, adapters=lora_request)
 
     def chat(
         self,
@@ -88,6 +81,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: Adapters = None,
         **others: Any,
     ) -> list[request_outputs.RequestOutput]:
         """Answers conversations, or one, which the model's chat template writes as prompts."""
@@ -113,22 +107,24 @@ class LLM:
                 written=None if media is None else media.facts.written_parts,
             )
             prompts.append(prompt_forms.Prompt(text, pictures=pictures))
-        return self._generate(prompts, sampling_params, use_tqdm, add_special_tokens=False)
+        return self._generate(
+            prompts, sampling_params, use_tqdm, add_special_tokens=False, adapters=lora_request
+        )
 
     def beam_search(
         self,
         prompts: prompt_forms.Prompts,
         params: BeamSearchParams,
-        lora_request: object = None,
+        lora_request: Adapters = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[request_outputs.BeamSearchOutput]:
         """Finds the likeliest answers to each prompt, for `concurrency_limit` prompts at a time, if given."""
         if concurrency_limit is not None and concurrency_limit < 1:
             raise ValueError(f"concurrency_limit must be 1 or more, got {concurrency_limit}")
-        refuse_keywords("beam_search", {"lora_request": lora_request}, _UNSUPPORTED)
         read = prompt_forms.read_prompts(prompts)
         requests = self.llm_engine.beam_requests(self._new_ids(len(read)), read, params)
+        self.llm_engine.adapters.give(requests, lora_request)
         outputs: list[Output] = []
         most = concurrency_limit or len(requests)
         for first in range(0, len(requests), max(1, most)):
@@ -142,7 +138,7 @@ class LLM:
         *,
         pooling_task: str | None = None,
         task: str | None = None,
-        **options: Unpack[TextOptions],
+        **options: Unpack[prompt_forms.TextOptions],
     ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """Runs a task of the model on each text, by default its first. `task` is short for `pooling_task`."""
         return self._pool(
@@ -150,7 +146,7 @@ class LLM:
         )
 
     def embed(
-        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+        self, prompts: prompt_forms.Prompts, **options: Unpack[prompt_forms.PoolingOptions]
     ) -> list[request_outputs.EmbeddingRequestOutput]:
         """Returns a vector for each text."""
         return [
@@ -159,15 +155,16 @@ class LLM:
         ]
 
     def classify(
-        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+        self, prompts: prompt_forms.Prompts, **options: Unpack[prompt_forms.PoolingOptions]
     ) -> list[request_outputs.ClassificationRequestOutput]:
         """Returns the probability of each label, for each text."""
-        labels = self.facts.pooling.labels
         pooled = self._pool("classify", prompts, "classify", {**options})
-        return [request_outputs.classification_output(one, labels) for one in pooled]
+        states = self.llm_engine.adapters.find(options.get("lora_request"), len(pooled))
+        labels = [facts_with(self.facts, state).pooling.labels for state in states]
+        return list(map(request_outputs.classification_output, pooled, labels))
 
     def reward(
-        self, prompts: prompt_forms.Prompts, **options: Unpack[PoolingOptions]
+        self, prompts: prompt_forms.Prompts, **options: Unpack[prompt_forms.PoolingOptions]
     ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """Returns the rewards of each text: one for each token or step, or else one for the text."""
         return self._pool("reward", prompts, "reward", {**options})
@@ -181,6 +178,7 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         instruction: str | None = None,
+        lora_request: Adapters = None,
         **others: Any,
     ) -> list[request_outputs.ScoringRequestOutput]:
         """Compares texts: one with one, one with all of data_2, or each with the one at its index.
@@ -197,12 +195,14 @@ class LLM:
             names=("data_1", "data_2"),
         )
         queries, documents = prompt_forms.read_sides(data_1), prompt_forms.read_sides(data_2)
+        adapter = self.llm_engine.adapters.find_one(lora_request, max(len(queries), len(documents)))
+        facts = facts_with(self.facts, adapter)
         if any(side.pictures for side in (*queries, *documents)):
             compared, media = self.llm_engine.media.read_pairs(queries, documents, options)
         else:
             pairs = Pairs([side.text for side in queries], [side.text for side in documents])
-            compared, media = read_pairs(pairs, options, self.facts, self.tokenizer), NO_ITEMS
-        return self._score(compared, media, "pool" if use_tqdm else "")
+            compared, media = read_pairs(pairs, options, facts, self.tokenizer), NO_ITEMS
+        return self._score(compared, media, "pool" if use_tqdm else "", adapter)
 
     def transcribe(
         self, sounds: Sound | Sequence[Sound], **options: Unpack[TranscribeOptions]
@@ -287,6 +287,7 @@ class LLM:
         *,
         add_special_tokens: bool = True,
         keep: int | None = None,
+        adapters: Adapters = None,
     ) -> list[request_outputs.RequestOutput]:
         params = prompt_forms.for_each(sampling_params, self.get_default_sampling_params(), len(prompts))
         if keep is not None:
@@ -303,6 +304,7 @@ class LLM:
             kind=RequestOutputKind.FINAL_ONLY,
             add_special_tokens=add_special_tokens,
         )
+        self.llm_engine.adapters.give(requests, adapters)
         outputs = self._run(requests, "generate" if show else "", priority)
         return [output for output in outputs if isinstance(output, request_outputs.RequestOutput)]
 
@@ -318,20 +320,30 @@ class LLM:
         read = prompt_forms.read_prompts(prompts)
         params = prompt_forms.for_each(options.get("pooling_params"), PoolingParams(), len(read))
         reading = cast(prompt_forms.ReadOptions, options)
-        requests = self.llm_engine.pooling_requests(self._new_ids(len(read)), read, params, task, reading)
+        ids, engine = self._new_ids(len(read)), self.llm_engine
+
+        def make(at: list[int], adapter: AdapterState | None) -> list[PoolingRequest]:
+            names, texts = [ids[index] for index in at], [read[index] for index in at]
+            own = [params[index] for index in at]
+            return engine.pooling_requests(names, texts, own, task, reading, adapter)
+
+        requests = by_adapter(engine.adapters.find(options.get("lora_request"), len(read)), make)
         stage = "pool" if options.get("use_tqdm", True) else ""
         outputs = self._run(requests, stage, options.get("priority"))
         return [output for output in outputs if isinstance(output, request_outputs.PoolingRequestOutput)]
 
     def _score(
-        self, compared: Compared, media: PreparedItems, stage: str
+        self, compared: Compared, media: PreparedItems, stage: str, adapter: AdapterState | None
     ) -> list[request_outputs.ScoringRequestOutput]:
-        scorer = compare_all(compared, self.facts)
+        facts = facts_with(self.facts, adapter)
+        scorer = compare_all(compared, facts)
         items = next(scorer)
         outputs: list[Output] = []
         try:
             while True:
-                requests = self._pooling_requests(items, media)
+                ids = self._new_ids(len(items))
+                requests = [PoolingRequest(id, item, media) for id, item in zip(ids, items, strict=True)]
+                give_adapter(requests, adapter)
                 try:
                     outputs = self._run(requests, stage)
                 except ApiError as error:
@@ -344,16 +356,12 @@ class LLM:
             request_outputs.ScoringRequestOutput(id, request_outputs.ScoringOutput(one))
             for id, one in zip(self._new_ids(len(scores)), scores, strict=True)
         ]
-        if self.facts.score_type == "cross-encoder":  # which reads the two texts of a score as one
+        if facts.score_type == "cross-encoder":  # which reads the two texts of a score as one
             for result, pooled in zip(results, outputs, strict=True):
                 if isinstance(pooled, request_outputs.PoolingRequestOutput):
                     result.prompt_token_ids, result.metrics = pooled.prompt_token_ids, pooled.metrics
                     result.num_cached_tokens = pooled.num_cached_tokens
         return results
-
-    def _pooling_requests(self, items: Sequence[Item], media: PreparedItems) -> list[PoolingRequest]:
-        ids = self._new_ids(len(items))
-        return [PoolingRequest(id, item, media) for id, item in zip(ids, items, strict=True)]
 
     def _new_ids(self, count: int) -> list[str]:
         self._count += count
@@ -388,4 +396,4 @@ class LLM:
         return [output for output in done.values() if output is not None]
 
 
-_POOLING = frozenset(PoolingOptions.__annotations__)
+_POOLING = frozenset(prompt_forms.PoolingOptions.__annotations__)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from engine_core.adapters.messages import AdapterState
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from engine_core.reason_codes import SENTENCES
@@ -22,6 +23,8 @@ from server.offline.engine_requests import (
     Output,
     PoolingRequest,
 )
+from server.offline.lora_requests import LoRARequest
+from server.offline.program_adapters import ProgramAdapters, give_adapter
 from server.offline.program_media import Encoded, ProgramMedia, encode_rows
 from server.offline.prompt_forms import (
     Prompt,
@@ -35,6 +38,7 @@ from server.offline.prompt_forms import (
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
+from server.requests.adapted_models import facts_with
 from server.requests.beam_search import BeamSearchParams
 from server.requests.checkpoint_facts import find_facts, open_tokenizer, open_transformers_tokenizer
 from server.requests.pooling import PoolingParams
@@ -47,7 +51,7 @@ from worker.host.machine import forget_files
 _MOST_GRAMMARS = 1024
 """Grammars that are kept for later requests."""
 _CLIENT = 0
-_UNSUPPORTED = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "prompt_text")
+_UNSUPPORTED = ("arrival_time", "tokenization_kwargs", "trace_headers", "prompt_text")
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +74,7 @@ class LLMEngine:
         self._folder = Path(self._engine.ready.folder)
         self.tokenizer = open_tokenizer(self.config, self._folder)
         self.facts = self._find_facts()
+        self.adapters = ProgramAdapters(self._engine, self.config)
         self._grammars: dict[bytes, Grammar] = {}
         """Grammars by the form that was asked for, as msgpack."""
         self._transformers_tokenizer: Any = None
@@ -90,17 +95,20 @@ class LLMEngine:
         params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> None:
         """Checks a request and queues it; step() returns its outputs. Raises BadRequest."""
         refuse_keywords("add_request", others, _UNSUPPORTED)
         read = read_prompt(prompt)
+        [adapter] = self.adapters.find(lora_request, 1)
         if isinstance(params, PoolingParams):
-            [request] = self.pooling_requests([request_id], [read], [params])
+            [request] = self.pooling_requests([request_id], [read], [params], adapter=adapter)
         elif isinstance(params, SamplingParams):
             [request] = self.generation_requests([request_id], [read], [params])
         else:
             raise TypeError(f"params are SamplingParams or PoolingParams, not {type(params).__name__}")
+        give_adapter([request], adapter)
         self.submit(request, priority=priority)
 
     def step(self) -> list[Output]:
@@ -259,21 +267,24 @@ class LLMEngine:
         params: Sequence[PoolingParams],
         task: str | None = None,
         options: ReadOptions | None = None,
+        adapter: AdapterState | None = None,
     ) -> list[PoolingRequest]:
         """The same for texts and pictures to pool. `task` wins over the task of the parameters."""
+        facts = facts_with(self.facts, adapter)
         given = [pair for pair in zip(prompts, params, strict=True) if not pair[0].pictures]
         texts, of_texts = [prompt for prompt, _ in given], [one for _, one in given]
-        items = iter(read_items(texts, of_texts, self.facts, self.tokenizer, task, options))
+        items = iter(read_items(texts, of_texts, facts, self.tokenizer, task, options))
         requests: list[PoolingRequest] = []
         for index, (request_id, prompt, one) in enumerate(zip(request_ids, prompts, params, strict=True)):
             if prompt.pictures:
-                reader, resolved = reader_for(one, self.facts, self.tokenizer, task, options)
+                reader, resolved = reader_for(one, facts, self.tokenizer, task, options)
                 read = self.media.read_item(prompt.text or "", prompt.pictures, reader, resolved, index)
                 request = PoolingRequest(request_id, *read)
             else:
                 request = PoolingRequest(request_id, next(items))
             request.salt = prompt.salt
             requests.append(request)
+        give_adapter(requests, adapter)
         return requests
 
     @cached_property
@@ -320,6 +331,7 @@ class LLMEngine:
                 media=request.media,
                 most_guesses=request.most_guesses,
                 beams=request.beams,
+                adapter=request.adapter,
             )
             self._engine.add(_CLIENT, add)
 

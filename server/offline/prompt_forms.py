@@ -11,6 +11,7 @@ import msgspec
 
 from server.errors import BadRequest
 from server.model_facts import Facts
+from server.offline.lora_requests import Adapters
 from server.offline.program_media import ComparedSide, listed, read_pictures, take_pictures
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation, find_prompt
 from server.text.tokenizer import Tokenizer
@@ -236,6 +237,21 @@ class ReadOptions(TypedDict, total=False):
     """Cut longer texts to so many tokens, or with -1 to what the model can read; None refuses these."""
     truncation_side: str | None
     """ "left" drops the beginning of a text that is cut; the default drops its end."""
+
+
+class TextOptions(ReadOptions, total=False):
+    """Keyword arguments of every call that pools."""
+
+    use_tqdm: bool
+    """Show a bar, if a terminal is there to show it."""
+    priority: Sequence[int] | None
+    """A number for each prompt; lower runs earlier, under scheduling_policy="priority"."""
+    lora_request: Adapters
+    """The adapter of all prompts, or that of each."""
+
+
+class PoolingOptions(TextOptions, total=False):
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None
 
 
 def read_items(

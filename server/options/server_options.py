@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import msgspec
 
 from engine_core.config import WORKERS
+from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
 from server.options.dotted_flags import undotted
 from server.options.media_options import MEDIA
@@ -213,8 +214,8 @@ def from_python(keywords: Mapping[str, object], environ: Mapping[str, str] = os.
         values = from_environment(OPTIONS, key, PREFIX) | from_keywords(OPTIONS, VLLM_FLAGS, keywords)
         _set_model(values, None, by_flag=False)
         config = _build(values)
-        if config.engine.worker.lora.enable_lora:
-            raise OptionError("--enable-lora is for `serve`: programs cannot name adapters yet")
+        if config.adapters != AdapterOptions():
+            raise OptionError("adapters of programs are named by their calls: lora_request=LoRARequest(...)")
         return config
     except OptionError as error:
         text = str(error).replace(f"{PREFIX}DATA_PARALLEL_", "VLLM_DP_")

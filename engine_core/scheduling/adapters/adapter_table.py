@@ -234,6 +234,10 @@ class AdapterTable:
         return bool(found or self._states or self._failed)
 
     @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request waits here, or an adapter is being loaded or is to be."""
         wanted = self._wanted and not self._asleep

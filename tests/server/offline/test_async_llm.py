@@ -173,7 +173,7 @@ async def test_refused_requests(engine: AsyncLLM):
     await refused(BadRequest, "longer than|exceeds", [5] * 5000, SamplingParams())
     await refused(TypeError, "a prompt is a text", 5, SamplingParams())
     await refused(TypeError, "takes SamplingParams, not PoolingParams", "a", PoolingParams())
-    await refused(TypeError, "does not support 'lora_request'", "a", SamplingParams(), lora_request=1)
+    await refused(TypeError, "lora_request is a LoRARequest, not int", "a", SamplingParams(), lora_request=1)
     with pytest.raises(BadRequest, match="'classify'"):
         await anext(engine.encode("a", PoolingParams(task="classify")))
     with pytest.raises(TypeError, match="takes PoolingParams"):

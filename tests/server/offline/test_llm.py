@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from facet import LLM, SamplingParams, StructuredOutputsParams
+from facet import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from server.errors import ApiError, BadRequest, Unavailable
 from server.requests.pooling import PoolingParams
 
@@ -208,8 +208,10 @@ def test_a_bad_request_runs_nothing_and_breaks_nothing(llm: LLM):
 
 
 def test_unknown_and_unsupported_arguments(llm: LLM):
-    with pytest.raises(TypeError, match=r"generate\(\) does not support 'lora_request' yet"):
-        llm.generate("a", lora_request=object())
+    with pytest.raises(TypeError, match="lora_request is one LoRARequest"):
+        llm.generate("a", lora_request=object())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadRequest, match="loaded without enable_lora"):
+        llm.generate("a", lora_request=LoRARequest("x", 1, "x"))
     with pytest.raises(TypeError, match=r"embed\(\) has no argument 'task'"):
         llm.embed("a", task="embed")  # pyright: ignore[reportCallIssue]
     with pytest.raises(BadRequest, match="takes no pictures, only text"):

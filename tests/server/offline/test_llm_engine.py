@@ -157,8 +157,8 @@ def test_refused_requests(engine: LLMEngine):
         engine.add_request("a", "b", PoolingParams(task="classify"))
     with pytest.raises(TypeError, match="params are SamplingParams or PoolingParams, not dict"):
         engine.add_request("a", "b", {})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"add_request\(\) does not support 'lora_request' yet"):
-        engine.add_request("a", "b", LONG, lora_request=object())
+    with pytest.raises(TypeError, match="lora_request is one LoRARequest"):
+        engine.add_request("a", "b", LONG, lora_request=object())  # pyright: ignore[reportArgumentType]
     assert not engine.has_unfinished_requests()
     engine.add_request("a", "b", LONG, arrival_time=None)
     with pytest.raises(ValueError, match="a request with the id 'a' is not finished yet"):
