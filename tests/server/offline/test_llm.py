@@ -118,7 +118,7 @@ def test_chat(llm: LLM):
 def test_the_options_of_a_chat_template(llm: LLM):
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 
-    def prompt(**options: object) -> str | None:
+    def prompt(**options: Any) -> str | None:
         short = SamplingParams(max_tokens=1)
         return llm.chat(messages, short, use_tqdm=False, **options)[0].prompt
 
@@ -153,7 +153,7 @@ def test_logprobs_by_token(llm: LLM):
     (output,) = llm.generate("Once upon", unlikely, use_tqdm=False)[0].outputs
     assert output.logprobs is not None
     ranks = [one.rank for one in output.logprobs[0].values()]
-    assert next(iter(output.logprobs[0])) == 100 and ranks[0] > 1 and ranks[1:] == [1]
+    assert next(iter(output.logprobs[0])) == 100 and (ranks[0] or 0) > 1 and ranks[1:] == [1]
     (plain,) = llm.generate("Once upon", GREEDY, use_tqdm=False)[0].outputs
     assert plain.logprobs is None and plain.cumulative_logprob is None
 
@@ -161,18 +161,19 @@ def test_logprobs_by_token(llm: LLM):
 def test_metrics_and_cached_tokens(llm: LLM):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     first, again = (llm.generate(LONG, params, use_tqdm=False)[0] for _ in range(2))
-    assert first.num_cached_tokens == 0 < again.num_cached_tokens < len(again.prompt_token_ids)
+    assert first.num_cached_tokens == 0 < (again.num_cached_tokens or 0) < len(again.prompt_token_ids)
     metrics = first.metrics
     assert metrics is not None
     assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
     assert metrics.num_generation_tokens == len(first.outputs[0].token_ids)
+    assert metrics.first_token_time is not None and metrics.last_token_time is not None
     assert metrics.arrival_time < metrics.first_token_time <= metrics.last_token_time
     assert metrics.first_token_latency == metrics.first_token_ts - metrics.queued_ts
     assert metrics.queued_time == pytest.approx(metrics.scheduled_ts - metrics.queued_ts, abs=1e-6)
     assert metrics.prefill_time > 0 and metrics.decode_time > 0
     assert metrics.steps == 5 and metrics.compute_time > 0
     assert metrics.compute_time <= 1.1 * (metrics.prefill_time + metrics.decode_time)
-    salted = {"prompt": LONG, "cache_salt": "mine"}
+    salted: Any = {"prompt": LONG, "cache_salt": "mine"}
     assert llm.generate(salted, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
@@ -238,7 +239,8 @@ def test_vectors_from_the_model_that_generates(llm: LLM):
 
 def test_vectors_of_tokens_by_the_task_under_either_name(llm: LLM):
     ids = llm.tokenizer.encode(CAPITAL)
-    for options in ({"task": "token_embed"}, {"pooling_task": "token_embed"}):
+    named: list[dict[str, Any]] = [{"task": "token_embed"}, {"pooling_task": "token_embed"}]
+    for options in named:
         (output,) = llm.encode([CAPITAL], use_tqdm=False, **options)
         assert output.outputs.data.shape[0] == len(ids) == len(output.prompt_token_ids)
     params = [PoolingParams(task="embed"), PoolingParams(task="token_embed", truncate_prompt_tokens=2)]
