@@ -242,6 +242,7 @@ COMPOSITES: Mapping[str, Composite] = {
         beside=_VISION_TOWER,
         tower="llava:Mistral3Tower",
     ),
+    "JinaVLForRanking": _qwen("Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"),
     "PaliGemmaForConditionalGeneration": _PALIGEMMA,
     "Qwen2VLForConditionalGeneration": _qwen(
         "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"

@@ -44,6 +44,7 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("EmbeddingModel", "pooling", "embed"),
     ("ForRetrieval", "pooling", "embed"),
     ("ForMaskedLM", "pooling", "embed"),
+    ("ForRanking", "pooling", "classify"),
     ("ClassificationModel", "pooling", "classify"),
     ("ForRewardModeling", "pooling", "reward"),
     ("ForProcessRewardModel", "pooling", "reward"),

@@ -29,6 +29,7 @@ PROCESSORS = {
     "Idefics3ForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
     "InternVLChatModel": "tiling.internvl:InternVLChatProcessor",
     "InternVLForConditionalGeneration": "tiling.internvl:InternVLProcessor",
+    "JinaVLForRanking": "qwen_vl:QwenVLProcessor",
     "LlavaForConditionalGeneration": "fixed_size:llava_processor",
     "LlavaNextForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",
     "LlavaOnevisionForConditionalGeneration": "tiling.llava_next:LlavaOnevisionProcessor",

@@ -29,6 +29,9 @@ Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_emb
 
 _MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
 _QWEN3_RERANKER_TOKENS = ["no", "yes"]
+JINA_RANKING = "JinaVLForRanking"
+"""The architecture of jina-reranker-m0."""
+_JINA_MEAN, _JINA_PAIR_END = 2.65, 100
 _QUERIES = {
     "ColPaliForRetrieval": ("<bos>Question: ", "<pad>" * 10 + "\n"),
     "ColQwen2ForRetrieval": ("Query: ", "<|endoftext|>" * 10 + "\n"),
@@ -173,7 +176,8 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
     elif not modules.modes:
         modules = msgspec.structs.replace(modules, normalize=True)  # vectors for tokens are compared by angle
     classifier_tokens, two_way = _classifier_tokens(folder, head, modules, asked)
-    num_labels = _num_labels(head, classifier_tokens, two_way)
+    ranks = config.architecture == JINA_RANKING  # whose own code has these numbers
+    num_labels = 1 if ranks else _num_labels(head, classifier_tokens, two_way)
     widths = head.matryoshka_dimensions or head.matryoshka_dims or ()
     return PoolingConfig(
         modes=modes or modules.modes,
@@ -194,7 +198,9 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         activation=_activation(head, texts, num_labels),
         classifier_tokens=classifier_tokens,
         two_way=two_way,
-        logit_mean=next((v for v in (asked.logit_mean, asked.logit_bias) if v is not None), 0.0),
+        logit_mean=next(
+            (v for v in (asked.logit_mean, asked.logit_bias) if v is not None), _JINA_MEAN if ranks else 0.0
+        ),
         logit_sigma=1.0 if asked.logit_sigma is None else asked.logit_sigma,
         task=_task(asked.task),
         use_activation=asked.activates,
@@ -205,6 +211,8 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
 
 
 def _as_queries(texts: TextFacts, architecture: str) -> TextFacts:
+    if architecture == JINA_RANKING:
+        return msgspec.structs.replace(texts, pair_end=_JINA_PAIR_END)
     if architecture not in _QUERIES:
         return texts
     before, behind = _QUERIES[architecture]

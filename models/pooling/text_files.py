@@ -48,6 +48,8 @@ class TextFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is written behind each text."""
     has_special: bool = False
     """Whether the tokenizer adds no special tokens: they are in what is written, or there are none."""
+    pair_end: int | None = None
+    """The token behind each pair of texts, which no text can have, and by which the pair is scored."""
     chat: ChatForm | None = None
     """Set if the chat template writes each text as what a user says, and an instruction as the system."""
     similarity: Similarity = "cosine"

@@ -22,7 +22,9 @@ from server.requests.scoring import (
     as_messages,
     check_pairs,
     vector_params,
+    with_pair_end,
 )
+from server.text.tokenizer import Tokenizer
 from worker.protocol import Pooling
 
 
@@ -164,16 +166,26 @@ def _read_together(
     params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
     reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
     instruction = options.instruction or find_prompt(None, facts)
+    documents_first = _writes_documents_first(facts.score_template, tokenizer)
     items: list[Item] = []
     for index, pair in enumerate(pairs):
         messages, kwargs = as_messages(pair, instruction, options.template_kwargs or {})
-        parts = _parts(pair, context)
+        sides = list(zip(("query", "document"), pair, strict=True))
+        if documents_first:
+            sides.reverse()
+        parts = _parts([side for _, side in sides], context)
         text = tokenizer.chat.render(
             marked(messages, media, context.media, tokenizer),
             template=facts.score_template,
             kwargs=marked(kwargs, media, context.media, tokenizer),
             written=media.written_parts,
         )
-        check_places(text, list(zip(("query", "document"), pair, strict=True)), media)
+        check_places(text, sides, media)
         items.append(item_with_media(Written(text, parts, is_plain=False), context, reader, params, index))
-    return items
+    return with_pair_end(items, facts)
+
+
+def _writes_documents_first(template: str, tokenizer: Tokenizer) -> bool:
+    messages, _ = as_messages(("-query-", "-document-"), "", {})
+    text = tokenizer.chat.render(messages, template=template)
+    return text.find("-document-") < text.find("-query-")

@@ -15,12 +15,12 @@ from engine_core.protocol import Ready
 from engine_core.startup import find_checkpoint
 from models.checkpoint.hub import resolve
 from models.config import ConfigError, ModelConfig, read_config
-from models.pooling.config import PoolingConfig, read_pooling
+from models.pooling.config import JINA_RANKING, PoolingConfig, read_pooling
 from server.answers.format_detection import describe_format
 from server.answers.parser_plugins import load_parsers
 from server.model_facts import GENERATE, Facts, read_defaults, score_type
 from server.options.server_config import ServerConfig
-from server.requests.scoring import QWEN3_RERANKER
+from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
 from server.text.tokenizer import Tokenizer
@@ -153,6 +153,8 @@ def _default_prompt_name(config: ServerConfig, pooling: PoolingConfig) -> str | 
 def _score_template(tokenizer: Tokenizer, model: ModelConfig, pooling: PoolingConfig) -> str | None:
     if tokenizer.chat.writes_pairs:
         return "default"
+    if model.architecture == JINA_RANKING:
+        return JINA_RERANKER
     # Qwen3-Reranker comes with the chat template of the model that it was made of.
     is_qwen3_reranker = pooling.two_way and any(name.startswith("Qwen3") for name in model.architectures)
     return QWEN3_RERANKER if is_qwen3_reranker else None

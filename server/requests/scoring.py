@@ -17,7 +17,7 @@ from server.errors import BadRequest, Unavailable
 from server.model_facts import Facts, no_scores
 from server.requests import pooling
 from server.requests.vectors import as_array, by_task, compare, compare_sparse, scalar
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer, unpack
 from worker.protocol import Pooling, Vectors
 
 Scorer = Generator[list[pooling.Item], list[Vectors], list[float]]
@@ -43,6 +43,13 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 """The template that Qwen3-Reranker was published with. The last expression keeps Jinja from dropping the line
 break before it."""
 
+
+JINA_RERANKER = """\
+**Document**:
+{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}
+**Query**:
+{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}"""
+"""How the code of jina-reranker-m0 writes a pair, ahead of the token by which it is scored."""
 
 Weights = tuple[float, float, float]
 """How much the dense vectors count in a score, the weights of tokens, and the vectors of tokens."""
@@ -187,11 +194,22 @@ def _read_together(
         reader = pooling.TextReader(
             facts, tokenizer, options.truncation, add_special_tokens=False, name="pair"
         )
-        return reader.read_all(written, params)
+        return with_pair_end(reader.read_all(written, params), facts)
     if facts.pooling.use_sep_token is False:
         reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)
     return _pair_items(texts, options.truncation, params, facts, tokenizer)
+
+
+def with_pair_end(items: list[pooling.Item], facts: Facts) -> list[pooling.Item]:
+    """The pairs with the token by which they are scored, if the model has one that no text can have."""
+    end = facts.pooling.texts.pair_end
+    if end is None:
+        return items
+    ended = [[*unpack(item.tokens), end] for item in items]
+    for index, ids in enumerate(ended):
+        facts.check_text(ids, "pair", index)
+    return [msgspec.structs.replace(item, tokens=ids) for item, ids in zip(items, ended, strict=True)]
 
 
 def _pair_items(

@@ -16,7 +16,7 @@ from torch import Tensor
 from models import ops
 from models.checkpoint.weights import load, open_weights
 from models.config import ConfigError, ModelConfig
-from models.conversion.pooling_models import embedding_pooler, generating_pooler, label_pooler
+from models.conversion.task_poolers import embedding_pooler, generating_pooler, label_pooler
 from models.model import ModelSetup
 from models.pooling.config import Activation, PoolingConfig
 from models.pooling.pooler import PoolBatch, Pooler
