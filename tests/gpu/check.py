@@ -66,7 +66,7 @@ SECTIONS: dict[str, Section] = {
     "server": Section(60),
     "families": Section(290, asked=True),
     "kinds": Section(200, asked=True),
-    "guesses": Section(110, asked=True),
+    "guesses": Section(140, asked=True),
     "sanitized": Section(300, asked=True, prefix=_SANITIZED),
     "peer": Section(900, asked=True),
 }

@@ -97,5 +97,5 @@ def measure_drafter(bench: Workbench, name: str) -> Iterator[Result]:
 
 PARTS = (
     Part("0.6B", lambda bench: measure_text(bench, "0.6B"), 45),
-    Part("8B with a drafter", lambda bench: measure_drafter(bench, "8B"), 60),
+    Part("8B with a drafter", lambda bench: measure_drafter(bench, "8B"), 90),
 )
