@@ -143,12 +143,14 @@ class ManyModels:
     # Requests.
 
     @asynccontextmanager
-    async def using(self, state: ModelState, *, retry: bool = False) -> AsyncIterator[Frontend]:
+    async def using(
+        self, state: ModelState, *, retry: bool = False, background: bool = False
+    ) -> AsyncIterator[Frontend]:
         """The frontend of a model, which stays loaded meanwhile. Raises ApiError if it cannot be loaded."""
         self.require_ready()
         self._count(1)
         try:
-            frontend = await self._set.enter(state.slot, retry=retry)
+            frontend = await self._set.enter(state.slot, retry=retry, background=background)
             try:
                 yield frontend
             finally:

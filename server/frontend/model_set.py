@@ -2,7 +2,8 @@
 
 A model is loaded when somebody asks for it, one at a time. If that needs room, models go that nobody uses,
 those first that were not used for longest. Where all are in use, the load waits; after a while no new
-requests are let in to those that are in its way, so that it has its turn. Pinned models stay.
+requests are let in to those that are in its way, so that it has its turn. Pinned models stay. Background work
+has a model loaded only when that takes nothing from others.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from server.errors import ApiError, Internal, Unavailable
 
+LOOK_SECONDS = 1.0
+"""Seconds between looks whether background work may have a model loaded."""
 RETRY_SECONDS = 10.0
 """Seconds after a failed load in which nobody has it tried again."""
+REST_SECONDS = 10.0
+"""Seconds after its last request before a model goes for one that only background work asks for."""
 PATIENCE = 0.5
 """Seconds for which a load waits for models that are in use, before these let nobody else in."""
 
@@ -99,10 +104,11 @@ class ModelSet(Generic[T]):
 
     # Requests.
 
-    async def enter(self, slot: Slot[T], *, retry: bool = False) -> T:
+    async def enter(self, slot: Slot[T], *, retry: bool = False, background: bool = False) -> T:
         """Wait until a model is loaded, and count a user. Call `leave` afterwards. Raises ApiError.
 
-        `retry`: it is loaded also if that has just failed.
+        `retry`: it is loaded also if that has just failed. `background`: it is not loaded in place of models
+        that are in use, or were a moment ago; it is used if it is there.
         """
         slot.waiting += 1
         if slot not in self.slots:  # it was removed while the request was on its way
@@ -116,14 +122,31 @@ class ModelSet(Generic[T]):
                     raise Unavailable("The server is ending.", reason="draining")
                 if slot.error is not None:
                     raise slot.error.with_traceback(None)  # which would grow with each request
-                if slot.state == "unloaded":
+                waits = background and slot.state == "unloaded" and await self._is_in_the_way(slot)
+                if slot.state == "unloaded" and not waits:
                     slot.state = "loading"
                     self._begin(self._load(slot))
-                await self._changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS if waits else None):
+                        await self._changed.wait()
             slot.users += 1
             return slot.served
         finally:
             slot.waiting -= 1
+
+    async def _is_in_the_way(self, slot: Slot[T]) -> bool:
+        """Whether others would wait for a model to be loaded, or would have to be loaded again soon."""
+        slot.size = slot.size or await self._loader.measure(slot)
+        others = [one for one in self.slots if one is not slot and not one.pinned]
+        taken = self._beside + sum(one.size for one in self.slots if one.state != "unloaded")
+        rested = [one for one in others if self._rests(one)]
+        missing = taken + slot.size - self.budget - sum(one.size for one in rested if one.has_memory)
+        return missing > 0 and any(one.state != "unloaded" for one in others if one not in rested)
+
+    def _rests(self, slot: Slot[T]) -> bool:
+        """Whether nobody uses a model, nor did a moment ago."""
+        is_used = slot.users or slot.waiting or slot.state == "loading"
+        return not is_used and self._clock() - slot.used >= REST_SECONDS
 
     def leave(self, slot: Slot[T]) -> None:
         slot.users -= 1

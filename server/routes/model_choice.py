@@ -118,7 +118,9 @@ class ModelChoice:
         """Enter a model when it is loaded."""
         limits = limits_of(Request(scope, receive), self._models.config.access, scope["arrived"], None)
         until = None if limits is None else min(limits.begins, limits.ends)
-        entering = asyncio.ensure_future(stack.enter_async_context(self._models.using(state)))
+        own = scope["server"] is None  # a line of a batch, or a response in the background
+        using = self._models.using(state, background=own)
+        entering = asyncio.ensure_future(stack.enter_async_context(using))
         patience = OPEN_AFTER
         try:
             while not entering.done():

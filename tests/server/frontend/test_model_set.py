@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.errors import ApiError, Unavailable
-from server.frontend.model_set import RETRY_SECONDS, ModelSet, Slot
+from server.frontend import model_set
+from server.frontend.model_set import REST_SECONDS, RETRY_SECONDS, ModelSet, Slot
 
 BESIDE = 100
 ENDS = {"answered", "left", "it is broken", "its engine has ended"}
@@ -135,6 +136,33 @@ async def test_one_that_is_in_use_is_waited_for_and_lets_nobody_else_in_after_a_
     models.leave(slots["a"])
     assert await asyncio.gather(second, third) == ["answered", "answered"]
     assert loader.loads == ["a", "b", "a"]
+
+
+async def test_background_work_takes_no_model_from_others_and_uses_what_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_set, "LOOK_SECONDS", 0.001)
+    now = [100.0]
+    models, loader, slots = make_set({"a": 300, "b": 300, "c": 600}, budget=BESIDE + 600, now=now)
+    lines = [asyncio.create_task(models.enter(slots["a"], background=True)) for _ in range(2)]
+    await asyncio.gather(*lines)
+    assert loader.loads == ["a"], "there was room"
+    for _ in lines:
+        models.leave(slots["a"])
+    assert await use(models, slots["b"]) == "answered"
+    late = asyncio.create_task(models.enter(slots["c"], background=True))
+    await asyncio.sleep(0.01)
+    assert not late.done() and not loader.here.keys() - {"a", "b"}
+    assert await use(models, slots["b"]) == "answered", "it is let in"
+    now[0] += REST_SECONDS
+    await asyncio.wait_for(late, 5)
+    assert loader.here.keys() == {"c"}
+    never = asyncio.create_task(models.enter(Slot[Served]("c2"), background=True))
+    loader.sizes["c2"] = 700
+    models.leave(slots["c"])
+    now[0] += REST_SECONDS
+    with pytest.raises(Unavailable, match="does not fit"):
+        await asyncio.wait_for(never, 5)
 
 
 async def test_one_that_never_fits_is_refused_and_evicts_nothing() -> None:

@@ -12,6 +12,8 @@ from typing import Any, cast
 import pytest
 from fake_api import post_scope
 
+from server.access.keyring import Access
+from server.batches.app_call import OwnerCalls
 from server.errors import ApiError, NotFound, Unavailable
 from server.frontend.many_models import ManyModels
 from server.options.server_options import parse
@@ -29,6 +31,7 @@ class FakeModels:
         self.seconds, self.error = seconds, error
         self.used: list[str] = []
         self.inside = 0
+        self.background = False
         self.states = [self._state(name) for name in ("first", "second")]
 
     def _state(self, name: str) -> Any:
@@ -50,7 +53,8 @@ class FakeModels:
         return [(state.entry.name, state) for state in self.states]
 
     @asynccontextmanager
-    async def using(self, state: Any) -> AsyncIterator[str]:
+    async def using(self, state: Any, *, background: bool) -> AsyncIterator[str]:
+        self.background = background
         self.inside += 1
         try:
             await asyncio.sleep(self.seconds)
@@ -120,6 +124,15 @@ async def test_a_request_goes_to_the_model_that_it_names(body: Any, headers: Any
         200,
         {"frontend": f"frontend of {name}", "body": body},
     )
+
+
+async def test_lines_of_batches_have_no_model_loaded_in_place_of_others() -> None:
+    models = FakeModels()
+    await ask(models, {"model": "second"})
+    assert not models.background
+    app = ModelChoice(application, cast("ManyModels", models))
+    answer = await OwnerCalls(app, cast("Access", None)).answer("", CHAT, b'{"model": "second"}', "an-id")
+    assert answer.status == 200 and models.background
 
 
 async def test_an_unknown_model_is_refused_and_nothing_is_loaded() -> None:
