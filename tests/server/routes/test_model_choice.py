@@ -52,6 +52,9 @@ class FakeModels:
     def named(self, caller: Any = None) -> list[Any]:
         return [(state.entry.name, state) for state in self.states]
 
+    def names_of(self, state: Any) -> list[str]:
+        return [state.entry.name]
+
     @asynccontextmanager
     async def using(self, state: Any, *, background: bool) -> AsyncIterator[str]:
         self.background = background
