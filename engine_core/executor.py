@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
-from worker.calls.messages import CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
+from worker.calls.messages import BESIDE_STEPS, CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.start import start
@@ -87,7 +87,10 @@ class Executor(Protocol):
         ...
 
     def call(self, call: WorkerCall) -> CallFuture:
-        """Have every worker run a method behind the steps that are submitted. A poll wakes when all have."""
+        """Have every worker run a method behind the steps that are submitted. A poll wakes when all have.
+
+        Methods of BESIDE_STEPS run at once, and hold no step up.
+        """
         ...
 
     def stop(self) -> None: ...
@@ -174,6 +177,7 @@ class InlineExecutor:
         self._config = config
         self._report = report
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self._runner: Runner | None = None
         self._bounds: SimpleQueue[StepBounds | None] = SimpleQueue()
         """The bounds of steps that have not asked for them yet; None: none will follow."""
@@ -224,8 +228,8 @@ class InlineExecutor:
     def call(self, call: WorkerCall) -> Future[list[WorkerReturn]]:
         if self._runner is None:
             raise ExecutorDead("the worker is not started")
-        runner = self._runner
-        returned = self._thread.submit(lambda: [runner.call(call)])
+        runner, thread = self._runner, self._beside if call.method in BESIDE_STEPS else self._thread
+        returned = thread.submit(lambda: [runner.call(call)])
         returned.add_done_callback(self._tell)
         return returned
 
@@ -240,6 +244,7 @@ class InlineExecutor:
             self._step_done[0].recv(4096)
 
     def stop(self) -> None:
+        self._beside.shutdown()
         if self._runner is not None:
             self._thread.submit(self._runner.close)
         self._bounds.put(None)

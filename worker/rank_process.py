@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
@@ -24,7 +25,7 @@ import msgspec
 from models.plugins import use_registrations
 from worker import child, logs
 from worker.buffers import Decoder
-from worker.calls.messages import WorkerCall
+from worker.calls.messages import BESIDE_STEPS, WorkerCall
 from worker.child import BROKE, CANNOT_START, STOPPED
 from worker.config import Place, WorkerConfig
 from worker.host.progress_page import ProgressWriter, StepProgress
@@ -107,14 +108,17 @@ class Rank:
         sender = threading.Thread(target=self._send_outputs, args=(worker,), name="outputs", daemon=True)
         sender.start()
         self._progress.rest()
-        with suppress(_ChannelEnded):
+        with suppress(_ChannelEnded), ThreadPoolExecutor(1, "beside") as beside:
             while True:
                 step = self._next_step()
                 if isinstance(step, Prepare):
                     self._prepare(worker)
                     continue
+                if isinstance(step, WorkerCall) and step.method in BESIDE_STEPS:
+                    beside.submit(self._call, worker, step)
+                    continue
                 if isinstance(step, WorkerCall):
-                    self.send(worker.call(step))
+                    self._call(worker, step)
                     continue
                 if isinstance(step, DiskOrder):
                     if disk is not None:
@@ -128,6 +132,9 @@ class Rank:
                     self._progress.end()
         self._launched.put(None)
         sender.join()
+
+    def _call(self, worker: Runner, call: WorkerCall) -> None:
+        self.send(worker.call(call))
 
     def _prepare(self, worker: Runner) -> None:
         try:

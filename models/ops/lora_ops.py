@@ -35,12 +35,28 @@ class LayerAdapter:
     factor: Tensor | None = None  # [out] float32; None: 1
     shift: Tensor | None = None  # [out] float32; None: 0
 
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.a, self.factor, self.shift, *(block.b for block in self.blocks))
+        return sum(each.nbytes for each in tensors if each is not None)
+
+
+class PreparedAdapter(Protocol):
+    """An adapter of a layer in the form of the device."""
+
+    @property
+    def nbytes(self) -> int: ...
+
 
 class LayerAdapters(Protocol):
     """The adapters of one layer."""
 
-    def enter(self, number: int, adapter: LayerAdapter) -> int:
-        """Take an adapter under a number -> the bytes that it takes."""
+    def prepare(self, adapter: LayerAdapter) -> PreparedAdapter:
+        """Lay an adapter out as steps read it. It may run in another thread, beside steps."""
+        ...
+
+    def enter(self, number: int, prepared: Any) -> None:
+        """Let steps compute with what was prepared, under a number."""
         ...
 
     def drop(self, number: int) -> None:
@@ -63,10 +79,11 @@ class HeldAdapters:
     def __init__(self) -> None:
         self.held: dict[int, LayerAdapter] = {}
 
-    def enter(self, number: int, adapter: LayerAdapter) -> int:
-        self.held[number] = adapter
-        tensors = (adapter.a, adapter.factor, adapter.shift, *(block.b for block in adapter.blocks))
-        return sum(each.nbytes for each in tensors if each is not None)
+    def prepare(self, adapter: LayerAdapter) -> LayerAdapter:
+        return adapter
+
+    def enter(self, number: int, prepared: LayerAdapter) -> None:
+        self.held[number] = prepared
 
     def drop(self, number: int) -> None:
         self.held.pop(number, None)

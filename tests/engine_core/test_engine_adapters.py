@@ -175,6 +175,7 @@ def test_a_request_waits_for_its_adapter_and_holds_nobody_up(bench: Callable[...
     assert 1 not in one.told
     assert one.engine.stats().waiting == 2
     one.engine.abort(0, [2])
+    one.executor.holds = False
     one.executor.calls[0].is_done = True
     one.run()
     assert one.text(1) == adapted_reference(PROMPT, 4, 2)

@@ -39,7 +39,9 @@ class AdaptedDriver(Driver):
         loaded = load_ranks(folder, ranks, dtype=dtype)
         self.held = [adapters_of(model, folder, most_rank=most_rank) for model in loaded]
         for number, adapter in adapters.items():
-            self.facts = [held.load(number, str(adapter)) for held in self.held]
+            self.facts = [held.read(number, str(adapter)) for held in self.held]
+            for held in self.held:
+                held.enter(number)
         super().__init__(loaded, sequences=8, dtype=dtype)
         self.chosen: dict[int, tuple[int, int]] = {}
 

@@ -11,7 +11,14 @@ from fake_cache import entries_of, sum_up
 from engine_core.adapters.adapter_files import stamp_of
 from engine_core.adapters.messages import Adapter
 from models.lora_config import CONFIG_FILE, TENSORS_FILE, adapter_digest
-from worker.calls.messages import DROP_ADAPTER, LOAD_ADAPTER, AdapterFacts, WorkerCall, WorkerReturn
+from worker.calls.messages import (
+    DROP_ADAPTER,
+    ENTER_ADAPTER,
+    READ_ADAPTER,
+    AdapterFacts,
+    WorkerCall,
+    WorkerReturn,
+)
 
 _VOCAB = 50
 
@@ -69,18 +76,23 @@ class FakeAdapters:
         self.loaded: list[str] = []
         """The folders that were loaded, in their order."""
         self._most = most
+        self._read: dict[int, int] = {}
 
     def call(self, call: WorkerCall) -> WorkerReturn:
         number = call.args[0]
         if call.method == DROP_ADAPTER:
-            del self.shifts[number]
+            self._read.pop(number, None)
+            self.shifts.pop(number, None)
             return WorkerReturn(call.number)
-        assert call.method == LOAD_ADAPTER
+        if call.method == ENTER_ADAPTER:
+            self.shifts[number] = self._read.pop(number)
+            return WorkerReturn(call.number)
+        assert call.method == READ_ADAPTER
         assert number not in self.shifts, "another adapter has this number"
         folder = Path(call.args[1])
         if (folder / "unfit").exists():
             return WorkerReturn(call.number, error="q_proj has no place")
         assert len(self.shifts) < self._most, "there is no place for another adapter"
-        self.shifts[number] = json.loads((folder / TENSORS_FILE).read_text())
+        self._read[number] = json.loads((folder / TENSORS_FILE).read_text())
         self.loaded.append(folder.name)
         return WorkerReturn(call.number, AdapterFacts(bytes=100))

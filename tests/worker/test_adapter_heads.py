@@ -11,7 +11,7 @@ from peft_adapters import make_adapter
 from tiny import tiny_checkpoint
 
 from models.conversion.conversion_choice import Conversion
-from worker.calls.messages import LOAD_ADAPTER, AdapterFacts, WorkerCall
+from worker.calls.messages import ENTER_ADAPTER, READ_ADAPTER, AdapterFacts, WorkerCall
 from worker.options import LoraOptions
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 
@@ -37,9 +37,11 @@ def test_texts_and_tokens_are_labelled_beside_an_answer(tmp_path: Path) -> None:
     ]
     runner = open_runner(base, lora=LORA, dtype="float32", tasks=("generate", "embed", "token_embed"))
     facts = [
-        runner.call(WorkerCall(1, LOAD_ADAPTER, [at, str(each.folder)])) for at, each in enumerate(made, 1)
+        runner.call(WorkerCall(1, READ_ADAPTER, [at, str(each.folder)])) for at, each in enumerate(made, 1)
     ]
     assert not [each.error for each in facts if each.error]
+    for number in (1, 2):
+        assert not runner.call(WorkerCall(1, ENTER_ADAPTER, [number])).error
     of_texts: AdapterFacts = facts[0].result
     assert (of_texts.tasks, of_texts.widths, len(of_texts.labels)) == (("classify",), {"classify": 3}, 3)
     new = [
@@ -63,7 +65,7 @@ def test_tokens_are_not_labelled_where_their_states_are_not_kept(tmp_path: Path)
     base = tiny_checkpoint("LlamaForCausalLM", tmp_path / "base")
     model = transformers.AutoModelForTokenClassification.from_pretrained(base, num_labels=2)
     made = make_adapter(base, tmp_path / "a", model=model, task_type="TOKEN_CLS", target_modules=["q_proj"])
-    returned = open_runner(base, lora=LORA).call(WorkerCall(1, LOAD_ADAPTER, [1, str(made.folder)]))
+    returned = open_runner(base, lora=LORA).call(WorkerCall(1, READ_ADAPTER, [1, str(made.folder)]))
     assert "add --tasks generate embed token_embed" in returned.error
 
 
@@ -84,7 +86,8 @@ def test_an_encoder_embeds_texts_by_different_adapters_in_a_step(tmp_path: Path)
     served_as = Conversion(runner="pooling", convert="embed", architecture="BertModel")
     runner = open_runner(base, conversion=served_as, lora=LORA, dtype="float32")
     for number, each in enumerate(made, 1):
-        assert not runner.call(WorkerCall(1, LOAD_ADAPTER, [number, str(each.folder)])).error
+        assert not runner.call(WorkerCall(1, READ_ADAPTER, [number, str(each.folder)])).error
+        assert not runner.call(WorkerCall(1, ENTER_ADAPTER, [number])).error
     params = Pooling("token_embed", use_activation=False)
     new = [NewSeq(slot, PROMPT, len(PROMPT), params, adapter=slot) for slot in range(3)]
     rows = [SeqStep(slot, 0, len(PROMPT), [], samples=False, pools=True) for slot in range(3)]

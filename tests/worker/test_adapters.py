@@ -11,7 +11,7 @@ from opened import open_runner
 from peft_adapters import Made, make_adapter
 from tiny import tiny_checkpoint
 
-from worker.calls.messages import DROP_ADAPTER, LOAD_ADAPTER, WorkerCall
+from worker.calls.messages import DROP_ADAPTER, ENTER_ADAPTER, READ_ADAPTER, WorkerCall
 from worker.options import LoraOptions
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
@@ -43,6 +43,12 @@ def call(runner: Runner, method: str, *args: Any) -> Any:
     if returned.error:
         raise ValueError(returned.error)
     return returned.result
+
+
+def load(runner: Runner, number: int, folder: Path) -> Any:
+    facts = call(runner, READ_ADAPTER, number, str(folder))
+    call(runner, ENTER_ADAPTER, number)
+    return facts
 
 
 _numbers = count(1)
@@ -89,7 +95,7 @@ def greedy(model: Made, prompt: list[int]) -> list[int]:
 def test_rows_have_their_own_adapters_and_the_bits_that_they_have_alone(
     runner: Runner, base: Path, made: list[Made]
 ) -> None:
-    facts = [call(runner, LOAD_ADAPTER, number, str(each.folder)) for number, each in enumerate(made, 1)]
+    facts = [load(runner, number, each.folder) for number, each in enumerate(made, 1)]
     assert all(each.bytes > 0 for each in facts)
     together = generate(runner, {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (1, 4)})
     for slot, chosen in ((0, (0, 0)), (1, (1, 0)), (2, (2, 0)), (3, (1, 4))):
@@ -102,9 +108,9 @@ def test_rows_have_their_own_adapters_and_the_bits_that_they_have_alone(
 
 
 def test_what_a_number_meant_before_is_gone(runner: Runner, made: list[Made]) -> None:
-    call(runner, LOAD_ADAPTER, 3, str(made[0].folder))
+    load(runner, 3, made[0].folder)
     first = generate(runner, {1: (3, 0)})
-    call(runner, LOAD_ADAPTER, 3, str(made[1].folder))
+    load(runner, 3, made[1].folder)
     assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (2, 0)}) != first
     call(runner, DROP_ADAPTER, 3)
     assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (0, 0)})
@@ -116,14 +122,14 @@ def test_a_refused_adapter_is_an_answer(runner: Runner, base: Path, made: list[M
         (5, made[0].folder, "there is room for 4"),
     ):
         with pytest.raises(ValueError, match=said):
-            call(runner, LOAD_ADAPTER, number, str(folder))
+            call(runner, READ_ADAPTER, number, str(folder))
     narrow = open_runner(base, lora=LoraOptions(enable_lora=True, max_lora_rank=2))
     with pytest.raises(ValueError, match="LoRA rank 4 is greater than max_lora_rank 2"):
-        call(narrow, LOAD_ADAPTER, 1, str(made[0].folder))
+        call(narrow, READ_ADAPTER, 1, str(made[0].folder))
     only = open_runner(base, lora=LoraOptions(enable_lora=True, lora_target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="and --lora-target-modules allows q_proj only"):
-        call(only, LOAD_ADAPTER, 1, str(made[0].folder))
+        call(only, READ_ADAPTER, 1, str(made[0].folder))
     with pytest.raises(ValueError, match="--lora-dtype bfloat16: adapters are held in the model's type"):
         open_runner(base, lora=LoraOptions(enable_lora=True, lora_dtype="bfloat16"), dtype="float32")
-    with pytest.raises(ValueError, match="workers have no method load_adapter"):
-        call(open_runner(base), LOAD_ADAPTER, 1, str(made[0].folder))
+    with pytest.raises(ValueError, match="workers have no method read_adapter"):
+        call(open_runner(base), READ_ADAPTER, 1, str(made[0].folder))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.checkpoint.weights import Weights
-from models.layers.linear import Linear
 from models.loader import LoadOptions, open_base
 from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
 from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
+from models.ops.lora_ops import LayerAdapters, PreparedAdapter
+from models.pooling.pooler import TaskHead
 from models.vision.model import find_tower
 from worker.calls.messages import AdapterFacts
 from worker.options import LoraOptions
@@ -23,8 +26,16 @@ from worker.options import LoraOptions
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """An adapter that was read: what is prepared for each layer that it changes, and the head that it brings."""
+
+    layers: Sequence[tuple[LayerAdapters, PreparedAdapter]]
+    head: tuple[str, TaskHead] | None
+
+
 class Adapters:
-    """What is loaded, and how. Its methods run between two steps."""
+    """What is loaded, and how. `read` may run beside steps, the other methods run between two of them."""
 
     def __init__(
         self,
@@ -42,11 +53,16 @@ class Adapters:
         tower: Any = find_tower(model)
         self._layers = list(adaptable_layers(model.modules(), tower.modules() if tower else ()))
         open_adapters(self._layers, options.most, options.max_lora_rank)
-        self._layers_of: dict[int, list[Linear]] = {}
+        self._read: dict[int, _Read] = {}
+        """What was read for a number, and is not entered yet."""
+        self._entered: dict[int, list[LayerAdapters]] = {}
 
     @torch.inference_mode()
-    def load(self, number: int, folder: str) -> AdapterFacts:
-        """Load the adapter of a folder. Raises AdapterError if it cannot be served: nothing of it is kept."""
+    def read(self, number: int, folder: str) -> AdapterFacts:
+        """Read the adapter of a folder for a number, which may have another one until `enter`.
+
+        Raises AdapterError if it cannot be served: nothing of it is kept.
+        """
         started, path = time.monotonic(), Path(folder)
         if not 1 <= number <= self._options.most:
             raise AdapterError(f"adapter {number}: there is room for {self._options.most}")
@@ -59,31 +75,38 @@ class Adapters:
                 f"{folder} labels tokens, for which the hidden states of a text are kept only if --tasks "
                 "names such a task: add --tasks generate embed token_embed"
             )
-        self.drop(number)
-        layers, size = self._layers_of.setdefault(number, []), 0
-        try:
-            for layer, adapter in AdapterPull(path, config, self._layers, self._open_base).pull():
-                if layer.adapters is not None:
-                    layers.append(layer)
-                    size += layer.adapters.enter(number, adapter)
-        except BaseException:
-            self.drop(number)
-            raise
+        layers = [
+            (layer.adapters, layer.adapters.prepare(adapter))
+            for layer, adapter in AdapterPull(path, config, self._layers, self._open_base).pull()
+            if layer.adapters is not None
+        ]
+        self._read[number] = _Read(layers, head)
         _log.debug("%s: %d layers in %.0f ms", folder, len(layers), 1e3 * (time.monotonic() - started))
+        size = sum(prepared.nbytes for _, prepared in layers)
         if head is None:
             return AdapterFacts(bytes=size)
         task, width = head[0], head[1].width
-        self.tasks[number, task] = own = f"{task} of adapter {number}"
-        self._model.pooler.heads[own] = head[1]
         return AdapterFacts(size, (task,), {task: width}, label_names(path, width))
 
+    def enter(self, number: int) -> None:
+        """Let steps compute with what was read for a number, in place of what they had there."""
+        read = self._read.pop(number)
+        self.drop(number)
+        self._entered[number] = [adapters for adapters, _ in read.layers]
+        for adapters, prepared in read.layers:
+            adapters.enter(number, prepared)
+        if read.head is not None:
+            task, head = read.head
+            self.tasks[number, task] = own = f"{task} of adapter {number}"
+            self._model.pooler.heads[own] = head
+
     def drop(self, number: int) -> None:
-        """Give up what was loaded under a number, if there is something."""
+        """Give up what was read for a number or entered there, if there is something."""
+        self._read.pop(number, None)
         for key in [key for key in self.tasks if key[0] == number]:
             del self._model.pooler.heads[self.tasks.pop(key)]
-        for layer in self._layers_of.pop(number, []):
-            if layer.adapters is not None:
-                layer.adapters.drop(number)
+        for adapters in self._entered.pop(number, []):
+            adapters.drop(number)
 
     def _open_base(self) -> Weights:
         return open_base(self._load_options)

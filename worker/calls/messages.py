@@ -44,8 +44,11 @@ class Returned(msgspec.Struct, frozen=True, tag=True, gc=False):
     returns: list[WorkerReturn]
 
 
-LOAD_ADAPTER, DROP_ADAPTER = "load_adapter", "drop_adapter"
-"""The methods by which a worker loads the adapter of a folder under a number, and gives it up again."""
+READ_ADAPTER, ENTER_ADAPTER, DROP_ADAPTER = "read_adapter", "enter_adapter", "drop_adapter"
+"""The methods by which a worker reads the adapter of a folder for a number, lets steps compute with what it
+has read, and gives it up again, or only what it has read."""
+BESIDE_STEPS = frozenset({READ_ADAPTER})
+"""The methods that take long and run in a thread of their own, beside steps."""
 
 
 class AdapterFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

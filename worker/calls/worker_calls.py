@@ -16,7 +16,14 @@ from models.model import ServedModel
 from models.plugins import load_plugin
 from worker import logs
 from worker.calls.adapters import Adapters
-from worker.calls.messages import APPLY_MODEL, DROP_ADAPTER, LOAD_ADAPTER, WorkerCall, WorkerReturn
+from worker.calls.messages import (
+    APPLY_MODEL,
+    DROP_ADAPTER,
+    ENTER_ADAPTER,
+    READ_ADAPTER,
+    WorkerCall,
+    WorkerReturn,
+)
 from worker.config import WorkerConfig
 from worker.options import ProfilerOptions, read_profiler
 
@@ -26,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerCalls:
-    """Runs the methods that can be called, between steps, in the thread of these."""
+    """Runs the methods that can be called: between steps, in the thread of these, but for BESIDE_STEPS."""
 
     def __init__(
         self, config: WorkerConfig, model: ServedModel, device: torch.device, adapters: Adapters | None = None
@@ -34,7 +41,8 @@ class WorkerCalls:
         """Raises ValueError if the operator's class cannot be used."""
         self._own: dict[str, Callable[..., Any]] = {APPLY_MODEL: self._apply_model}
         if adapters is not None:
-            self._own |= {LOAD_ADAPTER: adapters.load, DROP_ADAPTER: adapters.drop}
+            methods = (adapters.read, adapters.enter, adapters.drop)
+            self._own |= zip((READ_ADAPTER, ENTER_ADAPTER, DROP_ADAPTER), methods, strict=True)
         options = read_profiler(config.options.profiler_config)
         self._profiler = None if options is None else Profiler(options, config.place.rank, device)
         self._model = model

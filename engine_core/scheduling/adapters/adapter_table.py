@@ -27,7 +27,8 @@ from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed
 from worker.calls.messages import (
     DROP_ADAPTER,
-    LOAD_ADAPTER,
+    ENTER_ADAPTER,
+    READ_ADAPTER,
     AdapterFacts,
     CallFailed,
     WorkerReturn,
@@ -79,6 +80,17 @@ class _Known:
 
 
 @dataclass(slots=True)
+class _Load:
+    """An adapter that workers read beside steps, and then let steps compute with."""
+
+    known: _Known
+    call: Call
+    since: float
+    facts: AdapterFacts | None = None
+    """What workers have told of it; None: they are still reading it."""
+
+
+@dataclass(slots=True)
 class QueuedRequest:
     client: int
     request: Add
@@ -99,8 +111,7 @@ class AdapterTable:
         """The numbers that no adapter has, the lowest first."""
         self._wanted: dict[_Known, None] = {}
         """The adapters that are to be loaded, in their order."""
-        self._loading: tuple[_Known, Call, float] | None = None
-        """The adapter that is being loaded, what comes of it, and when that began."""
+        self._loading: _Load | None = None
         self._drops: deque[Call] = deque()
         """What comes of adapters that workers give up."""
         self._queued: dict[Key, QueuedRequest] = {}
@@ -228,7 +239,7 @@ class AdapterTable:
     def has_news(self) -> bool:
         """Whether `advance` would find something, or something is to be told."""
         if self._loading is not None:
-            found = self._loading[1].done()
+            found = self._loading.call.done()
         else:
             found = bool(self._wanted) and not self._asleep and (self._free or self._victim() is not None)
         return bool(found or self._states or self._failed)
@@ -276,11 +287,11 @@ class AdapterTable:
             for each in self._drops.popleft().result():
                 if each.error:
                     _log.error("an adapter could not be dropped: %s", each.error)
-        if self._loading is not None:
-            if not self._loading[1].done():
+        while self._loading is not None:
+            if not self._loading.call.done():
                 return
-            (known, call, began), self._loading = self._loading, None
-            self._land(known, call, time.monotonic() - began)
+            load, self._loading = self._loading, None
+            self._land(load)
         while self._wanted and self._loading is None and not self._asleep:
             if not self._free and (victim := self._victim()) is not None:
                 self._evict(victim)
@@ -296,9 +307,9 @@ class AdapterTable:
                 known.is_closing = False
 
     def wait(self) -> None:
-        """Wait until an adapter is loaded that is being loaded."""
+        """Wait until workers have done what they were last told to do for an adapter."""
         if self._loading is not None:
-            self._loading[1].result()
+            self._loading.call.result()
 
     def _victim(self) -> _Known | None:
         """The adapter whose place another one gets; None if all are in use."""
@@ -326,18 +337,25 @@ class AdapterTable:
         except (OSError, ValueError) as error:
             return self._fail(known, str(error))
         known.number, self._passed = heappop(self._free), 0
-        call = self._call(LOAD_ADAPTER, [known.number, known.adapter.folder])
-        self._loading = known, call, time.monotonic()
+        call = self._call(READ_ADAPTER, [known.number, known.adapter.folder])
+        self._loading = _Load(known, call, time.monotonic())
 
-    def _land(self, known: _Known, call: Call, seconds: float) -> None:
-        """Take note of an adapter that is loaded, or cannot be."""
+    def _land(self, load: _Load) -> None:
+        """Take note of an adapter that is read or loaded, or cannot be."""
+        known = load.known
         try:
-            returned = results_of(call.result())
-            facts = [msgspec.convert(each, AdapterFacts, from_attributes=True) for each in returned]
+            returned = results_of(load.call.result())
+            if load.facts is None:
+                facts = [msgspec.convert(each, AdapterFacts, from_attributes=True) for each in returned]
+                load.facts = replace(facts[-1], bytes=sum(each.bytes for each in facts))
+                load.call = self._call(ENTER_ADAPTER, [known.number])
+                self._loading = load
+                return
         except (CallFailed, msgspec.ValidationError) as error:
-            self._give_up(known)
+            self._evict(known)
             return self._fail(known, str(error))
-        known.facts = known.told = replace(facts[-1], bytes=sum(each.bytes for each in facts))
+        known.facts = known.told = load.facts
+        seconds = time.monotonic() - load.since
         self._uses += 1
         known.used = self._uses
         _log.info("adapter %s: %d bytes, loaded in %.2f s", known.adapter.name, known.facts.bytes, seconds)
@@ -369,7 +387,7 @@ class AdapterTable:
 
     def _forget_unused(self, known: _Known) -> None:
         """Let an adapter go that nobody can ask for any more, once nothing uses it."""
-        is_loading = self._loading is not None and self._loading[0] is known
+        is_loading = self._loading is not None and self._loading.known is known
         if known.users or known.waiting or is_loading:
             return
         if not known.untold and known.number == 0 and known.told is not None:

@@ -87,11 +87,11 @@ def test_what_finds_no_place_is_named_and_nothing_of_it_stays(tmp_path: Path) ->
     with pytest.raises(
         AdapterError, match=r"no layer for model\.layers\.0\.mlp\.gates .*near it is model\.lay"
     ):
-        driver.held[0].load(1, str(write_adapter(tmp_path / "a", shapes)))
+        driver.held[0].read(1, str(write_adapter(tmp_path / "a", shapes)))
     with pytest.raises(AdapterError, match=r"is \[8, 8\] in the adapter, and \[\d+, \d+\] in the model"):
-        driver.held[0].load(1, str(write_adapter(tmp_path / "b")))
+        driver.held[0].read(1, str(write_adapter(tmp_path / "b")))
     with pytest.raises(AdapterError, match="only one of the matrices A and B"):
-        driver.held[0].load(1, str(write_adapter(tmp_path / "c", {f"{Q_PROJ}.lora_A.weight": (4, 8)})))
+        driver.held[0].read(1, str(write_adapter(tmp_path / "c", {f"{Q_PROJ}.lora_A.weight": (4, 8)})))
     plain = run_in_chunks(Driver(load_ranks(base)), 0, PROMPT, 7)
     driver.chosen[0] = (1, 0)
     assert torch.equal(run_in_chunks(driver, 0, PROMPT, 7), plain)

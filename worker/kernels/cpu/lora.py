@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,6 +37,18 @@ class _Adapted(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """An adapter of a layer as kernels read it: an entry for the table of each part, and what they point to."""
+
+    entries: Sequence[_Adapted]
+    held: Sequence[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.held)
+
+
 class PackedAdapters:
     """The adapters of a layer whose matrix is in panels."""
 
@@ -47,17 +60,18 @@ class PackedAdapters:
         self.addresses = [ctypes.addressof(table) for table in self.tables]
         self._packer = packer
         self._dtype = weight.numbers
-        self._held: dict[int, list[Tensor]] = {}
+        self._entered: dict[int, _Prepared] = {}
 
-    def enter(self, number: int, adapter: LayerAdapter) -> int:
+    def prepare(self, adapter: LayerAdapter) -> _Prepared:
         held: list[Tensor] = []
+        entries: list[_Adapted] = []
         a = None if adapter.a is None else self._packer.alone(adapter.a.to(self._dtype))
         if a is not None:
             if a.outputs > self.numbers:
                 raise ValueError(f"an adapter has {a.outputs} numbers, and there is room for {self.numbers}")
             held.append(a)
         first = 0
-        for part, table in zip(self.parts, self.tables, strict=True):
+        for part in self.parts:
             order = _rows_in_panels(part)
             rows = torch.where(order < part.outputs, order + first, -1)
             entry = _Adapted(None if a is None else a.address, kind=KINDS[self._dtype])
@@ -70,15 +84,19 @@ class PackedAdapters:
                     laid = torch.cat([values.float(), torch.tensor([rest])])[rows]
                     setattr(entry, name, laid.data_ptr())
                     held.append(laid)
-            table[number] = entry
+            entries.append(entry)
             first += part.outputs
-        self._held[number] = held
-        return sum(each.nbytes for each in held)
+        return _Prepared(entries, held)
+
+    def enter(self, number: int, prepared: _Prepared) -> None:
+        self._entered[number] = prepared
+        for table, entry in zip(self.tables, prepared.entries, strict=True):
+            table[number] = entry
 
     def drop(self, number: int) -> None:
         for table in self.tables:
             table[number] = _Adapted()
-        self._held.pop(number, None)
+        self._entered.pop(number, None)
 
 
 def bind(library: Library, packer: Packer) -> Table:
