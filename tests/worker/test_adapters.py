@@ -110,7 +110,9 @@ def test_rows_have_their_own_adapters_and_the_bits_that_they_have_alone(
 def test_what_a_number_meant_before_is_gone(runner: Runner, made: list[Made]) -> None:
     load(runner, 3, made[0].folder)
     first = generate(runner, {1: (3, 0)})
-    load(runner, 3, made[1].folder)
+    call(runner, READ_ADAPTER, 3, str(made[1].folder))
+    assert generate(runner, {1: (3, 0)}) == first
+    call(runner, ENTER_ADAPTER, 3)
     assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (2, 0)}) != first
     call(runner, DROP_ADAPTER, 3)
     assert generate(runner, {1: (3, 0)}) == generate(runner, {1: (0, 0)})

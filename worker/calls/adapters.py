@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """An adapter that was read: what is prepared for each layer that it changes, and the head that it brings."""
+    """An adapter that was read: what is prepared for layers that it changes, and the head that it brings."""
 
     layers: Sequence[tuple[LayerAdapters, PreparedAdapter]]
     head: tuple[str, TaskHead] | None

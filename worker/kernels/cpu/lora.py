@@ -39,7 +39,7 @@ class _Adapted(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """An adapter of a layer as kernels read it: an entry for the table of each part, and what they point to."""
+    """An adapter of a layer as kernels read it: entries for tables of parts, and what they point to."""
 
     entries: Sequence[_Adapted]
     held: Sequence[Tensor]
