@@ -13,9 +13,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -25,13 +24,13 @@ from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import AdapterStats
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed
+from engine_core.scheduling.adapters.known_adapters import AdapterLoad, Call, KnownAdapter, QueuedRequest
 from worker.calls.messages import (
     DROP_ADAPTER,
     ENTER_ADAPTER,
     READ_ADAPTER,
     AdapterFacts,
     CallFailed,
-    WorkerReturn,
     results_of,
 )
 from worker.worker_facts import WorkerFacts
@@ -45,73 +44,18 @@ Key = tuple[int, int]
 _log = logging.getLogger(__name__)
 
 
-class Call(Protocol):
-    """What every worker has returned of a call, which may not be there yet."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> list[WorkerReturn]: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Known:
-    adapter: Adapter
-    """The adapter under the name that it was given last."""
-    number: int = 0
-    """The number by which workers have it, or will; 0: they do not."""
-    facts: AdapterFacts | None = None
-    """What workers have told of it; None: they do not have it."""
-    told: AdapterFacts | None = None
-    """What they, or those of another engine, told when they loaded it last; None: none have."""
-    users: int = 0
-    """The live sequences that use it."""
-    waiting: int = 0
-    """The requests that wait for it."""
-    used: int = 0
-    """When it was used last, counted in uses of all."""
-    is_closing: bool = False
-    """Whether it takes no more sequences, because another adapter needs its place."""
-    untold: list[Adapter] = field(default_factory=list[Adapter])
-    """The names under which it was asked for, of which servers are to be told when it is loaded."""
-
-    @property
-    def takes_requests(self) -> bool:
-        return self.facts is not None and not self.is_closing
-
-
-@dataclass(slots=True)
-class _Load:
-    """An adapter that workers read beside steps, and then let steps compute with."""
-
-    known: _Known
-    call: Call
-    since: float
-    facts: AdapterFacts | None = None
-    """What workers have told of it; None: they are still reading it."""
-
-
-@dataclass(slots=True)
-class QueuedRequest:
-    client: int
-    request: Add
-    matcher: TokenMatcher | None
-    known: _Known
-    paused: bool = False
-    """Whether nothing shall be computed for it yet."""
-
-
 class AdapterTable:
     def __init__(self, most: int, call: Callable[[str, list[Any]], Call]) -> None:
         """The workers have room for `most` adapters at a time; `call` has every worker run a method."""
         self._most, self._call = most, call
         self._names: dict[str, Adapter] = {}
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, KnownAdapter] = {}
         """Digest -> the adapter."""
         self._free = list(range(1, most + 1))
         """The numbers that no adapter has, the lowest first."""
-        self._wanted: dict[_Known, None] = {}
+        self._wanted: dict[KnownAdapter, None] = {}
         """The adapters that are to be loaded, in their order."""
-        self._loading: _Load | None = None
+        self._loading: AdapterLoad | None = None
         self._drops: deque[Call] = deque()
         """What comes of adapters that workers give up."""
         self._queued: dict[Key, QueuedRequest] = {}
@@ -127,7 +71,7 @@ class AdapterTable:
 
         `take_states` tells what becomes of it.
         """
-        known = self._known.setdefault(adapter.digest, _Known(adapter, told=told))
+        known = self._known.setdefault(adapter.digest, KnownAdapter(adapter, told=told))
         before = self._names.get(adapter.name)
         self._names[adapter.name] = known.adapter = adapter
         if before is not None and before.digest != adapter.digest:
@@ -311,7 +255,7 @@ class AdapterTable:
         if self._loading is not None:
             self._loading.call.result()
 
-    def _victim(self) -> _Known | None:
+    def _victim(self) -> KnownAdapter | None:
         """The adapter whose place another one gets; None if all are in use."""
         idle = [
             one
@@ -329,7 +273,7 @@ class AdapterTable:
             self._passed = 0
             min(loaded, key=lambda one: (one.users, one.used)).is_closing = True
 
-    def _begin_load(self, known: _Known) -> None:
+    def _begin_load(self, known: KnownAdapter) -> None:
         del self._wanted[known]
         try:
             if has_changed(known.adapter):
@@ -338,9 +282,9 @@ class AdapterTable:
             return self._fail(known, str(error))
         known.number, self._passed = heappop(self._free), 0
         call = self._call(READ_ADAPTER, [known.number, known.adapter.folder])
-        self._loading = _Load(known, call, time.monotonic())
+        self._loading = AdapterLoad(known, call, time.monotonic())
 
-    def _land(self, load: _Load) -> None:
+    def _land(self, load: AdapterLoad) -> None:
         """Take note of an adapter that is read or loaded, or cannot be."""
         known = load.known
         try:
@@ -362,11 +306,11 @@ class AdapterTable:
         self._tell(known, seconds)
         self._forget_unused(known)
 
-    def _tell(self, known: _Known, seconds: float = 0.0) -> None:
+    def _tell(self, known: KnownAdapter, seconds: float = 0.0) -> None:
         untold, known.untold = known.untold, []
         self._states += [AdapterState(each, known.facts, seconds=seconds) for each in untold]
 
-    def _fail(self, known: _Known, reason: str) -> None:
+    def _fail(self, known: KnownAdapter, reason: str) -> None:
         """Forget an adapter that cannot be loaded, and tell servers and those who wait for it."""
         self._wanted.pop(known, None)
         known.untold = []
@@ -385,7 +329,7 @@ class AdapterTable:
         queued.known.waiting -= 1
         return queued
 
-    def _forget_unused(self, known: _Known) -> None:
+    def _forget_unused(self, known: KnownAdapter) -> None:
         """Let an adapter go that nobody can ask for any more, once nothing uses it."""
         is_loading = self._loading is not None and self._loading.known is known
         if known.users or known.waiting or is_loading:
@@ -398,11 +342,11 @@ class AdapterTable:
                 self._evict(known)
             self._known.pop(known.adapter.digest, None)
 
-    def _evict(self, known: _Known) -> None:
+    def _evict(self, known: KnownAdapter) -> None:
         self._drops.append(self._call(DROP_ADAPTER, [known.number]))
         self._give_up(known)
 
-    def _give_up(self, known: _Known) -> None:
+    def _give_up(self, known: KnownAdapter) -> None:
         """Note that the workers do not have an adapter; calls come in their order, so its number is free."""
         heappush(self._free, known.number)
         known.number, known.facts, known.is_closing = 0, None, False

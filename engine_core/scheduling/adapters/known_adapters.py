@@ -1,0 +1,66 @@
+"""What an engine notes of each adapter, of its loading, and of the requests that wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine_core.adapters.messages import Adapter
+from engine_core.grammar.matcher import TokenMatcher
+from engine_core.protocol import Add
+from worker.calls.messages import AdapterFacts, WorkerReturn
+
+
+class Call(Protocol):
+    """What every worker has returned of a call, which may not be there yet."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> list[WorkerReturn]: ...
+
+
+@dataclass(slots=True, eq=False)
+class KnownAdapter:
+    adapter: Adapter
+    """The adapter under the name that it was given last."""
+    number: int = 0
+    """The number by which workers have it, or will; 0: they do not."""
+    facts: AdapterFacts | None = None
+    """What workers have told of it; None: they do not have it."""
+    told: AdapterFacts | None = None
+    """What they, or those of another engine, told when they loaded it last; None: none have."""
+    users: int = 0
+    """The live sequences that use it."""
+    waiting: int = 0
+    """The requests that wait for it."""
+    used: int = 0
+    """When it was used last, counted in uses of all."""
+    is_closing: bool = False
+    """Whether it takes no more sequences, because another adapter needs its place."""
+    untold: list[Adapter] = field(default_factory=list[Adapter])
+    """The names under which it was asked for, of which servers are to be told when it is loaded."""
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.facts is not None and not self.is_closing
+
+
+@dataclass(slots=True)
+class AdapterLoad:
+    """An adapter that workers read beside steps, and then let steps compute with."""
+
+    known: KnownAdapter
+    call: Call
+    since: float
+    facts: AdapterFacts | None = None
+    """What workers have told of it; None: they are still reading it."""
+
+
+@dataclass(slots=True)
+class QueuedRequest:
+    client: int
+    request: Add
+    matcher: TokenMatcher | None
+    known: KnownAdapter
+    paused: bool = False
+    """Whether nothing shall be computed for it yet."""
