@@ -14,7 +14,6 @@ from fake_worker import FakeWorker, Landed, facts
 from sizes import worker_config
 
 from engine_core.executor import ExecutorDead, InlineExecutor
-from worker.calls.messages import ENTER_ADAPTER, READ_ADAPTER, WorkerCall, WorkerReturn
 from worker.config import WorkerConfig
 from worker.protocol import SeqStep, StepBounds, StepInput, StepOutput
 
@@ -104,21 +103,6 @@ def test_everything_runs_in_one_thread_which_is_not_the_engines(runner: type[Run
     executor.stop()
     assert len(runner.threads) == 1 and threading.get_ident() not in runner.threads
     assert runner.closed
-
-
-def test_no_step_waits_for_an_adapter_that_is_read(runner: type[Runner], executor: InlineExecutor) -> None:
-    stepped = threading.Event()
-
-    def call(_: Runner, given: WorkerCall) -> WorkerReturn:
-        return WorkerReturn(given.number, given.method == ENTER_ADAPTER or stepped.wait(20))
-
-    runner.call = call  # pyright: ignore[reportAttributeAccessIssue]
-    reading = executor.call(WorkerCall(1, READ_ADAPTER))
-    assert executor.submit(StepInput(1, [], [])).result().number == 1
-    assert executor.call(WorkerCall(2, ENTER_ADAPTER)).result() == [WorkerReturn(2, True)]
-    assert not reading.done()
-    stepped.set()
-    assert reading.result() == [WorkerReturn(1, True)]
 
 
 def test_a_failed_step_is_told_by_its_result_and_the_next_one_runs(
