@@ -28,7 +28,7 @@ PROCESSORS = {
     "GotOcr2ForConditionalGeneration": "tiling.internvl:GotOcr2Processor",
     "Idefics3ForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
     "InternVLChatModel": "tiling.internvl:InternVLChatProcessor",
-    "InternVLForConditionalGeneration": "tiling.internvl:InternVLProcessor",
+    "InternVLForConditionalGeneration": "tiling.internvl:InternVLVideoProcessor",
     "JinaVLForRanking": "qwen_vl:QwenVLProcessor",
     "LlavaForConditionalGeneration": "fixed_size:llava_processor",
     "LlavaNextForConditionalGeneration": "tiling.llava_next:LlavaNextProcessor",

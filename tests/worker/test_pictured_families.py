@@ -12,7 +12,7 @@ import pytest
 import torch
 from media_files import noise
 from opened import open_runner
-from pictured import TEXT, VISION, Engine, Prompts, encoded_by_layers, expected, write_pictured
+from pictured import TEXT, VISION, Engine, Prompts, encoded_by_layers, expected, tower_input, write_pictured
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,15 +23,18 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
     LlavaOnevisionImageProcessorPil,
 )
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from video_files import noisy_video
 
 from models.config import read_config
 from models.loader import LoadOptions, load_model
+from models.media.item import VideoProcessor
 from models.vision.model import find_tower
 from models.vision.tower import TowerInput
 from worker.protocol import Encode
 
 Inputs = dict[str, Any]
 OUTPUT = 4
+TOWER: dict[str, Any] = VISION
 SQUARE = {"height": 28, "width": 28}
 PATCHES = {"height": 14, "width": 14}
 
@@ -204,6 +207,20 @@ class Written:
     def _inputs(self, pictures: list[Image], ids: list[int]) -> Inputs:
         return self.family.prepare(self.family.reference, pictures)
 
+    def assert_frames(self, folder: Path) -> None:
+        """The tower makes of a video what it makes of each frame as a picture of one tile."""
+        tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
+        processor = self.prompts.processor
+        assert isinstance(processor, VideoProcessor)
+        video = tower_input(processor.prepare_video(noisy_video(9, 64, 64, 2.0), 3, 1 << 20))
+        side = video.pixels.shape[1]
+        frames = [
+            TowerInput("image", each, (1, 1, 1), video.embeddings // 3) for each in video.pixels.split(side)
+        ]
+        torch.testing.assert_close(
+            torch.cat(encoded_by_layers(tower, [video])), torch.cat(encoded_by_layers(tower, frames))
+        )
+
     def assert_rows(self, folder: Path) -> None:
         """The tower of the checkpoint gives the rows of transformers, together and one by one."""
         tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
@@ -235,12 +252,14 @@ def as_input(item: Encode) -> TowerInput:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_and_texts_give_what_transformers_gives(name: str, tmp_path: Path) -> None:
     written = Written(FAMILIES[name], tmp_path)
+    if name == "internvl":
+        written.assert_frames(tmp_path)
     written.assert_rows(tmp_path)
     written.assert_answers(tmp_path, 7)
     written.assert_answers(tmp_path, 512)
 
 
-def rename(folder: Path, *names: tuple[str, str]) -> None:
+def rename(folder: Path, *names: tuple[str, Any]) -> None:
     """Give tensors the names that patterns make of theirs."""
     found = load_file(folder / "model.safetensors")
     renamed: dict[str, Tensor] = {}
@@ -281,7 +300,7 @@ def publish(folder: Path, reference: Any) -> None:
         (r"multi_modal_projector\.linear_2", "mlp1.3"),
     )
     found = load_file(folder / "model.safetensors")
-    for number in range(VISION["num_hidden_layers"]):
+    for number in range(TOWER["num_hidden_layers"]):
         for kind in ("weight", "bias"):
             parts = [f"vision_model.encoder.layers.{number}.attention.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in found:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_facts, read_settings
+from models.media.files import (
+    SETTINGS,
+    MediaFiles,
+    PictureSettings,
+    Side,
+    read_facts,
+    read_settings,
+    read_video_settings,
+)
 from models.media.fixed_size import CLIP
-from models.media.item import Layout, Picture, Prepared, interleaved
+from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved
 from models.media.tiling.tiles import cut, nearest_shape, shapes_of, stacked
 from models.plain_files import ConfigError
 
@@ -67,6 +76,58 @@ class InternVLProcessor:
 
     def layout(self, prepared: Prepared) -> Layout:
         return interleaved(self._token, ["<img>", prepared.embeddings, "</img>"])
+
+
+_Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class InternVLVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    resample: Literal[0, 1, 2, 3, 4, 5] = 3
+    num_frames: _Frames | None = None
+    """The number of frames, if a video has as many; None leaves it to the others."""
+    fps: Annotated[float, msgspec.Meta(gt=0, le=240)] = 2.0
+    min_frames: _Frames = 8
+    max_frames: _Frames = 32
+
+
+class InternVLVideoProcessor(InternVLProcessor):
+    """Pictures, and videos, each of whose frames is one tile behind its number."""
+
+    video_placeholder = video_written = "<video>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        self.video_settings = read_video_settings(files, InternVLVideoSettings, {})
+
+    def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
+        settings = self.video_settings
+        least, most = settings.min_frames, settings.max_frames
+        count = settings.num_frames or min(
+            max(int(video.total / (video.rate or settings.fps) * settings.fps), least), most
+        )
+        count = min(count, video.total, most_frames)
+        if count * self._embeddings > most_embeddings:
+            raise MediaError(
+                f"A video may become {most_embeddings} tokens at most, and this one becomes "
+                f"{count * self._embeddings}: ask for fewer frames."
+            )
+        side = self._side
+        step = video.total / count
+        middles = (step / 2 + np.arange(count) * step).astype(np.float32)  # rounded where transformers rounds
+        numbers = np.minimum(middles.astype(int), video.total - 1).tolist()
+        frames = [each.resize((side, side), settings.resample) for each in video.frames(numbers)]
+        grid = (count, self._patches, self._patches)
+        return msgspec.structs.replace(stacked(frames, grid, count * self._embeddings), kind="video")
+
+    def layout(self, prepared: Prepared) -> Layout:
+        if prepared.kind != "video":
+            return super().layout(prepared)
+        parts: list[int | str] = [self._embeddings]
+        for number in range(2, prepared.grid[0] + 1):
+            parts += [f"</img>\nFrame{number}: <img>", self._embeddings]
+        return msgspec.structs.replace(
+            interleaved(self._token, parts), before="Frame1: <img>", after="</img>"
+        )
 
 
 class _GotSettings(InternVLSettings, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from transformers.video_utils import VideoMetadata
 from video_files import noisy_video
 
 from models.media.files import MediaFiles
-from models.media.item import MediaError, VideoProcessor
+from models.media.item import MediaError, Video, VideoProcessor
 from models.media.registry import make_processor
 from models.plain_files import ConfigError
 
@@ -115,6 +115,49 @@ def test_pictures_without_a_rate_are_all_taken() -> None:
     for each in (QWEN2, QWEN3):
         assert each.prepare_video(noisy_video(6, 60, 60), 768, MUCH).seconds == (0.25, 1.25, 2.25)
     assert QWEN2.prepare_video(noisy_video(1, 60, 60), 768, MUCH).grid[0] == 1
+
+
+INTERN_SETTINGS = {"size": {"height": 28, "width": 28}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def internvl(**videos: Any) -> VideoProcessor:
+    config = {"vision_config": {"image_size": 28, "patch_size": 7}, "image_token_id": 9}
+    files = MediaFiles(
+        "InternVLForConditionalGeneration",
+        config,
+        {**INTERN_SETTINGS, "resample": 3},
+        {**INTERN_SETTINGS, **videos},
+    )
+    made = make_processor(files)
+    assert isinstance(made, VideoProcessor)
+    return made
+
+
+def test_frames_of_internvl_are_tiles_behind_their_numbers() -> None:
+    theirs = of_transformers("internvl").InternVLVideoProcessor
+    rng = random.Random(4)
+    for _ in range(300):
+        total, count = rng.randrange(40, 4000), rng.randrange(1, 40)
+        given: Any = SimpleNamespace(num_frames=count, initial_shift=True)
+        wanted = theirs.sample_frames(given, metadata=VideoMetadata(total_num_frames=total, fps=25))
+        frames = mock.Mock(side_effect=noisy_video(total, 9, 9).frames)
+        internvl(num_frames=count).prepare_video(Video(total, 25.0, frames), 768, MUCH)
+        assert frames.call_args.args[0] == wanted.tolist()[:count]
+    video = noisy_video(100, 60, 40, rate=25.0)
+    prepared = internvl(min_frames=2, fps=0.75).prepare_video(video, 768, MUCH)
+    assert (prepared.kind, prepared.grid, prepared.shape) == ("video", (3, 4, 4), (3 * 28, 28, 3))
+    frames = [frame.resize((28, 28), 3).tobytes() for frame in video.frames([16, 50, 83])]
+    assert bytes(prepared.pixels) == b"".join(frames)
+    layout = internvl().layout(prepared)
+    wanted = "\n".join(f"Frame{number}: <img>{'x' * 4}</img>" for number in (1, 2, 3))
+    spelled = layout.spelled(lambda text: [1000 + ord(each) for each in text])
+    text = "".join("x" if token == 9 else chr(token - 1000) for token in spelled.tokens)
+    assert f"{spelled.before}{text}{spelled.after}" == wanted
+    assert [length for _, length in spelled.embeddings] == [4, 4, 4]
+    assert internvl().prepare_video(video, 768, MUCH).grid[0] == 8
+    assert internvl().prepare_video(video, 5, MUCH).grid[0] == 5
+    with pytest.raises(MediaError, match="may become 31 tokens at most, and this one becomes 32"):
+        internvl().prepare_video(video, 768, 31)
 
 
 def test_what_cannot_be_prepared() -> None:
