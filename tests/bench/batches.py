@@ -1,10 +1,13 @@
 """What a batch costs those who wait for their answers: streams under Poisson load alone, and beside a batch.
 
-    python tests/bench/batches.py [--lines 2000] [--share 0.3] [--seconds 20] [-- options of serve]
+    python tests/bench/batches.py [--lines 20000] [--share 0.3] [--seconds 20] [-- options of serve]
+    python tests/bench/batches.py --kills 3 [--lines 20000] [--rate 20]
 
 Serves the demo model, or the one that is named. It measures how many answers a second a batch alone gets,
 then streams that come at random at the given share of that rate, then both together, and says how the 99th
-percentiles of first tokens and of gaps, and the answers of both, compare.
+percentiles of first tokens and of gaps, and the answers of both, compare. With `--kills` it kills
+the API process so often while a batch is computed beside streams at the given rate, and counts how often each
+line was answered.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from live import LiveServer  # noqa: E402
+from live import LiveServer, wait_until  # noqa: E402
 
 WORDS = ("the", "city", "of", "Paris", "lies", "on", "a", "river", "and", "bread", "was", "sold", "there")
 PROMPT_WORDS, TOKENS = 60, 64
@@ -38,7 +43,7 @@ class Streams:
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    tokens: int = 0
+    broken: int = 0
 
 
 def body(seed: int) -> dict[str, Any]:
@@ -52,22 +57,22 @@ async def stream(client: httpx.AsyncClient, seed: int, seen: Streams) -> None:
     content = json.dumps({**body(seed), "stream": True}).encode()
     url = client.base_url
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nConnection: close\r\n"
-    reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(
-        f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
-    )
-    began = last = time.perf_counter()
+    more = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     whole = b""
-    while piece := await reader.read(1 << 16):
-        whole += piece
-        if b"data: {" in piece:
-            now = time.perf_counter()
-            (seen.gaps if last > began else seen.first).append(now - last)
-            last = now
-    writer.close()
-    if b'"finish_reason":"length"' not in whole or b"data: [DONE]" not in whole:
-        raise SystemExit(f"a stream broke: {whole[-300:]!r}")
-    seen.tokens += TOKENS
+    try:
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(f"{head}{more}".encode() + content)
+        began = last = time.perf_counter()
+        while piece := await reader.read(1 << 16):
+            whole += piece
+            if b"data: {" in piece:
+                now = time.perf_counter()
+                (seen.gaps if last > began else seen.first).append(now - last)
+                last = now
+        writer.close()
+    except OSError:  # the API process was killed
+        pass
+    seen.broken += b'"finish_reason":"length"' not in whole or b"data: [DONE]" not in whole
 
 
 async def poisson(client: httpx.AsyncClient, rate: float, seconds: float) -> Streams:
@@ -130,6 +135,8 @@ async def measure(url: str, given: argparse.Namespace) -> None:
         lines, both = await asyncio.gather(
             rate_of(client, id, given.seconds), poisson(client, rate, given.seconds)
         )
+    if alone.broken or both.broken:
+        raise SystemExit(f"{alone.broken} and {both.broken} streams broke")
     together = lines + len(both.first) / given.seconds
     load = os.getloadavg()[0]
     print(f"load average {load:.1f}; a batch alone: {full:.1f} answers/s; streams come at {rate:.1f}/s")
@@ -142,17 +149,53 @@ async def measure(url: str, given: argparse.Namespace) -> None:
     print(f"answers/s of both: {together:.1f}, {together / full:.2f} of those of a batch alone")
 
 
+async def outlive(server: LiveServer, given: argparse.Namespace) -> None:
+    """Kills the API process while it works on a batch, and says how often each line was answered."""
+    broken = 0
+    async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
+        began = time.perf_counter()
+        id = await begin_batch(client, given.lines, 0)
+        for number in range(1, given.kills + 1):
+            due = given.lines * number // (given.kills + 1)
+            while (await done(client, id))[0] < due:
+                broken += (await poisson(client, given.rate, 1)).broken
+            beside = asyncio.create_task(poisson(client, given.rate, 1))
+            await asyncio.sleep(0.5)
+            [killed] = server.api_pids()
+            os.kill(killed, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda gone=killed: server.api_pids() not in ([], [gone]), 60)
+            await asyncio.to_thread(server.wait_ready)
+            broken += (await beside).broken
+        while (await done(client, id))[1] != "completed":
+            broken += (await poisson(client, given.rate, 1)).broken
+        took = time.perf_counter() - began
+        found = (await client.get(f"/v1/batches/{id}")).json()
+        content = (await client.get(f"/v1/files/{found['output_file_id']}/content")).text
+    answered = Counter(json.loads(line)["custom_id"] for line in content.splitlines())
+    once = sum(count == 1 for count in answered.values())
+    often, never = len(answered) - once, given.lines - len(answered)
+    print(
+        f"{given.lines} lines, {given.kills} kills, {took:.0f} s: {once} answered once, {often} more often,"
+    )
+    print(f"{never} never; {broken} streams broke")
+    if once != given.lines or found["request_counts"]["failed"]:
+        raise SystemExit("each line must be answered once")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=20_000)
     parser.add_argument("--share", type=float, default=0.3)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("serve", nargs="*", default=["demo", "--kv-cache-memory-bytes", "512M"])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = LiveServer(*given.serve, "--batch-dir", folder, "--disable-uvicorn-access-log")
         try:
-            asyncio.run(measure(server.wait_ready().url, given))
+            ready = server.wait_ready()
+            asyncio.run(outlive(ready, given) if given.kills else measure(ready.url, given))
         finally:
             server.close()
     return 0
