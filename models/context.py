@@ -84,6 +84,8 @@ class ForwardContext:
     """The plans of layers whose cache is cut over ranks, by whether they join states."""
     streams: list[Tensor] | None = None
     """[T, H] each: the residual streams that the decoder has given out, if it was told to."""
+    queries: list[Tensor] | None = None
+    """[T, heads, D] each: what layers of cross-attention have given out. None: they are not to."""
     adapters: AdapterRows | None = None  # None: no token has one
     source: ForwardContext | None = None
     """The same step for layers that attend to the sources of its sequences, whose lengths, block table and

@@ -111,8 +111,13 @@ def samples(tasks: Sequence[str]) -> bool:
     return "generate" in tasks or "transcription" in tasks
 
 
-def offered_tasks(config: WorkerConfig, pooler: Pooler, source_kind: str = "") -> tuple[str, ...]:
-    """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
+def offered_tasks(
+    config: WorkerConfig, pooler: Pooler, source_kind: str = "", *, aligns: bool = False
+) -> tuple[str, ...]:
+    """The tasks that requests may ask for: all that the model can do, or those the operator wants.
+
+    `aligns`: whether times of words are told with transcriptions.
+    """
     made = "transcription" if source_kind == "audio" else "generate"
     generates = (made,) if config.conversion.runner == "generate" else ()
     wanted = config.pooling.task
@@ -127,6 +132,8 @@ def offered_tasks(config: WorkerConfig, pooler: Pooler, source_kind: str = "") -
             f"--tasks asks for {', '.join(missing)}, and this model, served with --runner "
             f"{config.conversion.runner}, offers {', '.join(able)}: {_WAYS}"
         )
+    if aligns and generates:
+        return (*generates, "align")
     if config.tasks:
         return tuple(task for task in able if task in config.tasks)
     if not generates or wanted is not None:
@@ -141,7 +148,7 @@ def _list(tasks: frozenset[str]) -> str:
 
 def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
     """The numbers in each vector of a task, before any cut."""
-    return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _TASKS if task in tasks}
+    return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _by_pooler(tasks)}
 
 
 def vector_facts(tasks: tuple[str, ...], pooler: Pooler, digest: str) -> dict[Task, VectorFacts]:
@@ -156,7 +163,12 @@ def vector_facts(tasks: tuple[str, ...], pooler: Pooler, digest: str) -> dict[Ta
 
 def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:
     """The tasks that read all hidden states of a sequence."""
-    return tuple(task for task in _TASKS if task in tasks and pooler.needs_all_rows(Pooling(task=task)))
+    return tuple(task for task in _by_pooler(tasks) if pooler.needs_all_rows(Pooling(task=task)))
+
+
+def _by_pooler(tasks: tuple[str, ...]) -> list[Task]:
+    """Find the tasks that a pooler answers from hidden states."""
+    return [task for task in _TASKS if task in tasks and task != "align"]
 
 
 @dataclass(frozen=True, slots=True)

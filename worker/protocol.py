@@ -94,6 +94,8 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     """The position of the second text of a pair, for models that distinguish them; 0 if there is one text."""
     skip: int = 0
     """The number of tokens at the beginning, an instruction, that a vector for the whole text leaves out."""
+    columns: int = 0
+    """The first positions of the source, so many, that count for the task align; 0: all."""
     outputs: tuple[Task, ...] = ()
     """Other tasks that are answered from the same hidden states. All are for vectors then."""
     spans: tuple[tuple[int, int], ...] = ()

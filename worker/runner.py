@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -58,13 +57,21 @@ from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
-from worker.sources import encoder_bytes, find_source_model, open_sources, open_table, source_kind
+from worker.sources import (
+    encoder_bytes,
+    find_alignment,
+    find_source_model,
+    open_sources,
+    open_table,
+    source_kind,
+)
+from worker.steps.alignment import open_aligner
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
 from worker.steps.compute import Compute, Outcome
 from worker.steps.drafting import Drafter, Proposed, add_drafts
 from worker.steps.output import StepHandle, fetch_output
-from worker.steps.warmup import warm_up_steps
+from worker.steps.warmup import warm_up, warm_up_steps
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet, Staging
 from worker.worker_facts import CosineScores, WorkerFacts
@@ -104,7 +111,8 @@ class Runner:
         report("cache", 0.0)
         if not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
-        tasks = offered_tasks(config, self._model.pooler, source_kind(self._model))
+        kind, aligns = source_kind(self._model), find_alignment(self._model) is not None
+        tasks = offered_tasks(config, self._model.pooler, kind, aligns=aligns)
         self._layout = self._lay_out_cache(limits, tasks)
         limits = self._keep_media(limits, tasks)
         self._states, self._remembered, limits = self._make_states(limits, tasks)
@@ -117,6 +125,7 @@ class Runner:
         given = self._model, config, self._slots, target, self._dtype
         self._media = open_media(*given, limits.most_embeddings + limits.kept_embeddings)
         self._sources = open_sources(self._model, limits.block_size, target, self._dtype)
+        self._aligner = open_aligner(self._model, self._slots)
         self._planner, self._mixtures = self._make_planner(), find_mixtures(self._model, config)
         report("cache", 1.0)
         self.call = WorkerCalls(config, self._model, target, self._adapters)
@@ -374,23 +383,17 @@ class Runner:
         )
 
     def _pool(self, batch: Batch, outcome: Outcome) -> PooledVectors:
-        if (pools := batch.pooled) is None:
-            return PooledVectors()
-        inputs = gather_hidden(pools, outcome.hidden, self._cache.hidden, self._slots)
-        return apply_late_interaction(pools, inputs, self._model.pooler, self._queries)
+        pooled = PooledVectors()
+        if (pools := batch.pooled) is not None:
+            inputs = gather_hidden(pools, outcome.hidden, self._cache.hidden, self._slots)
+            pooled = apply_late_interaction(pools, inputs, self._model.pooler, self._queries)
+        if self._aligner is not None:
+            self._aligner.finish(batch, pooled)
+        return pooled
 
     def _warm_up(self) -> tuple[tuple[int, float], ...]:
-        """Run the first steps -> tokens and seconds of each. Raises ValueError if results are not finite."""
-        timed: list[tuple[int, float]] = []
+        """Take the first steps -> tokens and seconds of each."""
         if self._media is not None and self._device.target.type != "cpu":
             self._media.warm_up(Path(self._config.folder))
-        replicas = self._config.place.expert_replicas
-        for step in warm_up_steps(self.facts, self._slots.dummy, replicas):
-            started = time.monotonic()
-            for reason in self.launch(step).result().failed.values():
-                raise ValueError(
-                    f"at warm-up {reason}, though all weights are finite: --dtype {self.facts.dtype} is too "
-                    "narrow for them, or a number in config.json is wrong"
-                )
-            timed.append((sum(row.tokens for row in step.seqs), time.monotonic() - started))
-        return tuple(timed)
+        steps = warm_up_steps(self.facts, self._slots.dummy, self._config.place.expert_replicas)
+        return warm_up(steps, lambda step: self.launch(step).result(), self.facts.dtype)

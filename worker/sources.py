@@ -11,6 +11,7 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.layers.cross_attention import SourceInput, SourceModel, cross_layers
 from models.model import ServedModel
+from models.pooling.alignment import Alignment
 from models.vision.blocks import segments
 from worker.protocol import EncodeSource
 from worker.tables.sources import SourceTable
@@ -20,6 +21,11 @@ def find_source_model(model: ServedModel) -> SourceModel | None:
     """The part of a model that answers to sources, if there is one."""
     found = (each for each in model.modules() if getattr(each, "source_kind", ""))
     return cast("SourceModel | None", next(found, None))
+
+
+def find_alignment(model: ServedModel) -> Alignment | None:
+    """What compares texts with their sources, if the model has heads for it."""
+    return getattr(find_source_model(model), "alignment", None)
 
 
 def source_kind(model: ServedModel) -> Literal["", "tokens", "audio"]:

@@ -175,9 +175,9 @@ def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"this model has no task {params.task}; it has {', '.join(facts.tasks)}"
     if bad := _bad_outputs(params, count, facts):
         return bad
-    width = facts.widths[params.task]
     if params.dimensions is not None:
-        if params.task not in ("embed", "token_embed"):
+        width = facts.widths.get(params.task)
+        if width is None or params.task not in ("embed", "token_embed"):
             return f"dimensions is for vectors, and the task {params.task} gives scores: leave it out"
         if not 1 <= params.dimensions <= width:
             return f"dimensions must be from 1 to {width}, got {params.dimensions}"
@@ -185,6 +185,8 @@ def _bad_pooling(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"second_at must lie within the text's {count} tokens, got {params.second_at}"
     if not 0 <= params.skip <= count:
         return f"skip must lie within the text's {count} tokens, got {params.skip}"
+    if not 0 <= params.columns <= facts.source_len:
+        return f"columns must be from 0 to the {facts.source_len} of a source, got {params.columns}"
     if (params.late_query or params.late_document) and params.task != "token_embed":
         return f"late interaction compares vectors of tokens: its task is token_embed, not {params.task}"
     if params.late_query and params.late_document:

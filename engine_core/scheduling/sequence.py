@@ -137,6 +137,12 @@ class Sequence:
         return isinstance(self.request.params, Pooling)
 
     @property
+    def aligns(self) -> bool:
+        """Whether each of its tokens is compared with the source, for which all of them are computed."""
+        params = self.request.params
+        return isinstance(params, Pooling) and params.task == "align"
+
+    @property
     def left(self) -> int:
         return self.limit - len(self.tokens)
 

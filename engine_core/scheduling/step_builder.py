@@ -301,7 +301,7 @@ class StepBuilder:
         params = seq.request.params
         if not isinstance(params, Pooling):
             return 1
-        is_whole = params.outputs or params.spans or params.task in self._facts.whole_tasks
+        is_whole = params.outputs or params.spans or params.task in (*self._facts.whole_tasks, "align")
         return seq.prompt_len if is_whole else 1
 
 

@@ -14,7 +14,7 @@ from models.checkpoint.weights import Weights
 from models.config import ModelConfig
 from models.context import ForwardContext, context
 from models.layers.linear import Linear, RowLinear
-from models.ops.attention_inputs import UNSCALED, stored_shape
+from models.ops.attention_inputs import UNSCALED, stored_shape, widened
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 
@@ -67,6 +67,9 @@ class CrossAttention(nn.Module):
         heads = parallel.share_heads(config.num_heads)
         share = heads.times(config.head_dim)
         self.heads, self.head_dim, self.scale = heads.length, config.head_dim, scale
+        self.all_heads = config.num_heads
+        self.given_out: list[int] = []
+        """The heads of this rank whose queries are given out if a step asks for them."""
         self.q_proj = Linear(config.hidden_size, [share], bias=bias)
         self.kv_proj = KeysWithoutBias(
             config.hidden_size, [share, share], bias=bias, sources=("k_proj", "v_proj")
@@ -89,8 +92,19 @@ class CrossAttention(nn.Module):
         if source is None or self.kv is None:
             raise RuntimeError("cross-attention ran without sources, or before the worker bound their blocks")
         q = self.q_proj(x).view(len(x), self.heads, self.head_dim)
+        if source.queries is not None and self.given_out:
+            source.queries.append(q[:, self.given_out])
         heads = ops.attention(q, self.kv, source, scale=self.scale, last=source.last, scales=UNSCALED)
         return self.out(heads.flatten(1))
+
+    def weights(self, queries: Tensor, blocks: Tensor, length: int) -> Tensor:
+        """How much the queries [T, heads, head_dim] that were given out attend to each position of a source,
+        whose keys lie in these blocks: [heads, T, length] float32."""
+        if self.kv is None:
+            raise RuntimeError("a source was read before the worker bound blocks for it")
+        keys = self.kv[0].index_select(0, blocks)[:, self.given_out].transpose(0, 1).flatten(1, 2)[:, :length]
+        scores = queries.transpose(0, 1).float() @ widened(keys, torch.float32).transpose(1, 2)
+        return (scores * self.scale).softmax(-1)
 
     def write(self, states: Tensor) -> None:
         """Keep the keys and values of what an encoder gave [S, hidden_size], at the places of the context."""

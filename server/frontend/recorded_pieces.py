@@ -84,7 +84,6 @@ def drawn(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Draw
     ]
 
 
-def rows_of(vectors: Vectors, count: int) -> np.ndarray:
-    """The last rows, so many at most, of a matrix that an engine has sent."""
-    matrix = np.frombuffer(vectors.data, np.float32).reshape(vectors.shape)
-    return matrix[max(0, len(matrix) - count) :]
+def matrix_of(vectors: Vectors) -> np.ndarray:
+    """A matrix of an engine, row by row."""
+    return np.frombuffer(vectors.data, np.float32).reshape(vectors.shape)

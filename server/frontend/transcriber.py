@@ -15,7 +15,7 @@ from engine_core.client.in_flight import AddOptions
 from engine_core.protocol import Failed
 from server.access.admission import Admission, Admissions
 from server.errors import from_engine
-from server.frontend.recorded_pieces import RecordedPieces, drawn, rows_of, sampling_of
+from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
 from server.media.audio.recordings import Recording, RecordingLimits, Recordings, TemporaryPath
 from server.metrics.server_metrics import Metrics
 from server.model_facts import Facts
@@ -148,10 +148,10 @@ class _Pieces(RecordedPieces):
             record.finish(reason, timing)
             work.end()
 
-    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
+    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
         self.admission.check()
         options: AddOptions = {**self.options(), "source": await self.source(piece)}
-        params = Pooling(task="align", skip=skip)
+        params = Pooling(task="align", skip=skip, columns=columns)
         [stream] = self._client.submit_many([(tokens, params)], **options)
         try:
             answer = await anext(stream)
@@ -159,4 +159,4 @@ class _Pieces(RecordedPieces):
             self._client.abort([stream.id])
         if isinstance(answer, Failed):
             raise from_engine(answer, self._admissions.seconds_to_wait())
-        return rows_of(answer.vectors, len(tokens) - skip)
+        return matrix_of(answer.vectors)

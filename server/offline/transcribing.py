@@ -16,7 +16,7 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Output, Pooled, Source, Tokens
 from server.api.audio.form import language_code
 from server.errors import BadRequest, from_engine
-from server.frontend.recorded_pieces import RecordedPieces, drawn, rows_of, sampling_of
+from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
 from server.media.audio.decoding import decode_audio
 from server.media.audio.recordings import Recording, TemporaryPath, write_features
 from server.model_facts import TRANSCRIPTION, Facts, require_task
@@ -111,11 +111,11 @@ class _Pieces(RecordedPieces):
             if isinstance(answer, Tokens):
                 yield drawn(answer.tokens, answer.logprobs)
 
-    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
-        params = Pooling(task="align", skip=skip)
+    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
+        params = Pooling(task="align", skip=skip, columns=columns)
         async for answer in self._steps.ask(tokens, params, await self.source(piece)):
             if isinstance(answer, Pooled):
-                return rows_of(answer.vectors, len(tokens) - skip)
+                return matrix_of(answer.vectors)
         raise RuntimeError("the engine has answered nothing")
 
 

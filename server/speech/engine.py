@@ -57,9 +57,9 @@ class SpeechEngine(Protocol):
         """Draws tokens behind a prompt, the end among them. Closing the generator ends it."""
         ...
 
-    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
-        """The attention [tokens - skip, columns] of the tokens behind the first ones to the piece, of which
-        there is a column for each 20 ms."""
+    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
+        """How much the tokens behind the first ones attend to the first columns of a piece [tokens - skip,
+        columns], of which there is one for each 20 ms."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...

@@ -135,10 +135,10 @@ class PieceReading:
         said = [token for text in texts for token in text]
         if not said:
             return self.segments
-        asked = [*beginning, known.no_timestamps, *said, known.end]
-        matrix = await self._engine.align(asked, len(beginning), piece)
-        columns = max(1, piece.frames // FRAMES_OF_EACH)
-        times = await asyncio.to_thread(token_times, matrix[: len(said) + 1, :columns])
+        asked = [*beginning, known.no_timestamps, *said]  # each row is of the token that comes next
+        columns = max(1, self.advance // FRAMES_OF_EACH)  # the next piece begins behind them
+        matrix = await self._engine.align(asked, len(beginning), piece, columns)
+        times = await asyncio.to_thread(token_times, matrix)
         found, at = list[Segment](), 0
         for segment, text in zip(self.segments, texts, strict=True):
             words = list[TimedWord]()

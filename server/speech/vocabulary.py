@@ -34,8 +34,6 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 448
     """The most tokens of a prompt and its answer."""
     bands: int = 80
-    aligns: bool = False
-    """Whether heads are known whose attention tells when each word is said."""
 
     @property
     def first_timestamp(self) -> int:
@@ -83,7 +81,6 @@ def read_tokens(folder: Path) -> SpeechTokens:
             most_first=int(both.get("max_initial_timestamp_index") or _MOST_FIRST),
             context=int(config["max_target_positions"]),
             bands=int(config["num_mel_bins"]),
-            aligns=bool(generation.get("alignment_heads")),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"generation_config.json or config.json of a speech model: {error!r}") from None

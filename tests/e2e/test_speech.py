@@ -90,6 +90,19 @@ def test_recordings_beside_each_other_give_the_same(served: Served) -> None:
         assert [*pool.map(lambda each: ask(served.server, each), [*sounds, *sounds])] == [*alone, *alone]
 
 
+def test_words_have_times_within_their_segments(served: Served) -> None:
+    granularities = {"timestamp_granularities[]": ["word", "segment"]}
+    answer, plain = (ask(served.server, LONG, **given) for given in (granularities, {}))
+    assert answer["segments"] == plain["segments"] and "words" not in plain
+    words = answer["words"]
+    starts = [word["start"] for word in words]
+    assert starts == sorted(starts) and all(word["start"] <= word["end"] <= 50 for word in words)
+    said = "".join(segment["text"] for segment in answer["segments"])
+    assert "".join("".join(word["word"] for word in words).split()) == "".join(said.split())
+    only = ask(served.server, LONG, **{"timestamp_granularities[]": "word"})
+    assert only["words"] == words and "segments" not in only
+
+
 def test_openais_client(served: Served) -> None:
     client = openai.OpenAI(api_key="none", base_url=f"{served.server.url}/v1")
     create = client.audio.transcriptions.create

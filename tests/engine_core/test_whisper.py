@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from sizes import engine_config
 from tiny_whisper import END, FIRST_STAMP, IDS, make
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Source, Tokens
+from engine_core.protocol import Add, Failed, Pooled, Source, Tokens
+from server.speech.words import token_times
 from worker.buffers import Buffer
-from worker.protocol import Sampling, Timestamps
+from worker.protocol import Pooling, Sampling, Timestamps
 
 OUTPUT = 8
 SOUNDS = [np.random.default_rng(seed).normal(size=(80, 3000)).astype(np.float32) for seed in range(3)]
@@ -145,3 +147,80 @@ def test_rules_of_speech_leave_what_transformers_leaves(whisper: tuple[Path, Any
     if stamped:
         logits[:FIRST_STAMP] = logits[FIRST_STAMP + 51 :] = -torch.inf
         assert logprobs[0] == pytest.approx(logits.log_softmax(-1)[ours[0]].item(), abs=1e-4)
+
+
+COLUMNS = (1500, 371, 3)
+
+
+@torch.inference_mode()
+def times_of(model: Any, request: Add) -> list[float]:
+    """The times of a request's tokens but the first ones, by transformers."""
+    from transformers.utils.generic import ModelOutput
+
+    params = request.params
+    assert isinstance(params, Pooling)
+    found = model(
+        torch.tensor(SOUNDS[request.id % len(SOUNDS)])[None],
+        decoder_input_ids=torch.tensor([request.tokens]),
+        output_attentions=True,
+    )
+    sequences = torch.tensor([request.tokens])
+    outputs = ModelOutput(cross_attentions=[found.cross_attentions], sequences=sequences)
+    heads = model.generation_config.alignment_heads
+    times = model._extract_token_timestamps(outputs, heads, num_frames=2 * params.columns, num_input_ids=0)
+    return times[0, :-1].tolist()
+
+
+def align(folder: Path, requests: list[Add], **options: Any) -> dict[int, np.ndarray]:
+    sizes = {"block_size": 16, "num_gpu_blocks_override": 32, "max_num_batched_tokens": 64, **options}
+    engine = Engine.start(engine_config(folder, cpu_threads=1, **sizes), lambda _: None)
+    found = dict[int, np.ndarray]()
+    for each in requests:
+        engine.add(0, each)
+    while engine.busy:
+        for answer in engine.step().get(0, []):
+            assert not isinstance(answer, Failed), answer
+            if isinstance(answer, Pooled):
+                vectors = answer.vectors
+                found[answer.id] = np.frombuffer(vectors.data, np.float32).reshape(vectors.shape)
+    assert engine.stats().media_encoded == len({each.source.hash for each in requests if each.source})
+    engine.stop()
+    return found
+
+
+def test_times_of_tokens_are_those_of_transformers(whisper: tuple[Path, Any]) -> None:
+    folder, model = whisper
+    model.set_attn_implementation("eager")
+    tokens = [np.random.default_rng(id).integers(300, size=23 + 9 * id).tolist() for id in range(4)]
+    columns = [COLUMNS[id % len(COLUMNS)] for id in range(4)]
+    requests = [
+        replace(asked(id), tokens=tokens[id], params=Pooling(task="align", columns=columns[id]))
+        for id in range(4)
+    ]
+    texts = [asked(10), asked(11)]  # which are answered in the same steps
+    found = align(folder, [*requests, *texts])
+    for each in requests:
+        assert token_times(found[each.id]).tolist() == pytest.approx(times_of(model, each))
+    again = replace(requests[3], id=5, params=replace(requests[3].params, skip=4))
+    alone = align(folder, [requests[3], again], max_num_batched_tokens=7, enable_prefix_caching=True)
+    assert alone[3].tobytes() == found[3].tobytes(), "bits depend on what else is in a step"
+    assert alone[5].tobytes() == found[3][4:].tobytes(), "a prefix that is cached tells nothing of its tokens"
+
+
+def test_heads_that_are_not_named_are_those_of_later_layers(whisper: tuple[Path, Any]) -> None:
+    folder, _ = whisper
+    path = folder / "generation_config.json"
+    named = path.read_text()
+    request = replace(asked(0), params=Pooling(task="align", columns=700))
+    try:
+        given = json.loads(named)
+        del given["alignment_heads"]
+        path.write_text(json.dumps(given))
+        default = align(folder, [request])[0]
+        path.write_text(json.dumps({**given, "alignment_heads": [[1, head] for head in range(4)]}))
+        assert align(folder, [request])[0].tobytes() == default.tobytes()
+        path.write_text(json.dumps({**given, "alignment_heads": [[2, 0]]}))
+        with pytest.raises(ValueError, match="head 0 of layer 2"):
+            align(folder, [request])
+    finally:
+        path.write_text(named)

@@ -58,10 +58,10 @@ class ScriptedEngine:
             yield [token if isinstance(token, Drawn) else Drawn(token, -0.1)]
         yield [Drawn(self.end, -0.1)]
 
-    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
+    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
         """Each token is said for 0.1 s, one after the other."""
         rows = len(tokens) - skip
-        matrix = np.full((rows, 1500), -0.1, np.float32)
+        matrix = np.full((rows, columns), -0.1, np.float32)
         for row in range(rows):
             matrix[row, row * 5 : (row + 1) * 5] = 1.0
         return matrix
@@ -105,7 +105,7 @@ class TransformersEngine:
             if token == self._model.generation_config.eos_token_id:
                 return
 
-    async def align(self, tokens: list[int], skip: int, piece: Piece) -> np.ndarray:
+    async def align(self, tokens: list[int], skip: int, piece: Piece, columns: int) -> np.ndarray:
         raise AssertionError("no test here asks this engine for times of words")
 
     def decode(self, tokens: Sequence[int]) -> str:

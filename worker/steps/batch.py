@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from worker.media import StepMedia
 from worker.pooling import PoolPlan, RowChoice, plan_pools, segments_of, with_pieces
@@ -39,6 +40,8 @@ class Batch:
     pooled: PoolPlan | None
     form: Form | MixedForm | None = None
     """The recorded form in which the step is sent. It is laid out, then, by the recording."""
+    queries: list[Tensor] | None = None
+    """Gets what layers of cross-attention give out, if some texts are compared with their sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class StepPlanner:
         states = None if remembered is None else state_rows(asked.seqs, remembered)
         columns = Columns.of(step.seqs, states)
         types, seen = self._token_types(columns), self._seen_tokens(columns)
+        queries = None if self.slots.aligned.isdisjoint(columns.slots) else list[Tensor]()
         has_media = self.media is not None and (self.slots.media or self.media.sees_prompts)
         media = self.media.read(columns) if self.media is not None and has_media else None
         staged, forms = None, self.forms
@@ -73,14 +77,15 @@ class StepPlanner:
         form = find_form(forms, step.seqs, self.slots) if forms is not None and may_replay else None
         if forms is not None and form is not None:
             return self._plan_form(forms, form, step, columns, packet)
-        if forms is not None and media is None and seen is None:
+        if forms is not None and media is None and seen is None and queries is None:
             staged = self._stage_mixed(forms, step.seqs, columns, types, packet)
 
         write_tables = self._stage_tables(asked, packet)
         finish = self.lay_out(columns, self.slots, packet) if staged is None else staged.finish
         token_types = packet.ints(types) if types is not None and staged is None else None
-        show_media = None if media is None else media.stage(packet)
-        show_sources = None if self.slots.sources is None else self.slots.sources.stage(columns, packet)
+        shown = [] if media is None else [media.stage(packet)]
+        if self.slots.sources is not None:
+            shown.append(self.slots.sources.stage(columns, packet, queries))
         if forms is not None and staged is not None and staged.form.whole:
             sampled = _sampled_by(forms, step.seqs)
         else:
@@ -94,14 +99,12 @@ class StepPlanner:
             if token_types is not None:
                 context.token_types = token_types.long()
             context.seen = seen
-            if show_media is not None:
-                show_media(context)
-            if show_sources is not None:
-                show_sources(context)
+            for show in shown:
+                show(context)
             return ids, context
 
-        form = None if staged is None else staged.form
-        return Batch(step, asked, lay_tokens_out, sampled, self._prompt_logprobs(columns), pooled, form)
+        form, tables = None if staged is None else staged.form, self._prompt_logprobs(columns)
+        return Batch(step, asked, lay_tokens_out, sampled, tables, pooled, form, queries)
 
     def _check(self, step: StepInput) -> None:
         """Refuse a step that contradicts the tables, before it writes into other sequences."""
@@ -210,7 +213,8 @@ class StepPlanner:
         )
 
     def _plan_pools(self, seqs: list[SeqStep], columns: Columns, packet: Packet) -> PoolPlan | None:
-        chosen = [row for row, seq in enumerate(seqs) if seq.pools]
+        aligned = self.slots.aligned
+        chosen = [row for row, seq in enumerate(seqs) if seq.pools and seq.slot not in aligned]
         if not chosen:
             return None
         held = [columns.slots[row] for row in chosen]

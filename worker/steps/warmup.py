@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from msgspec.structs import replace
 
 from worker.pooling import samples
-from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, Task
+from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput, StepOutput, Task
 from worker.worker_facts import WorkerFacts
 
 TOKENS = 16
@@ -41,3 +43,19 @@ def _first_step(
     pools = isinstance(params, Pooling)
     seq = SeqStep(slot=slot, start=0, count=length, blocks=blocks, samples=not pools, pools=pools)
     return StepInput(number=0, new=[new], seqs=[seq])
+
+
+def warm_up(
+    steps: Sequence[StepInput], take: Callable[[StepInput], StepOutput], dtype: str
+) -> tuple[tuple[int, float], ...]:
+    """Take steps -> tokens and seconds of each. Raises ValueError if results are not finite."""
+    timed: list[tuple[int, float]] = []
+    for step in steps:
+        started = time.monotonic()
+        for reason in take(step).failed.values():
+            raise ValueError(
+                f"at warm-up {reason}, though all weights are finite: --dtype {dtype} is too narrow for "
+                "them, or a number in config.json is wrong"
+            )
+        timed.append((sum(row.tokens for row in step.seqs), time.monotonic() - started))
+    return tuple(timed)

@@ -79,7 +79,11 @@ class SourceTable(Protocol):
 
     def admit(self, new: NewSeq) -> None: ...
 
-    def stage(self, columns: Any, packet: Packet) -> Callable[[ForwardContext], None]: ...
+    def stage(
+        self, columns: Any, packet: Packet, queries: list[Tensor] | None
+    ) -> Callable[[ForwardContext], None]: ...
+
+    def blocks_of(self, slot: int) -> tuple[list[int], int]: ...
 
 
 class RowProcessors(Protocol):
@@ -129,6 +133,8 @@ class Slots:
         self.pooling: list[Pooling | None] = [None] * rows
         self.texts: list[Sequence[int]] = [()] * rows
         """The tokens of sequences that are pooled: where some of them stand decides over what is read."""
+        self.aligned: set[int] = set()
+        """Slots whose sequences are compared with their sources, token by token."""
         self.prompt_len = np.zeros(rows, np.int64)
         self.without_tokens = np.zeros(rows, np.int64)  # of prompts with embeddings, which no penalty counts
         self.blocks = [0] * rows  # entries in use of each group's block table
@@ -220,7 +226,9 @@ class Slots:
             own: Any = (self._adapted_tasks or {}).get((new.adapter, new.params.task))
             params = new.params if own is None else msgspec.structs.replace(new.params, task=own)
             self.pooling[slot], self.texts[slot] = params, new.tokens
+            (self.aligned.add if params.task == "align" else self.aligned.discard)(slot)
         else:
+            self.aligned.discard(slot)
             self.pooling[slot], self.texts[slot] = None, ()
             self._admit_sampling(slot, new.params)
 

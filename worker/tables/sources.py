@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from torch import Tensor
 
 from models.context import ForwardContext
 from worker.protocol import NewSeq
@@ -33,8 +34,18 @@ class SourceTable:
         self._blocks[new.slot, count or 1 :] = self._scratch
         self._lengths[new.slot] = max(1, new.source_len)
 
-    def stage(self, columns: Columns, packet: Packet) -> Callable[[ForwardContext], None]:
-        """Send what a step reads; the returned function shows it to a model, once it is there."""
+    def blocks_of(self, slot: int) -> tuple[list[int], int]:
+        """The blocks of a slot's source, and its positions."""
+        length = int(self._lengths[slot])
+        return self._blocks[slot, : -(-length // self._block_size)].tolist(), length
+
+    def stage(
+        self, columns: Columns, packet: Packet, queries: list[Tensor] | None
+    ) -> Callable[[ForwardContext], None]:
+        """Send what a step reads; the returned function shows it to a model, once it is there.
+
+        `queries`: gets those that layers give out, if some are asked for.
+        """
         held = self._lengths[columns.slots]
         width = -(-int(held.max()) // self._block_size)
         lengths, last = packet.ints(held), packet.ints(np.repeat(held - 1, columns.counts))
@@ -46,6 +57,7 @@ class SourceTable:
                 known.block_table[:, :width] = table
                 if known.last is not None:
                     known.last.copy_(last)
+                known.queries = queries
                 return
             context.source = ForwardContext(
                 positions=context.positions,
@@ -57,6 +69,7 @@ class SourceTable:
                 query_lens_host=columns.counts,
                 kv_lens_host=held.tolist(),
                 last=last,
+                queries=queries,
             )
 
         return show

@@ -294,7 +294,7 @@ class CacheManager:
         """The number of first blocks that all groups without windows have, and the tables of these groups."""
         tables: Tables = []
         size, count = self._facts.block_size, 0
-        if self._caches and not seq.owes_prompt_logprobs:
+        if self._caches and not (seq.owes_prompt_logprobs or seq.aligns):
             count = (len(seq.tokens) - 1) // size
         for group in range(len(self._names) - len(self._windows)):
             table: list[int] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Annotated, cast
 
 import msgspec
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights, load
-from models.config import ModelConfig, Size, family_fields
+from models.config import ConfigError, ModelConfig, Size, family_fields
 from models.context import ForwardContext, use_context
 from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import DecoderForCausalLM
@@ -29,6 +30,8 @@ from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
+from models.plain_files import read_object
+from models.pooling.alignment import Alignment
 from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames
 from models.vision.tower import finish
 
@@ -53,6 +56,7 @@ class WhisperFields(DecoderFields, frozen=True, kw_only=True):
     num_mel_bins: Size = 80
     max_source_positions: Size = 1500
     scale_embedding: bool = False
+    median_filter_width: Annotated[int, msgspec.Meta(ge=1, le=99)] = 7
 
     def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
         learned = setup.config.max_len
@@ -159,6 +163,9 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
         self.source_len = own.max_source_positions
         self.source_shape = own.num_mel_bins, 2 * own.max_source_positions
         self.encoder = WhisperEncoder(setup.config.hidden_size, own)
+        heads = _alignment_heads(setup.folder, setup.config)
+        layers = cross_layers(self.modules())
+        self.alignment = Alignment(heads, layers, setup.parallel, own.median_filter_width)
 
     def pull(self, weights: Weights) -> None:
         weights.ignore("proj_out")  # the head is tied
@@ -171,3 +178,18 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
         with use_context(step):
             for layer in cross_layers(self.modules()):
                 layer.write(states)
+
+
+class _GenerationFields(msgspec.Struct):
+    alignment_heads: list[tuple[int, int]] = []
+
+
+def _alignment_heads(folder: Path, config: ModelConfig) -> list[tuple[int, int]]:
+    """The heads that follow what is said: those that are named, or else all of the latter half of layers."""
+    path = folder / "generation_config.json"
+    try:
+        named = msgspec.convert(read_object(path), _GenerationFields).alignment_heads if path.exists() else []
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    layers = range(config.num_layers // 2, config.num_layers)
+    return named or [(layer, head) for layer in layers for head in range(config.num_heads)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_whisper
+from msgspec.structs import replace
 from sounds import noise, written
 
 from facet import LLM
@@ -27,5 +28,8 @@ def test_paths_and_samples_give_the_same(tmp_path: Path) -> None:
         both = llm.transcribe(heard, language="de")
         assert both[1].segments and both[1] == alone
         assert (both[0].duration, both[0].language) == (3.0, "de")
+        timed = llm.transcribe(paths[1], language="de", word_timestamps=True)[0].segments
+        assert [replace(each, words=[]) for each in timed] == alone.segments
+        assert any(each.words for each in timed)
         with pytest.raises(BadRequest, match="no language"):
             llm.transcribe(paths[0], language="klingon")

@@ -223,6 +223,8 @@ class _Replayed:
             return self._forward(ids, positions, stream)
         if step.media is not None or step.axes is not None or step.last is not None or step.seen:
             return self._forward(ids, positions, stream)
+        if step.source is not None and step.source.queries is not None:
+            return self._forward(ids, positions, stream)
         recording = self._plain if step.adapters is None else self._adapted
         return recording.replay(ids.shape[0], step)
 
