@@ -139,6 +139,8 @@ class AdapterStats(msgspec.Struct, frozen=True, gc=False):
     waiting: list[str]
     """The names of those that requests wait for until they are loaded."""
     resident: int
+    loads: Buckets
+    """The seconds that adapters took to be loaded."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine_core.engine_stats import AdapterStats, GuessTotals, Rates, Stats
+from engine_core.engine_stats import AdapterStats, Buckets, GuessTotals, Rates, Stats
 from engine_core.protocol import Progress, Ready
 from engine_core.reason_codes import PHASES
 from worker.child import STOPPED, describe_exit
@@ -171,7 +171,9 @@ def _all_adapters(known: Sequence[AdapterStats]) -> AdapterStats | None:
         return None
     running = sorted({name for one in known for name in one.running})
     waiting = sorted({name for one in known for name in one.waiting})
-    return AdapterStats(running, waiting, resident=max(one.resident for one in known))
+    counts = tuple(map(sum, zip(*(one.loads.counts for one in known), strict=True)))
+    loads = Buckets(counts, sum(one.loads.total for one in known))
+    return AdapterStats(running, waiting, max(one.resident for one in known), loads)
 
 
 def all_progress(replicas: Sequence[Replica]) -> Progress:

@@ -79,6 +79,7 @@ class ServedAdapters:
         changes = {
             "_facts": facts_with(self.frontend.facts, state),
             "_reading_context": None,
+            "metrics": self.frontend.metrics.of_adapter(state.adapter.name),
             "_client": _AdaptedClient(self.frontend.client, state.adapter.digest),
             "is_one_of_several": True,  # the request is here because of the name
         }

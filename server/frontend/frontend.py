@@ -91,7 +91,7 @@ class Frontend:
         self.idle = self.admissions.idle
         """Set while no request runs."""
         self.orders, self.call_workers, self.client = client.orders, client.call_workers, client
-        metrics.watch(lambda: client.replicas)
+        metrics.watch(lambda: client.replicas, config.engine.worker.lora.most_in_step)
 
     async def start(self) -> None:
         """Waits for an engine, and loads the tokenizer meanwhile. Raises Unavailable if all are dead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -28,8 +29,10 @@ _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 class EngineNumbers(Collector):
     """Metrics of each engine that runs, labelled with its number."""
 
-    def __init__(self, model_name: str, replicas: Callable[[], Sequence[Replica]]) -> None:
-        self._model = model_name
+    def __init__(
+        self, model_name: str, replicas: Callable[[], Sequence[Replica]], max_loras: int = 0
+    ) -> None:
+        self._model, self._max_loras = model_name, max_loras
         self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
@@ -50,6 +53,7 @@ class EngineNumbers(Collector):
         yield from self._experts(stats_of)
         yield from self._guesses(stats_of)
         yield from self._disk(stats_of)
+        yield from self._adapters(stats_of)
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
         """The requests that wait, by vLLM's two reasons."""
@@ -110,6 +114,26 @@ class EngineNumbers(Collector):
             for number, totals in told.items():
                 family.add_metric([self._model, number], getattr(totals, field))
             yield family
+
+    def _adapters(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
+        """What is told of adapters, if there may be some. vLLM's gauge says it by its labels."""
+        told = {number: stats.adapters for number, stats in stats_of.items() if stats.adapters is not None}
+        if not told:
+            return
+        names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+        info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of live requests.", labels=names)
+        waiting, running = (
+            ",".join(sorted({name for one in lists for name in one}))
+            for lists in ([one.waiting for one in told.values()], [one.running for one in told.values()])
+        )
+        info.add_metric([str(self._max_loras), waiting, running], time.time())
+        held = GaugeMetricFamily("facet:lora_resident", "Adapters that workers hold.", labels=LABELS)
+        loads = HistogramMetricFamily("facet:lora_load_seconds", "Seconds to load one.", labels=LABELS)
+        for number, one in told.items():
+            held.add_metric([self._model, number], one.resident)
+            counts, total = one.loads.counts, one.loads.total
+            add_histogram(loads, [self._model, number], REARRANGEMENT_SECONDS, counts, total)
+        yield from (info, held, loads)
 
     def _guesses(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
         """Counters of guessed tokens, where engines guess."""

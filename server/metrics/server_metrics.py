@@ -7,6 +7,7 @@ is alone has cheaper counters (`plain_metrics.py`).
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from engine_core.client.replica import Replica
 from engine_core.engine_stats import PlainHistogram, Timing
+from server.metrics.counters_by_name import OF_ADAPTERS, OF_KEYS, AdapterCounters
 from server.metrics.engine_metrics import EngineNumbers, add_histogram
 from server.metrics.media_metrics import MediaMetrics
 from server.metrics.speech_metrics import SpeechMetrics
@@ -115,7 +117,9 @@ class Metrics:
         self._others: list[Metrics] = []
         self._shown = self._registry
         self._model, self._engine = model_name, str(engine)
-        self._read = self._written = 0
+        self._totals = [0, 0]
+        """The prompt tokens and generated tokens so far, for all adapters, too."""
+        self._of_adapter: AdapterCounters | None = None
         self._counters: type[Counter | PlainCounters] = PlainCounters
         self._histograms: type[Histogram | PlainHistograms] = PlainHistograms
         if shared is not None:
@@ -158,13 +162,14 @@ class Metrics:
         self._computed = sources.labels(model_name, self._engine, "local_compute")
         self._found = sources.labels(model_name, self._engine, "local_cache_hit")
         self._count_http()
-        self._of_keys = [self._family(name, text, "model_name", "key") for name, text in _OF_KEYS]
+        self._of_keys = [self._family(name, text, "model_name", "key") for name, text in OF_KEYS]
+        self._of_adapters = [self._family(*each, "model_name", "adapter") for each in OF_ADAPTERS]
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
         """The prompt tokens and generated tokens of this process so far."""
         every = [self, *self._others]
-        return sum(each._read for each in every), sum(each._written for each in every)
+        return sum(each._totals[0] for each in every), sum(each._totals[1] for each in every)
 
     def show_beside(self, other: Metrics) -> None:
         """Have the page tell of another model, too."""
@@ -195,11 +200,14 @@ class Metrics:
 
     def count_tokens(self, prompt: int, generated: int) -> None:
         if prompt:
-            self._read += prompt
+            self._totals[0] += prompt
             self.prompt_tokens.inc(prompt)
         if generated:
-            self._written += generated
+            self._totals[1] += generated
             self.generation_tokens.inc(generated)
+        if self._of_adapter is not None:
+            self._of_adapter.prompt_tokens.inc(prompt)
+            self._of_adapter.generation_tokens.inc(generated)
 
     def count_sources(self, prompt: int, cached: int) -> None:
         """Count where the tokens of a prompt came from."""
@@ -210,6 +218,12 @@ class Metrics:
     def key_counters(self, name: str) -> KeyCounters:
         """The counters of the key of this name, which are their label's only values."""
         return KeyCounters(*(family.labels(self._model, name) for family in self._of_keys))
+
+    def of_adapter(self, name: str) -> Metrics:
+        """These metrics for requests of one adapter, which are counted by its name, too."""
+        own = copy.copy(self)
+        own._of_adapter = AdapterCounters(*(each.labels(self._model, name) for each in self._of_adapters))
+        return own
 
     def of_media(self) -> MediaMetrics:
         """The metrics of media, which are shown from now on."""
@@ -262,6 +276,8 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         self._finished.labels(self._model, self._engine, reason).inc()
+        if self._of_adapter is not None:
+            self._of_adapter.requests.inc()
 
     def _count_http(self) -> None:
         self._http_requests = self._family("http_requests", "HTTP requests.", "handler", "method", "status")
@@ -283,10 +299,10 @@ class Metrics:
         self._http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._http_seconds.labels(handler, method).observe(seconds)
 
-    def watch(self, replicas: Callable[[], Sequence[Replica]]) -> None:
+    def watch(self, replicas: Callable[[], Sequence[Replica]], max_loras: int = 0) -> None:
         """Adds the engines' own numbers, which are asked for whenever the page is."""
         if self.replicas is tuple:
-            self._shown.register(EngineNumbers(self._model, lambda: self.replicas()))
+            self._shown.register(EngineNumbers(self._model, lambda: self.replicas(), max_loras))
         self.replicas = replicas
 
     def count_dropped_lines(self) -> None:
@@ -334,14 +350,6 @@ class KeyCounters(NamedTuple):
     refusals: Counter | PlainCounter
     prompt_tokens: Counter | PlainCounter
     generation_tokens: Counter | PlainCounter
-
-
-_OF_KEYS = (
-    ("facet:key_requests", "Requests for the engine, by API key."),
-    ("facet:key_refusals", "Requests refused because a quota of their key was used up."),
-    ("facet:key_prompt_tokens", "Prompt tokens read, by API key."),
-    ("facet:key_generation_tokens", "Tokens generated, by API key."),
-)
 
 
 class RequestRecord:

@@ -224,3 +224,10 @@ def test_an_api_process_that_is_killed_finds_what_the_engine_has(server: LiveSer
     names = {card["id"] for card in answer_of_get(server, "/v1/models")["data"]}
     assert names == {"demo", "words", "kinds", "late"}, "what was unloaded stays so"
     assert text_of(server, "late") != text_of(server, "words")
+
+
+def test_metrics_name_adapters(server: LiveServer) -> None:
+    text_of(server, "words")
+    page = server.get("/metrics").text
+    assert 'vllm:lora_requests_info{max_lora="8",' in page
+    assert 'facet:lora_generation_tokens_total{adapter="words",model_name="demo"} ' in page

@@ -10,6 +10,7 @@ from engine_core.engine_stats import (
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
+    AdapterStats,
     Buckets,
     ExpertStats,
     GuessTotals,
@@ -37,6 +38,7 @@ def busy_metrics() -> Metrics:
     record.tokens(1, cached=0)
     record.finish("stop", Timing(0.1, 0.1, 0.1, preemptions=0))
     metrics.key_counters("someone")
+    metrics.of_adapter("a").finished("stop")
     metrics.of_kept_vectors()
     media = metrics.of_media()
     media.refuse("size")
@@ -54,6 +56,7 @@ def busy_metrics() -> Metrics:
         experts=experts,
         guesses=GuessTotals(1, 1, [1]),
         disk=disk,
+        adapters=AdapterStats(["a"], [], 1, _buckets(REARRANGEMENT_SECONDS)),
     )
     metrics.watch(lambda: [replica])
     return metrics

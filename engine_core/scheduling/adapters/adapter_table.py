@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from engine_core.adapters.adapter_files import has_changed
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
-from engine_core.engine_stats import AdapterStats
+from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed
 from engine_core.scheduling.adapters.known_adapters import AdapterLoad, Call, KnownAdapter, QueuedRequest
@@ -59,7 +59,7 @@ class AdapterTable:
         self._drops: deque[Call] = deque()
         """What comes of adapters that workers give up."""
         self._queued: dict[Key, QueuedRequest] = {}
-        self._asleep = False
+        self._asleep, self._loads = False, PlainHistogram(REARRANGEMENT_SECONDS)
         self._uses = self._passed = 0
         self._states: list[AdapterState] = []
         self._failed: list[tuple[int, Failed]] = []
@@ -210,6 +210,7 @@ class AdapterTable:
             running=sorted(name for name, one in known if one.users),
             waiting=sorted(name for name, one in known if one.waiting),
             resident=sum(one.facts is not None for _, one in known),
+            loads=self._loads.buckets,
         )
 
     def take_states(self) -> list[AdapterState]:
@@ -303,6 +304,7 @@ class AdapterTable:
         self._uses += 1
         known.used = self._uses
         _log.info("adapter %s: %d bytes, loaded in %.2f s", known.adapter.name, known.facts.bytes, seconds)
+        self._loads.observe(seconds)
         self._tell(known, seconds)
         self._forget_unused(known)
 

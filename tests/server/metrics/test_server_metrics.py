@@ -17,6 +17,7 @@ from engine_core.engine_stats import (
     STEP_ROWS,
     STEP_SECONDS,
     STEP_TOKENS,
+    AdapterStats,
     Buckets,
     ExpertStats,
     GuessTotals,
@@ -214,3 +215,27 @@ def test_the_page_on_metrics_lists_what_there_is_and_nothing_else() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     listed = re.findall(r"^\| `([a-z0-9_:]+)` \|", page, flags=re.MULTILINE)
     assert sorted(listed) == sorted(labels_by_name())
+
+
+def test_adapters_are_named_and_counted_by_their_names() -> None:
+    replicas = [Replica(0), Replica(1)]
+    counts = (0, 2) + (0,) * (len(REARRANGEMENT_SECONDS) - 1)
+    for replica, running in zip(replicas, (["b"], ["a", "b"]), strict=True):
+        adapters = AdapterStats(running, ["late"], 2, Buckets(counts, 0.004))
+        replica.stats = Stats(1, 0, 0.0, 0, 0, 0, 3, 12, adapters=adapters)
+    metrics = Metrics("m")
+    metrics.watch(lambda: replicas, 8)
+    own = metrics.of_adapter("a")
+    own.begin(7, 1, 50)
+    own.count_tokens(0, 5)
+    own.finished("stop")
+    found = values(metrics)
+    labels = '{max_lora="8",running_lora_adapters="a,b",waiting_lora_adapters="late"}'
+    assert found[f"vllm:lora_requests_info{labels}"] > 1e9
+    assert found[f"facet:lora_load_seconds_count{LABELS}"] == found[f"facet:lora_resident{LABELS}"] == 2
+    for name, value in {"requests": 1, "prompt_tokens": 7, "generation_tokens": 5}.items():
+        assert found[f'facet:lora_{name}_total{{adapter="a",model_name="m"}}'] == value
+    assert metrics.tokens_so_far == (7, 5)
+    total = all_stats(replicas)
+    assert total is not None and total.adapters is not None
+    assert total.adapters.loads.counts[1] == 4
