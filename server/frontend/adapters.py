@@ -48,6 +48,8 @@ class ServedAdapters:
     def __init__(self, frontend: Frontend) -> None:
         self.frontend = frontend
         self._engines, self._options = frontend.client.adapters, frontend.config.adapters
+        self.has_started = not self._options.modules
+        """Whether requests are taken: not before the adapters are there that they may name."""
         self._lock = asyncio.Lock()
         """Held while adapters change, so that a name means one thing for all engines."""
         self._using = asyncio.Lock()
@@ -56,11 +58,10 @@ class ServedAdapters:
     async def start(self, *, again: bool = False) -> None:
         """Load the adapters of --lora-modules, or, if the server had started before and engines have some
         adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
-        if again and self._engines.states:
-            return
-        for module in self._options.modules:
+        for module in () if again and self._engines.states else self._options.modules:
             if error := await self._load(module.name, module.path, module.labels, pinned=module.pinned):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
+        self.has_started = True
 
     @property
     def states(self) -> Sequence[AdapterState]:

@@ -164,6 +164,8 @@ class Frontend:
             state = "stalled" if reason == "engine_stalled" else "restarting"
             return Status(state, reason, fraction=0.0, since=self._restarting_since)
         if self._client.ready is not None:
+            if self.adapters is not None and not self.adapters.has_started:
+                return loading("adapters", 0.0)
             return READY if self._facts is not None else loading("tokenizer", 0.0)
         return loading(self._client.progress.phase, self._client.progress.fraction)
 

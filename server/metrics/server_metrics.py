@@ -109,6 +109,7 @@ class Metrics:
 
     _media: MediaMetrics | None = None
     _speech: SpeechMetrics | None = None
+    _of_adapter: AdapterCounters | None = None
     _vectors: tuple[Counter | PlainCounter, Counter | PlainCounter] | None = None
 
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
@@ -118,8 +119,6 @@ class Metrics:
         self._shown = self._registry
         self._model, self._engine = model_name, str(engine)
         self._totals = [0, 0]
-        """The prompt tokens and generated tokens so far, for all adapters, too."""
-        self._of_adapter: AdapterCounters | None = None
         self._counters: type[Counter | PlainCounters] = PlainCounters
         self._histograms: type[Histogram | PlainHistograms] = PlainHistograms
         if shared is not None:
@@ -162,8 +161,7 @@ class Metrics:
         self._computed = sources.labels(model_name, self._engine, "local_compute")
         self._found = sources.labels(model_name, self._engine, "local_cache_hit")
         self._count_http()
-        self._of_keys = [self._family(name, text, "model_name", "key") for name, text in OF_KEYS]
-        self._of_adapters = [self._family(*each, "model_name", "adapter") for each in OF_ADAPTERS]
+        self._of_keys, self._of_adapters = self._by("key", OF_KEYS), self._by("adapter", OF_ADAPTERS)
 
     @property
     def tokens_so_far(self) -> tuple[int, int]:
@@ -314,6 +312,9 @@ class Metrics:
     def page(self) -> bytes:
         self.count_dropped_lines()
         return generate_latest(_Joined([each._shown for each in (self, *self._others)]))
+
+    def _by(self, label: str, families: Sequence[tuple[str, str]]) -> list[Counter | PlainCounters]:
+        return [self._family(*each, "model_name", label) for each in families]
 
     def _family(self, name: str, text: str, *labels: str) -> Counter | PlainCounters:
         return self._counters(name, text, labels, registry=self._registry)
