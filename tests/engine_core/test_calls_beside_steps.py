@@ -31,6 +31,9 @@ class Runner:
     def call(self, call: WorkerCall) -> WorkerReturn:
         return WorkerReturn(call.number, call.method == ENTER_ADAPTER or stepped.wait(20))
 
+    def lost(self, error: Exception) -> bool:
+        return False
+
     def close(self) -> None: ...
 
 
