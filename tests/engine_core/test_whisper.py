@@ -224,3 +224,14 @@ def test_heads_that_are_not_named_are_those_of_later_layers(whisper: tuple[Path,
             align(folder, [request])
     finally:
         path.write_text(named)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_bits_of_one(whisper: tuple[Path, Any]) -> None:
+    folder, _ = whisper
+    texts = [asked(id) for id in range(3)]
+    aligned = [replace(each, params=Pooling(task="align", columns=300)) for each in texts]
+    alone, cut = (transcribe(folder, texts, tensor_parallel_size=ranks)[0] for ranks in (1, 2))
+    assert cut == alone
+    one, two = (align(folder, aligned, tensor_parallel_size=ranks) for ranks in (1, 2))
+    assert [two[id].tobytes() for id in range(3)] == [one[id].tobytes() for id in range(3)]
