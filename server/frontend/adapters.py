@@ -148,5 +148,11 @@ class ServedAdapters:
             adapter = await asyncio.to_thread(read_named, name, path, self.frontend.config)
         except (ConfigError, OSError) as error:
             return str(error)
+        template = Path(adapter.folder) / "chat_template.jinja"
+        if (
+            template.is_file()
+            and template.read_text("utf-8", "replace") not in self.frontend.tokenizer.chat.sources
+        ):
+            _log.warning("adapter %s: its chat template is not used, but that of the model", name)
         async with self._lock:
             return await self._engines.load(replace(adapter, labels=tuple(labels), pinned=pinned))
