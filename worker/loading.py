@@ -70,11 +70,13 @@ def hold_adapters(
     if not lora.enable_lora:
         return None
     place = config.place
-    if device.target.type != "cpu" or place.stages > 1 or place.expert_replicas > 1:
-        what = f"this is {device.name}" if device.target.type != "cpu" else "this model is spread over others"
+    if device.target.type != "cpu" or place.expert_replicas > 1:
+        what = (
+            f"this is {device.name}" if device.target.type != "cpu" else "replicas share this model's experts"
+        )
         raise ValueError(
-            f"--enable-lora needs a CPU, without --pipeline-parallel-size or shared experts, and {what}: "
-            "serve the adapter's own folder, which merges it into its base"
+            f"--enable-lora needs a CPU, without shared experts, and {what}: serve the adapter's own folder, "
+            "which merges it into its base"
         )
     if lora.fully_sharded_loras and place.tensor_size > 1:
         raise ValueError(

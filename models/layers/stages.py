@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -16,6 +16,9 @@ class Layers(nn.ModuleList):
     `together`: the last layers that one stage must hold.
     """
 
+    elsewhere: Sequence[str] = ()
+    """The scopes of the checkpoint that hold the layers of other stages."""
+
     def __init__(
         self, count: int, parallel: Parallel, build: Callable[[int], nn.Module], together: int = 1
     ) -> None:
@@ -26,6 +29,7 @@ class Layers(nn.ModuleList):
 
     def pull(self, weights: Weights) -> None:
         weights.ignore(*self.others)
+        self.elsewhere = [(weights / number).path for number in self.others]
         for number, layer in zip(self.numbers, self, strict=True):
             load(layer, weights / str(number))
 

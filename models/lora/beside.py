@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from models import ops
 from models.checkpoint.files import Stored, read_safetensors
 from models.checkpoint.weights import Weights
 from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
-from models.lora.names import Places
+from models.lora.names import Places, ends_cut_off
 from models.lora_config import (
     PREFIX,
     TENSORS_FILE,
@@ -55,6 +55,8 @@ class AdapterPull:
     layers: list[Linear]
     base: Callable[[], Weights]
     """A function that opens the weights of the model."""
+    elsewhere: Sequence[str] = ()
+    """The scopes of layers that other stages hold, which see to what the adapter has for these."""
 
     def __post_init__(self) -> None:
         stored = read_safetensors(self.folder / TENSORS_FILE)
@@ -65,12 +67,12 @@ class AdapterPull:
                 modules.setdefault(module, {})[kind] = tensor
         places = Places(place.scope for layer in self.layers for place in layer.places)
         self._modules: dict[str, tuple[str, Parts]] = {}
-        missing = set[str]()
+        missing, elsewhere = set[str](), Places(self.elsewhere)
         for module, parts in modules.items():
             scope = places.find(module)
-            if scope is None:
+            if scope is None and not any(map(elsewhere.find, ends_cut_off(module))):
                 missing.add(module)
-            else:
+            elif scope is not None:
                 self._modules[scope] = module, parts
         if missing:
             raise places.refuse(self.folder, missing)

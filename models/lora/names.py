@@ -53,6 +53,12 @@ class Places:
         )
 
 
+def ends_cut_off(module: str) -> list[str]:
+    """The names of all modules in which one lies."""
+    parts = module.split(".")
+    return [".".join(parts[:stop]) for stop in range(1, len(parts))]
+
+
 def _ends_of(name: str) -> list[str]:
     """A name, and what is left without its first parts, as long as that still has several."""
     parts = name.split(".")

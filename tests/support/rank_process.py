@@ -1,8 +1,9 @@
 """Processes that are ranks of a model, and later of another one, so that torch is imported once for all.
 
-Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `p` prepare, `c`
-close. It answers `f` with facts, `a` with an output if it is the one that answers, `p` and whether something
-is left to prepare, `c` when the runner is closed, and `e` with an error.
+Frames on the pipe begin with a letter: `o` a WorkerConfig to open a runner with, `s` a step, `m` a call of
+a method, `p` prepare, `c` close. It answers `f` with facts, `a` with an output if it is the one that answers,
+`m` with what a method has returned, `p` and whether something is left to prepare, `c` when the runner is
+closed, and `e` with an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from models.checkpoint.weights import Reading
 from worker.buffers import Decoder
+from worker.calls.messages import WorkerCall
 from worker.config import WorkerConfig
 from worker.protocol import StepInput
 from worker.runner import Runner
@@ -51,6 +53,9 @@ def main(pipe: Connection) -> None:
                 output = runner.launch(_read_step(pipe, body)).result()
                 if answers:
                     pipe.send_bytes(b"a" + msgspec.msgpack.encode(output))
+            elif kind == b"m":
+                returned = runner.call(msgspec.msgpack.decode(body, type=WorkerCall))
+                pipe.send_bytes(b"m" + msgspec.msgpack.encode(returned))
             elif kind == b"p":
                 pipe.send_bytes(b"p" + bytes([runner.prepare()]))
             else:

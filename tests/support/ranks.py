@@ -16,10 +16,12 @@ from socket import socketpair
 import msgspec
 import rank_process
 import zmq
+from fake_adapters import CalledBefore
 
 from engine_core.executor import ReportPhase
 from models.parallel.experts import Placement, Transport
 from worker.buffers import Encoder
+from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import Place, WorkerConfig
 from worker.protocol import StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -165,6 +167,14 @@ class RanksOfTests:
         self._asked += 1
         self.most_in_flight = max(self.most_in_flight, self._asked)
         return _Step(self)
+
+    def call(self, call: WorkerCall) -> CalledBefore:
+        """Run a method on all ranks. No step may be under way."""
+        assert not self._asked
+        for pipe in self._pipes:
+            pipe.send_bytes(b"m" + msgspec.msgpack.encode(call))
+        frames = [self._ranks.hear(pipe) for pipe in self._pipes]
+        return CalledBefore([msgspec.msgpack.decode(frame[1:], type=WorkerReturn) for frame in frames])
 
     def register(self, poller: zmq.Poller) -> None:
         """Does nothing: these steps are always waited for."""

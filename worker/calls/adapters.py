@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from models.checkpoint.weights import Weights
+from models.layers.stages import Layers
 from models.loader import LoadOptions, open_base
 from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
@@ -52,6 +53,9 @@ class Adapters:
         """The number of an adapter, and a task -> the task as which the pooler has the adapter's own head."""
         tower: Any = find_tower(model)
         self._layers = list(adaptable_layers(model.modules(), tower.modules() if tower else ()))
+        self._elsewhere = [
+            scope for each in model.modules() if isinstance(each, Layers) for scope in each.elsewhere
+        ]
         open_adapters(self._layers, options.most, options.max_lora_rank)
         self._read: dict[int, _Read] = {}
         """What was read for a number, and is not entered yet."""
@@ -75,9 +79,10 @@ class Adapters:
                 f"{folder} labels tokens, for which the hidden states of a text are kept only if --tasks "
                 "names such a task: add --tasks generate embed token_embed"
             )
+        pull = AdapterPull(path, config, self._layers, self._open_base, self._elsewhere)
         layers = [
             (layer.adapters, layer.adapters.prepare(adapter))
-            for layer, adapter in AdapterPull(path, config, self._layers, self._open_base).pull()
+            for layer, adapter in pull.pull()
             if layer.adapters is not None
         ]
         self._read[number] = _Read(layers, head)
