@@ -61,6 +61,7 @@ def resolve(
         ("Qwen2ForProcessRewardModel", ("pooling", "none", "Qwen2ForProcessRewardModel")),
         ("ColPaliForRetrieval", ("pooling", "none", "ColPaliForRetrieval")),
         ("ColQwen2ForRetrieval", ("pooling", "none", "ColQwen2ForRetrieval")),
+        ("JinaVLForRanking", ("pooling", "none", "JinaVLForRanking")),
         ("BertModel", ("pooling", "none", "BertModel")),
         ("BertForMaskedLM", ("pooling", "none", "BertForMaskedLM")),
         ("BertForSequenceClassification", ("pooling", "none", "BertForSequenceClassification")),
@@ -211,7 +212,7 @@ def test_labels_for_tokens(tmp_path: Path) -> None:
         (("Qwen3ForCausalLM", "auto", "both"), "--convert both: must be one of auto, none, embed"),
     ],
 )
-def test_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be(tmp_path: Path, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(tmp_path, *arguments)
 
