@@ -46,15 +46,16 @@ class DraftPasses:
     def __init__(
         self,
         drafter: Drafter | None,
-        recorder: Recorder,
+        open_recorder: Callable[[], Recorder],
         lay_out: LayOut,
         place_of: Callable[[int], MixedStep],
     ) -> None:
         """`lay_out` serves steps without a graph; `place_of` finds the place of steps of so many tokens."""
-        self._drafter, self._recorder, self._lay_out, self._place_of = drafter, recorder, lay_out, place_of
+        self._drafter, self._lay_out, self._place_of = drafter, lay_out, place_of
         self._made: dict[int, _Pass] = {}
         self._forward: Forward | None = None
         self.are_made = drafter is not None and drafter.has_passes
+        self._recorder = open_recorder() if self.are_made else None
         if drafter is not None:
             drafter.quicken(self._lay_out_pass, self._record if self.are_made else None)
 
@@ -64,8 +65,8 @@ class DraftPasses:
 
     def make(self, form: PassForm) -> Missing | None:
         """Record a pass; returns why, if there is none."""
-        drafter, forward = self._drafter, self._forward
-        if drafter is None or forward is None:
+        drafter, forward, recorder = self._drafter, self._forward, self._recorder
+        if drafter is None or forward is None or recorder is None:
             return None
         stream, step = drafter.make_stream(form.tokens), self._place_of(form.tokens)
 
@@ -79,7 +80,7 @@ class DraftPasses:
 
             return work
 
-        made = self._recorder.record(open_work)
+        made = recorder.record(open_work)
         if isinstance(made, Missing):
             return made
         self._made[form.tokens] = _Pass(made.result, stream, made.replay, step)

@@ -100,12 +100,12 @@ class Graphs:
         self,
         compute: Compute,
         card: Card,
-        recorder: Recorder,
+        open_recorder: Callable[[], Recorder],
         draw: DrawInto | None,
         *,
         most: int,
     ) -> None:
-        """`most`: the tokens of the largest graph.
+        """`most`: the tokens of the largest graph. A drafter's passes have a recorder of their own.
 
         `draw`: None if the kernel draws wrong on a card: whole steps take the likeliest tokens only, then.
         """
@@ -118,7 +118,7 @@ class Graphs:
         self.forms: Forms | None = self
         self.states = SlotStates(slots)
         self.buffer = torch.zeros(_FORM_WORDS, dtype=torch.int32, device=target)
-        self._compute, self._recorder, self._draw = compute, recorder, draw
+        self._compute, self._recorder, self._draw = compute, open_recorder(), draw
         self.chooses, self.draws = compute.ends_model, draw is not None
         most_rows = max(rows, min(slots.count, MOST_ROWS))
         self._tensors = StepTensors.make(target, max(rows, most), most_rows, slots.most_blocks, slots.groups)
@@ -141,7 +141,8 @@ class Graphs:
         """The time that making graphs has taken so far."""
         self._steps: dict[int, MixedStep] = {}
         """The places of mixed steps, by their tokens."""
-        self._passes = DraftPasses(compute.drafter, recorder, self._layout, self._place_of)
+        # Passes run before what a step has left is read, so they need memory that steps do not share.
+        self._passes = DraftPasses(compute.drafter, open_recorder, self._layout, self._place_of)
         if self._passes.are_made:
             self._left = [each for form in self._left for each in _with_pass(form)]
             self.urgent += sum(is_pass_of(form, _URGENT_TOKENS) for form in self._left)
@@ -359,7 +360,7 @@ def open_graphs(
             compute.drafter.quicken(compute.lay_out, None)
         return compute
     draws = groups.minimum(int(draw is not None))
-    return Graphs(compute, card, Recorder(open_capture(), groups), draw if draws else None, most=most)
+    return Graphs(compute, card, lambda: Recorder(open_capture(), groups), draw if draws else None, most=most)
 
 
 def _forms_to_make(
