@@ -119,6 +119,10 @@ _ENCODERS = {
 """The beginnings of encoders' names, and of those of their classes: each family has one for each ending."""
 
 _SPEECH = {
+    "BartForConditionalGeneration": "speech.bart:BartForConditionalGeneration",
+    "MBartForConditionalGeneration": "speech.bart:MBartForConditionalGeneration",
+    "MarianMTModel": "speech.bart:MarianMTModel",
+    "PegasusForConditionalGeneration": "speech.bart:PegasusForConditionalGeneration",
     "WhisperForConditionalGeneration": "speech.whisper:WhisperForConditionalGeneration",
 }
 """Models whose decoder answers to a source that an encoder has read."""

@@ -12,6 +12,7 @@ import msgspec
 from engine_core.protocol import Ready
 from models.pooling.config import PoolingConfig
 from server.errors import BadRequest, invalid
+from server.source_facts import SourceFacts
 from worker.protocol import Task
 
 GENERATE, TRANSCRIPTION = "generate", "transcription"
@@ -229,6 +230,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = LIMITS
     media: MediaFacts | None = None
     """None if requests can have texts only."""
+    sources: SourceFacts | None = None
+    """None if prompts are continued, and not read by an encoder."""
 
     def is_name(self, name: str) -> bool:
         """Whether clients may call the model so: by a name of it, with Ollama's tag or without, or by a word
@@ -244,11 +247,22 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """The tasks that requests may ask for."""
         return self.ready.worker.tasks
 
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt that could be, if its answer had none."""
+        return self.max_model_len if self.sources is None else self.sources.longest
+
+    def room_for_answer(self, prompt_len: int) -> int:
+        """The most tokens of an answer to a prompt of so many tokens."""
+        return self.max_model_len - (prompt_len if self.sources is None else len(self.sources.start))
+
     def check_prompt_length(self, length: int, *, at_least: bool = False) -> None:
         """Refuses a prompt that leaves no room for one output token, in vLLM's words.
 
         `at_least` says that `length` is a lower bound, found without tokenizing all of the text.
         """
+        if self.sources is not None:
+            return self.sources.check_length(length)
         if length == 0:
             raise BadRequest("The decoder prompt cannot be empty", "prompt")
         if length > self.max_model_len:
@@ -314,8 +328,8 @@ class GenerationConfigError(ValueError):
     pass
 
 
-def read_defaults(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, float | int]:
-    """Sampling defaults: the checkpoint's ("auto"), another folder's, or none ("vllm"); then overrides."""
+def read_generation_config(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, object]:
+    """The fields of the checkpoint's file ("auto"), another folder's, or none ("vllm"); then overrides."""
     found: dict[str, object] = {}
     if source != "vllm":
         path = (folder if source == "auto" else Path(source).expanduser()) / "generation_config.json"
@@ -323,7 +337,12 @@ def read_defaults(folder: Path, source: str, overrides: Mapping[str, object]) ->
             found = _read_object(path)
         elif source != "auto":
             raise GenerationConfigError(f"--generation-config: there is no {path}")
-    merged = {**found, **overrides}
+    return {**found, **overrides}
+
+
+def read_defaults(folder: Path, source: str, overrides: Mapping[str, object]) -> dict[str, float | int]:
+    """The defaults of sampling that a generation config has."""
+    merged = read_generation_config(folder, source, overrides)
     defaults: dict[str, float | int] = {}
     for key, name in _DEFAULTS.items():
         value = merged.get(key)

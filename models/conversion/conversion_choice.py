@@ -40,6 +40,7 @@ _SUFFIXES: tuple[tuple[str, Runner, Convert], ...] = (
     ("ForConditionalGeneration", "generate", "none"),
     ("ChatModel", "generate", "none"),
     ("LMHeadModel", "generate", "none"),
+    ("MTModel", "generate", "none"),
     ("ForTextEncoding", "pooling", "embed"),
     ("EmbeddingModel", "pooling", "embed"),
     ("ForRetrieval", "pooling", "embed"),

@@ -215,7 +215,12 @@ class Frontend:
         options["streams"] = interval < ALL_TOKENS
         options["most_guesses"] = sampling.speculative_tokens
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
-        asked = CheckedPrompt(prompt, sampling, params, interval, request_id, replica, options, admission)
+        length = count_ids(prompt)
+        if (known := self.facts.sources) is not None:
+            prompt, options["source"] = list(known.start), known.source(unpack(prompt))
+        asked = CheckedPrompt(
+            prompt, sampling, params, interval, request_id, replica, options, admission, length
+        )
         if len(params) == 1:
             return self._generate(asked, 0)
         options.setdefault("group", self.new_group())
@@ -369,8 +374,8 @@ class Frontend:
         stream = stream or self._client.submit(prompt, params, replica=asked.replica, **asked.options)
         text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
         may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
-        work = admission.begin_work(len(prompt), params.max_tokens, may_stop=may_stop)
-        record = self.metrics.begin(len(prompt), len(asked.params), params.max_tokens)
+        work = admission.begin_work(asked.length, params.max_tokens, may_stop=may_stop)
+        record = self.metrics.begin(asked.length, len(asked.params), params.max_tokens)
         choice = Choice(text, record, admission, work)
         admission.streams.add(stream.id)
         try:

@@ -74,6 +74,8 @@ class CheckedPrompt:
     replica: int | None
     options: AddOptions
     admission: Admission | None
+    length: int = 0
+    """The tokens that the client has sent."""
 
 
 class TextOutput:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from engine_core.beams.beam_params import Beam, BeamParams
-from engine_core.protocol import Failed, Grammar, Pooled, Tokens
+from engine_core.protocol import Failed, Grammar, Pooled, Source, Tokens
 from server.errors import ApiError, from_engine
 from server.frontend.text_output import ALL_TOKENS, Delta, TextOutput
 from server.media.prompt import as_media
@@ -177,9 +177,10 @@ class GenerationRequest:
     ) -> None:
         """Raises BadRequest. `kind` overrides the kind of the parameters."""
         self.request_id = request_id
-        self.tokens = tokens = encoded.ids
         self.media = encoded.media
-        self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(tokens))
+        self.params: Sequence[Sampling | Pooling] = sampling.resolve(facts, tokenizer, len(encoded.ids))
+        self.tokens = tokens = encoded.ids if facts.sources is None else list(facts.sources.start)
+        self.source = None if facts.sources is None else facts.sources.source(encoded.ids)
         self._builder = OutputBuilder(request_id, encoded.text, encoded.shown_ids, sampling, tokenizer, kind)
         self.most_guesses = sampling.speculative_tokens
         self.may_end_early = bool(sampling.stop)
@@ -235,6 +236,7 @@ class PoolingRequest:
         self.params: Sequence[Sampling | Pooling] = [item.params]
         self.may_end_early = False
         self.most_guesses: int | None = None
+        self.source: Source | None = None
         self.salt = ""
         self.grammar: Grammar | None = None
         self.beams: BeamParams | None = None
@@ -286,6 +288,7 @@ class BeamRequest:
         self.params: Sequence[Sampling | Pooling] = params
         self.may_end_early = False
         self.most_guesses: int | None = None
+        self.source: Source | None = None
         self.grammar: Grammar | None = None
         self.finished = False
         self._search, self._tokenizer = search, tokenizer

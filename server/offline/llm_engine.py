@@ -329,6 +329,7 @@ class LLMEngine:
                 times_each=request.may_end_early,
                 grammar=request.grammar,
                 media=request.media,
+                source=request.source,
                 most_guesses=request.most_guesses,
                 beams=request.beams,
                 adapter=request.adapter,

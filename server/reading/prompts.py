@@ -37,6 +37,7 @@ from server.reading.row_parts import check_shows_no_tokens, take_row_files, with
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
+from server.source_facts import no_chats, refuse_for_sources
 from server.text.chat_template import AnswerStyle
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
@@ -139,6 +140,14 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Prompt]:
+    if context.facts.sources is not None:
+        refuse_for_sources(
+            echo=bool(body.echo),
+            prompt_logprobs=body.prompt_logprobs is not None,
+            prompt_embeds=bool(body.prompt_embeds),
+            use_beam_search=bool(body.use_beam_search),
+            include="cache_diagnosis" in body.include,
+        )
     special = body.add_special_tokens is not False
     sources = [Written(source) if isinstance(source, str) else source for source in body.prompt]
     embeds = [_prepare_embeds(file, body, context) for file in body.prompt_embeds]
@@ -303,6 +312,8 @@ def write_conversation(
     style: AnswerStyle | None = None,
 ) -> Written:
     """Renders the conversation as the text that the model was trained on."""
+    if context.facts.sources is not None:
+        raise no_chats()
     if options.chat_template is not None and not context.options.trust_request_chat_template:
         raise BadRequest(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "

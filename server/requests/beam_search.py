@@ -9,6 +9,7 @@ from engine_core.beams.beam_params import BeamParams
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
 from server.requests.sampling import SamplingParams
+from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
 
 _UNKNOWN = (
@@ -53,6 +54,8 @@ def search_params(
 
     Raises BadRequest if more is asked than it obeys.
     """
+    if facts.sources is not None:
+        refuse_for_sources(use_beam_search=True)
     if facts.ready.worker.processes_logits:
         raise BadRequest(
             "beam search does not go with --logits-processors, which this server has.", "use_beam_search"

@@ -18,11 +18,12 @@ from models.config import ConfigError, ModelConfig, read_config
 from models.pooling.config import JINA_RANKING, PoolingConfig, read_pooling
 from server.answers.format_detection import describe_format
 from server.answers.parser_plugins import load_parsers
-from server.model_facts import GENERATE, Facts, read_defaults, score_type
+from server.model_facts import GENERATE, Facts, read_defaults, read_generation_config, score_type
 from server.options.server_config import ServerConfig
 from server.requests.scoring import JINA_RERANKER, QWEN3_RERANKER
 from server.requests.spaces import checked_name, digest_reading
 from server.requests.vectors import read_ranges
+from server.source_facts import SourceFacts, read_source_facts
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles, template_text
 from worker.host.machine import cache_folder
@@ -119,9 +120,17 @@ def find_facts(config: ServerConfig, ready: Ready, folder: Path, tokenizer: Toke
         score_type=score_type(tasks, pooling),
         score_template=_score_template(tokenizer, model, pooling),
         reading_digest=digest_reading(tokenizer.digest, pooling),
+        sources=_sources(config, ready, folder, model),
         int8_ranges=() if config.vectors.int8_ranges is None else _ranges(config.vectors.int8_ranges, ready),
     )
     return msgspec.structs.replace(facts, space_name=checked_name(config.vectors.space_name, facts))
+
+
+def _sources(config: ServerConfig, ready: Ready, folder: Path, model: ModelConfig) -> SourceFacts | None:
+    if ready.worker.source_kind != "tokens":
+        return None
+    given = read_generation_config(folder, config.generation_config, config.override_generation_config)
+    return read_source_facts(ready.worker.source_len, {**model.raw, **given})
 
 
 def _max_text_len(config: ServerConfig, ready: Ready, pooling: PoolingConfig) -> int:

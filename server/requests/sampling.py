@@ -19,6 +19,7 @@ from server.errors import BadRequest, invalid, too_many
 from server.grammars.form_grammar import AskedForm, StructuredOutputsParams
 from server.model_facts import Facts
 from server.requests.unsupported_parameters import UnsupportedSampling
+from server.source_facts import refuse_for_sources
 from worker.protocol import Sampling
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         """Returns one Sampling for each of the n choices; raises BadRequest."""
         self.check_unsupported(UnsupportedSampling.__struct_fields__)
         facts.check_prompt_length(prompt_len)
+        if facts.sources is not None:
+            refuse_for_sources(prompt_logprobs=self.prompt_logprobs is not None)
         temperature = self._temperature(facts)
         _require(
             "n", self.n, (self.n >= 1, "at least 1"), (self.n <= facts.limits.n, f"at most {facts.limits.n}")
@@ -162,6 +165,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
             logit_bias=self._logit_bias(facts),
             bad_words=_bad_words(self.bad_words, facts, tokenizer) if self.bad_words else (),
             allowed_token_ids=self._allowed(facts),
+            suppressed=() if facts.sources is None else facts.sources.suppressed,
             logprobs=check_logprobs("logprobs", "sample", self.logprobs, facts),
             prompt_logprobs=check_logprobs("prompt_logprobs", "prompt", self.prompt_logprobs, facts),
             extra_args=_check_arguments(self.extra_args, facts) if self.extra_args else {},
@@ -212,7 +216,7 @@ class SamplingParams(UnsupportedSampling, kw_only=True, repr_omit_defaults=True)
         return self.seed
 
     def _max_tokens(self, facts: Facts, prompt_len: int) -> int:
-        asked, room = self.max_tokens, facts.max_model_len - prompt_len
+        asked, room = self.max_tokens, facts.room_for_answer(prompt_len)
         if asked is None:
             return min(int(facts.defaults.get("max_tokens", room)), room)
         _require("max_tokens", asked, (asked >= 1, "at least 1"))
@@ -369,15 +373,17 @@ def kept_tokens(asked: int | None, max_tokens: int | None, facts: Facts) -> int 
     """Returns how many tokens of a prompt truncate_prompt_tokens keeps; None keeps all."""
     if asked is None:
         return None
-    if asked > facts.max_model_len:
+    if asked > facts.longest_prompt:
         raise invalid(
             "truncate_prompt_tokens",
-            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.max_model_len}. "
+            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len = {facts.longest_prompt}. "
             "Please request a smaller truncation size.",
             asked,
         )
     if asked < -1:
         raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens={asked} must be at least -1.", asked)
+    if asked == -1 and facts.sources is not None:
+        return facts.longest_prompt
     if asked == -1:
         return max(1, facts.max_model_len - max(1, max_tokens or 1))
     return asked

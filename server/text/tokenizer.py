@@ -177,10 +177,10 @@ class Tokenizer:
 
     def check_text_length(self, text: str, facts: Facts) -> None:
         """Refuses, without tokenizing, a text that no cut into tokens could make short enough."""
-        if len(text) > facts.max_model_len * self.longest_token:
+        if len(text) > facts.longest_prompt * self.longest_token:
             raise invalid(
                 "input_text",
-                f"This model's maximum context length is {facts.max_model_len} tokens. However, your prompt "
+                f"This model's maximum context length is {facts.longest_prompt} tokens. However, your prompt "
                 f"contains {len(text)} characters, which exceeds this limit even without any output tokens. "
                 "Please reduce the length of the input prompt.",
                 len(text),

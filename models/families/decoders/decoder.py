@@ -158,10 +158,9 @@ class Decoder(nn.Module):
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         rows = self.embed_tokens(ids)
         rows = self.project_in(rows) if self.is_projected else rows
-        rows = self.embed_norm(rows) if self.embed_norm is not None else rows
-        if self.first_position is None:
-            return rows
-        return ops.add(rows, ops.embed(positions, self.embed_positions.weight[self.first_position :]))
+        if self.first_position is not None:
+            rows = ops.add(rows, ops.embed(positions, self.embed_positions.weight[self.first_position :]))
+        return rows if self.embed_norm is None else self.embed_norm(rows)
 
 
 class TrunkForCausalLM(nn.Module):
@@ -226,9 +225,13 @@ class HeadFirstForCausalLM(TrunkForCausalLM):
         weights = weights.renamed(self.saved_names)
         trunk = weights.first(*self.trunks)
         for name, module in self.model.named_children():
-            load(module, trunk / name)
+            load(module, self.embeddings(weights) if name == "embed_tokens" else trunk / name)
             if name == "embed_tokens":
                 load(self.lm_head, weights.first(*HEADS))
+
+    def embeddings(self, weights: Weights) -> Weights:
+        """The scope of the embeddings of tokens."""
+        return weights.first(*self.trunks) / "embed_tokens"
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = super().logits(hidden)

@@ -114,7 +114,7 @@ class DecoderSpec:
     embedding_width: int | None = None
     """The width of embeddings that are projected to the layers' and back; None means that of the layers."""
     embedding_norm: bool = False
-    """Whether embeddings are normalised."""
+    """Whether embeddings are normalised, with their positions."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """A factor of everything that a sublayer adds to the stream."""

@@ -1,19 +1,57 @@
-"""What decoders share that answer to a source: attention to it between attention and the MLP of a layer."""
+"""What models share whose decoder answers to a source: their fields, layers, and how sources are encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
 
+import msgspec
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.families.decoders.decoder import DecoderLayer, make_norm
-from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
-from models.layers.cross_attention import CrossAttention
+from models.config import ModelConfig, Size
+from models.context import ForwardContext, use_context
+from models.families.classics.gpt2 import LAYER_NORMS
+from models.families.decoders.decoder import DecoderForCausalLM, DecoderLayer, make_norm
+from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
+from models.layers.cross_attention import CrossAttention, SourceInput, cross_layers
+from models.layers.embedding import check_learned_positions
 from models.layers.norm import enter
 from models.layers.rotary import Rope
+from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+
+EPS = 1e-5
+NORMS_BEFORE = Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm")
+
+
+class EncoderDecoderFields(DecoderFields, frozen=True, kw_only=True):
+    """The fields of config.json under the names that BART gave them first."""
+
+    intermediate_size: Size = msgspec.field(name="decoder_ffn_dim")
+    hidden_act: str = msgspec.field(name="activation_function", default="gelu")
+    encoder_ffn_dim: Size
+    encoder_layers: Size
+    encoder_attention_heads: Size
+    scale_embedding: bool = False
+
+    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
+        learned = setup.config.max_len
+        check_learned_positions(setup.config.architecture, learned, setup.max_len)
+        return replace(
+            super().spec(setup, rope),
+            eps=EPS,
+            norms=NORMS_BEFORE,
+            qkv_bias=True,
+            o_bias=True,
+            mlp_bias=True,
+            learned_positions=learned,
+            embedding_scale=setup.config.hidden_size**0.5 if self.scale_embedding else 1.0,
+        )
+
+    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
+        return (LayerSpec(rope=None),) * setup.config.num_layers
 
 
 class CrossLayer(DecoderLayer):
@@ -41,3 +79,42 @@ class CrossLayer(DecoderLayer):
         delta, stream = self._leave(after, self.encoder_attn(x), stream)
         x, stream = enter(self.before_mlp, delta, stream)
         return self._leave(self.after_mlp, self.feed(x), stream)
+
+
+class EncoderDecoderForCausalLM(DecoderForCausalLM):
+    """A decoder of `CrossLayer`s, and an encoder whose results they attend to."""
+
+    fields = EncoderDecoderFields
+    fixed = LAYER_NORMS
+    layer_class = CrossLayer
+    trunks = ("model.decoder", "decoder")
+    saved_names = {
+        "o_proj": "out_proj",
+        "mlp": "",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+        "norm": "layer_norm",
+        "embed_norm": "layernorm_embedding",
+    }
+    source_kind: ClassVar[Literal["tokens", "audio"]] = "tokens"
+    source_len: int
+    source_shape: tuple[int, int] = (0, 0)
+
+    def __init__(self, setup: ModelSetup) -> None:
+        if setup.parallel.stages > 1:
+            raise ValueError(
+                "--pipeline-parallel-size: what an encoder gives would have to reach every stage; use "
+                "--tensor-parallel-size"
+            )
+        super().__init__(setup)
+
+    @abstractmethod
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+        """What the encoder gives of the sources [S, hidden_size], packed as `step` says."""
+        ...
+
+    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> None:
+        with use_context(step):
+            states = self.encoded(sources, step)
+            for layer in cross_layers(self.modules()):
+                layer.write(states)

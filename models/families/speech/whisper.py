@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -15,18 +14,19 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size, family_fields
-from models.context import ForwardContext, use_context
-from models.families.classics.gpt2 import LAYER_NORMS
-from models.families.decoders.decoder import DecoderForCausalLM
+from models.context import ForwardContext
 from models.families.decoders.decoder_attention import DecoderAttention
-from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
-from models.families.speech.encoder_decoder import CrossLayer
+from models.families.decoders.decoder_spec import DecoderSpec, LayerSpec
+from models.families.speech.encoder_decoder import (
+    EPS,
+    CrossLayer,
+    EncoderDecoderFields,
+    EncoderDecoderForCausalLM,
+)
 from models.layers.cross_attention import KeysWithoutBias, SourceInput, cross_layers
-from models.layers.embedding import check_learned_positions
 from models.layers.linear import frozen
 from models.layers.mlp import MLP
 from models.layers.norm import LayerNorm, enter
-from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
@@ -35,10 +35,8 @@ from models.pooling.alignment import Alignment
 from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames
 from models.vision.tower import finish
 
-_EPS = 1e-5
 _WINDOW = 3
 """The frames that a convolution reads for each row that it gives."""
-_NORMS = Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm")
 _ENCODER_NAMES = TowerNames(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.out_proj",
@@ -47,33 +45,10 @@ _ENCODER_NAMES = TowerNames(
 )
 
 
-class WhisperFields(DecoderFields, frozen=True, kw_only=True):
-    intermediate_size: Size = msgspec.field(name="decoder_ffn_dim")
-    hidden_act: str = msgspec.field(name="activation_function", default="gelu")
-    encoder_ffn_dim: Size
-    encoder_layers: Size
-    encoder_attention_heads: Size
+class WhisperFields(EncoderDecoderFields, frozen=True, kw_only=True):
     num_mel_bins: Size = 80
     max_source_positions: Size = 1500
-    scale_embedding: bool = False
     median_filter_width: Annotated[int, msgspec.Meta(ge=1, le=99)] = 7
-
-    def spec(self, setup: ModelSetup, rope: Rope) -> DecoderSpec:
-        learned = setup.config.max_len
-        check_learned_positions("Whisper", learned, setup.max_len)
-        return replace(
-            super().spec(setup, rope),
-            eps=_EPS,
-            norms=_NORMS,
-            qkv_bias=True,
-            o_bias=True,
-            mlp_bias=True,
-            learned_positions=learned,
-            embedding_scale=setup.config.hidden_size**0.5 if self.scale_embedding else 1.0,
-        )
-
-    def layers(self, setup: ModelSetup, rope: Rope) -> tuple[LayerSpec, ...]:
-        return (LayerSpec(rope=None),) * setup.config.num_layers
 
 
 class Convolution(nn.Module):
@@ -105,7 +80,7 @@ class WhisperEncoderLayer(TowerLayer):
             names=("fc1", "fc2"),
             bias=True,
         )
-        norms = LayerNorm(size, _EPS), LayerNorm(size, _EPS)
+        norms = LayerNorm(size, EPS), LayerNorm(size, EPS)
         super().__init__(size, fields.encoder_attention_heads, mlp, norms, _ENCODER_NAMES)
         whole = Span.whole(size)
         self.qkv = KeysWithoutBias(size, [whole] * 3, bias=True, sources=_ENCODER_NAMES.qkv)
@@ -120,7 +95,7 @@ class WhisperEncoder(nn.Module):
         self.conv2 = Convolution(size, size, 2)
         self.embed_positions = Learned(fields.max_source_positions, size, name="weight")
         self.layers = TowerLayers(fields.encoder_layers, lambda: WhisperEncoderLayer(size, fields))
-        self.layer_norm = LayerNorm(size, _EPS)
+        self.layer_norm = LayerNorm(size, EPS)
 
     def forward(self, features: Sequence[Tensor], step: ForwardContext) -> Tensor:
         rows = self.conv2(self.conv1([each.t() for each in features]))
@@ -138,26 +113,12 @@ class WhisperDecoderLayer(CrossLayer):
         )
 
 
-class WhisperForConditionalGeneration(DecoderForCausalLM):
+class WhisperForConditionalGeneration(EncoderDecoderForCausalLM):
     fields = WhisperFields
-    fixed = LAYER_NORMS
     layer_class = WhisperDecoderLayer
-    trunks = ("model.decoder",)
-    saved_names = {
-        "o_proj": "out_proj",
-        "mlp": "",
-        "up_proj": "fc1",
-        "down_proj": "fc2",
-        "norm": "layer_norm",
-    }
     source_kind = "audio"
 
     def __init__(self, setup: ModelSetup) -> None:
-        if setup.parallel.stages > 1:
-            raise ValueError(
-                "--pipeline-parallel-size: what an encoder gives would have to reach every stage; use "
-                "--tensor-parallel-size"
-            )
         super().__init__(setup)
         own = family_fields(setup.config, WhisperFields)
         self.source_len = own.max_source_positions
@@ -172,12 +133,8 @@ class WhisperForConditionalGeneration(DecoderForCausalLM):
         super().pull(weights)
         load(self.encoder, weights / "model.encoder")
 
-    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> None:
-        features = [each.features for each in sources if each.features is not None]
-        states = self.encoder(features, step)
-        with use_context(step):
-            for layer in cross_layers(self.modules()):
-                layer.write(states)
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+        return self.encoder([each.features for each in sources if each.features is not None], step)
 
 
 class _GenerationFields(msgspec.Struct):

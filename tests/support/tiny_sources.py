@@ -1,0 +1,57 @@
+"""Tiny random checkpoints of models that answer to a text, with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 300
+START, END, LANGUAGE = 2, 3, 7
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": START,
+    "forced_eos_token_id": None,
+    "eos_token_id": END,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "init_std": 0.4,
+    "scale_embedding": True,
+}
+FAMILIES = ("Bart", "MBart", "Marian", "Pegasus")
+
+
+def make(family: str, folder: Path, seed: int = 0) -> Any:
+    """Writes the checkpoint, and returns transformers' model of it."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    kind = "MarianMTModel" if family == "Marian" else f"{family}ForConditionalGeneration"
+    config = getattr(transformers, f"{family}Config")(**_SIZES)
+    torch.manual_seed(seed)
+    model = getattr(transformers, kind)(config).eval()
+    for name, tensor in model.named_parameters():  # the first values of biases and norms would hide mistakes
+        if tensor.ndim == 1:
+            torch.nn.init.normal_(tensor, std=0.3, mean=float(name.endswith("norm.weight")))
+    if family != "Bart":
+        model.final_logits_bias.normal_()
+    model.save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {char: id for id, char in enumerate([*"0123", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(ids, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    given = {"decoder_start_token_id": START, "forced_bos_token_id": LANGUAGE, "bad_words_ids": [[1], [5, 6]]}
+    (folder / "generation_config.json").write_text(json.dumps({**given, "eos_token_id": END}))
+    return model
