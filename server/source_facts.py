@@ -50,12 +50,14 @@ def refuse_for_sources(**fields: bool) -> None:
         )
 
 
-def no_chats() -> BadRequest:
-    return BadRequest(
-        "This model reads one text and writes another, and has no chats: POST /v1/completions with the text "
-        "as `prompt`.",
-        "messages",
-    )
+def refuse_chats(known: SourceFacts | None) -> None:
+    """Refuses conversations, if the model is known to read sources."""
+    if known is not None:
+        raise BadRequest(
+            "This model reads one text and writes another, and has no chats: POST /v1/completions with the "
+            "text as `prompt`.",
+            "messages",
+        )
 
 
 def read_source_facts(longest: int, fields: Mapping[str, object]) -> SourceFacts:

@@ -215,12 +215,9 @@ class Frontend:
         options["streams"] = interval < ALL_TOKENS
         options["most_guesses"] = sampling.speculative_tokens
         options["times_each"] = bool(sampling.stop)  # a stop string ends the text here, before the engine
-        length = count_ids(prompt)
-        if (known := self.facts.sources) is not None:
-            prompt, options["source"] = list(known.start), known.source(unpack(prompt))
-        asked = CheckedPrompt(
-            prompt, sampling, params, interval, request_id, replica, options, admission, length
-        )
+        asked = CheckedPrompt(prompt, sampling, params, interval, request_id, replica, options, admission)
+        if self.facts.sources is not None:
+            asked.read_by_encoder(self.facts.sources)
         if len(params) == 1:
             return self._generate(asked, 0)
         options.setdefault("group", self.new_group())

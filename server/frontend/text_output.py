@@ -16,8 +16,9 @@ from engine_core.protocol import CacheMiss, Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
+from server.source_facts import SourceFacts
 from server.text.detokenizer import MarkedText, StopStrings
-from server.text.tokenizer import TokenIds, Tokenizer
+from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Sampling, TokenLogprobs, Vectors
 
 ALL_TOKENS = 1 << 30
@@ -74,8 +75,17 @@ class CheckedPrompt:
     replica: int | None
     options: AddOptions
     admission: Admission | None
-    length: int = 0
-    """The tokens that the client has sent."""
+
+    def read_by_encoder(self, known: SourceFacts) -> None:
+        """Make the prompt a source, and go on from the tokens with which answers begin."""
+        self.options["source"] = known.source(unpack(self.prompt))
+        self.prompt = list(known.start)
+
+    @property
+    def length(self) -> int:
+        """The tokens that the client has sent."""
+        source = self.options.get("source")
+        return count_ids(self.prompt) if source is None else source.length
 
 
 class TextOutput:

@@ -24,7 +24,7 @@ from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.scoring import Compared, Pairs, ScoreOptions, compare_all, read_pairs
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
-from server.source_facts import no_chats
+from server.source_facts import refuse_chats
 from server.text.chat_template import AskedFormat
 from worker.calls.messages import APPLY_MODEL
 
@@ -92,8 +92,7 @@ class LLM:
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
                 "continue_final_message",
             )
-        if self.facts.sources is not None:
-            raise no_chats()
+        refuse_chats(self.facts.sources)
         kwargs = {**self.llm_engine.config.default_chat_template_kwargs, **(chat_template_kwargs or {})}
         prompts: list[prompt_forms.Prompt] = []
         for conversation, pictures in prompt_forms.read_conversations(messages):

@@ -37,7 +37,7 @@ from server.reading.row_parts import check_shows_no_tokens, take_row_files, with
 from server.reading.system_messages import tell_tools
 from server.requests.pooling import CUT_MARGIN
 from server.requests.sampling import check_logprobs, kept_tokens
-from server.source_facts import no_chats, refuse_for_sources
+from server.source_facts import refuse_chats, refuse_for_sources
 from server.text.chat_template import AnswerStyle
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 
@@ -312,8 +312,7 @@ def write_conversation(
     style: AnswerStyle | None = None,
 ) -> Written:
     """Renders the conversation as the text that the model was trained on."""
-    if context.facts.sources is not None:
-        raise no_chats()
+    refuse_chats(context.facts.sources)
     if options.chat_template is not None and not context.options.trust_request_chat_template:
         raise BadRequest(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
