@@ -93,7 +93,6 @@ class LLM:
                 "continue_final_message",
             )
         refuse_chats(self.facts.sources)
-        kwargs = {**self.llm_engine.config.default_chat_template_kwargs, **(chat_template_kwargs or {})}
         prompts: list[prompt_forms.Prompt] = []
         for conversation, pictures in prompt_forms.read_conversations(messages):
             media = self.llm_engine.media if pictures else None
@@ -104,7 +103,10 @@ class LLM:
                 tools=tools,
                 documents=documents,
                 template=chat_template,
-                kwargs=kwargs,
+                kwargs={
+                    **self.llm_engine.config.default_chat_template_kwargs,
+                    **(chat_template_kwargs or {}),
+                },
                 content_format=chat_template_content_format,
                 written=None if media is None else media.facts.written_parts,
             )
