@@ -103,10 +103,7 @@ class LLM:
                 tools=tools,
                 documents=documents,
                 template=chat_template,
-                kwargs={
-                    **self.llm_engine.config.default_chat_template_kwargs,
-                    **(chat_template_kwargs or {}),
-                },
+                kwargs=self.llm_engine.config.default_chat_template_kwargs | (chat_template_kwargs or {}),
                 content_format=chat_template_content_format,
                 written=None if media is None else media.facts.written_parts,
             )
