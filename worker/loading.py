@@ -108,6 +108,11 @@ def load_drafter(
             f"--speculative-config: nothing is guessed for {config.model.architecture}, which is an encoder: "
             "leave it out"
         )
+    if device.target.type != "cpu" and options.parallel.stages > 1:
+        raise ValueError(  # its stage alone would replay other graphs than its neighbours
+            f"--speculative-config: {drafter.method} needs one stage on {device.name}: leave it out, or "
+            "--pipeline-parallel-size"
+        )
     ranks = replace(
         options.parallel, stage=0, stages=1
     )  # it lies in the last stage, and is no part of others

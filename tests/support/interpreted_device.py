@@ -38,4 +38,5 @@ class Interpreted(Cpu):
 
     def quickened(self, compute: Compute, groups: Groups) -> Computing:
         compute.slots.host_tables = None
-        return open_graphs(compute, CARD, lambda: self.graphs, self._draw_into, groups, most=self.most_tokens)
+        opened = self.graphs.with_own_pool
+        return open_graphs(compute, CARD, opened, self._draw_into, groups, most=self.most_tokens)

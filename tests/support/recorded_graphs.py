@@ -1,12 +1,13 @@
 """A stand-in for CUDA graphs on a CPU: it writes calls down and makes them again, at the same addresses.
 
 As a graph does, it computes nothing new from Python: what is replayed are torch's operations and kernels with
-the tensors that they got. Between replays all memory of theirs is spoiled, so nothing may live on in it.
+the tensors that they got. Each replay spoils all memory of the graphs of its pool, so nothing may live on there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,6 +91,14 @@ class RecordedGraphs:
     def __init__(self) -> None:
         self.captured: list[list[_Op | Call]] = []
         self.replayed: list[int] = []
+        self._pool: list[torch.UntypedStorage] = []
+        """The memory of all graphs of this capture."""
+
+    def with_own_pool(self) -> RecordedGraphs:
+        """Another capture, whose graphs are counted here but have memory of their own."""
+        other = copy(self)
+        other._pool = []
+        return other
 
     def warm_up(self, work: Callable[[], object]) -> None:
         self._first = _Writer(captures=False)
@@ -101,10 +110,11 @@ class RecordedGraphs:
         assert writer.found == self._first.found, "what work finds must lie at fixed addresses"
         number = len(self.captured)
         self.captured.append(writer.calls)
+        self._pool += writer.made.values()
 
         def replay() -> None:
             self.replayed.append(number)
-            for storage in writer.made.values():
+            for storage in self._pool:
                 torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
             for call in writer.calls:
                 call.start() if isinstance(call, Call) else call.again()
