@@ -371,8 +371,9 @@ class Frontend:
         stream = stream or self._client.submit(prompt, params, replica=asked.replica, **asked.options)
         text = TextOutput(index, prompt, asked.sampling, self.tokenizer, eos, asked.interval)
         may_stop = bool(params.stop_token_ids) or bool(asked.sampling.stop)
-        work = admission.begin_work(asked.length, params.max_tokens, may_stop=may_stop)
-        record = self.metrics.begin(asked.length, len(asked.params), params.max_tokens)
+        length = asked.length
+        work = admission.begin_work(length, params.max_tokens, may_stop=may_stop)
+        record = self.metrics.begin(length, len(asked.params), params.max_tokens)
         choice = Choice(text, record, admission, work)
         admission.streams.add(stream.id)
         try:

@@ -22,12 +22,13 @@ def take_row_files(messages: Sequence[Message]) -> tuple[list[Message], list[str
         files.append(part["data"])
         return {"type": "text", "text": rows_mark(len(files) - 1)}
 
-    def marked(message: Message) -> Message:
-        if not isinstance(message.content, list):
-            return message
-        return message.model_copy(update={"content": [stand_in(part) for part in message.content]})
+    def marked(message: Message, parts: list[dict[str, str]]) -> Message:
+        return message.model_copy(update={"content": [stand_in(part) for part in parts]})
 
-    return [marked(message) for message in messages], files
+    return [
+        marked(message, message.content) if isinstance(message.content, list) else message
+        for message in messages
+    ], files
 
 
 def with_rows(

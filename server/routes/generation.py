@@ -197,13 +197,11 @@ class GenerationCall(EngineCall):
         options: AddOptions = {**self._options, **self._bounds[number]}
         if self._body.use_beam_search:
             options["beams"] = self._body.beams()
-        prompt, media = self.prompts[number], tuple(each.as_media() for each in self.prompts[number].rows)
-        if prompt.media:
-            media = tuple(
-                sorted((*media, *as_media(prompt.media, self._scope[ITEMS])), key=lambda one: one.at)
-            )
-        if media:
-            options["media"] = media
+        prompt = self.prompts[number]
+        if prompt.rows or prompt.media:
+            items = as_media(prompt.media, self._scope[ITEMS]) if prompt.media else ()
+            media = (*(each.as_media() for each in prompt.rows), *items)
+            options["media"] = tuple(sorted(media, key=lambda one: one.at))
         return self.frontend.generate(
             self.prompts[number].ids,
             self.sampling,
