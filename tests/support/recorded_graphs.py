@@ -1,7 +1,7 @@
 """A stand-in for CUDA graphs on a CPU: it writes calls down and makes them again, at the same addresses.
 
 As a graph does, it computes nothing new from Python: what is replayed are torch's operations and kernels with
-the tensors that they got. Each replay spoils all memory of the graphs of its pool, so nothing may live on there.
+the tensors that they got. Each replay spoils all memory of its pool, so nothing may live on there.
 """
 
 from __future__ import annotations
