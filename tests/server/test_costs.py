@@ -26,7 +26,7 @@ ENDPOINTS = pytest.mark.parametrize(("path", "body"), [TEXT, TALK])
 
 CALLS_FOR_A_STREAMED_TOKEN, CALLS_FOR_A_TOKEN = 40, 18
 """Calls of Python and C functions, from the engine's message to what is sent."""
-CALLS_FOR_A_REQUEST = 672
+CALLS_FOR_A_REQUEST = 680
 CALLS_IN_FRONTEND = 35
 """Calls for a token, from the engine's message to the delta."""
 

@@ -54,7 +54,7 @@ function onModel(card, whole) {
   for (const item of document.querySelectorAll(".views [data-view]")) item.hidden = !can.has(item.dataset.view);
   byId("kept").hidden = !can.has("chat");
   useModel(card);
-  if (!(whole && document.body.dataset.ready === card.id && place()[0] === view)) route();
+  if (!(whole && document.body.dataset.ready === card.id && (place()[0] || view) === view)) route();
   document.body.dataset.ready = card.id;
 }
 
