@@ -11,10 +11,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 from sizes import engine_config
+from sourced import Found, answer_all
 from tiny_whisper import END, FIRST_STAMP, IDS, make
 
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Pooled, Source, Tokens
+from engine_core.protocol import Add, Failed, Pooled, Source
 from server.speech.words import token_times
 from worker.buffers import Buffer
 from worker.protocol import Pooling, Sampling, Timestamps
@@ -37,36 +38,8 @@ def asked(id: int, **changes: Any) -> Add:
     return Add(id=id, tokens=PROMPTS[id % len(PROMPTS)], params=params, source=source, **changes)
 
 
-def transcribe(
-    folder: Path,
-    requests: list[Add],
-    at_once: int = 99,
-    told: list[list[float]] | None = None,
-    **options: Any,
-) -> tuple[dict[int, tuple[list[int], list[float]]], Engine]:
-    """Run requests, of which `at_once` come with each step -> tokens and logprobs of each."""
-    sizes = {"block_size": 16, "num_gpu_blocks_override": 32, "max_num_batched_tokens": 64, **options}
-    engine = Engine.start(engine_config(folder, cpu_threads=1, **sizes), lambda _: None)
-    found: dict[int, tuple[list[int], list[float]]] = {each.id: ([], []) for each in requests}
-    waiting = list(requests)
-    while waiting or engine.busy:
-        for each in waiting[:at_once]:
-            engine.add(0, each)
-        del waiting[:at_once]
-        for answer in engine.step().get(0, []):
-            assert not isinstance(answer, Failed), answer
-            if isinstance(answer, Tokens):
-                tokens, logprobs = found[answer.id]
-                tokens += answer.tokens
-                logprobs += [each.values[0] for each in answer.logprobs]
-                if told is not None:
-                    told += [each.told for each in answer.logprobs]
-    engine.stop()
-    return found, engine
-
-
 @torch.inference_mode()
-def check(model: Any, requests: list[Add], found: dict[int, tuple[list[int], list[float]]]) -> None:
+def check(model: Any, requests: list[Add], found: Found) -> None:
     """Assert that tokens are the likeliest of transformers' model, and logprobs its own."""
     for each in requests:
         tokens, logprobs = found[each.id]
@@ -81,10 +54,10 @@ def check(model: Any, requests: list[Add], found: dict[int, tuple[list[int], lis
 def test_logits_are_those_of_transformers_and_each_source_is_encoded_once(whisper: tuple[Path, Any]) -> None:
     folder, model = whisper
     requests = [asked(id) for id in range(12)]
-    found, engine = transcribe(folder, requests)
+    found, engine = answer_all(folder, requests)
     check(model, requests, found)
     assert engine.stats().media_encoded == 3
-    alone, _ = transcribe(folder, [requests[1]])
+    alone, _ = answer_all(folder, [requests[1]])
     assert alone[1] == found[1], "bits depend on what else is in a step"
 
 
@@ -100,9 +73,9 @@ def test_chunks_preemption_and_a_pool_of_one_source_change_no_bit(
     whisper: tuple[Path, Any], options: dict[str, Any]
 ) -> None:
     folder, _ = whisper
-    expected, _ = transcribe(folder, [asked(id) for id in range(6)])
+    expected, _ = answer_all(folder, [asked(id) for id in range(6)])
     requests = [asked(id, priority=-id) for id in range(6)]
-    found, engine = transcribe(folder, requests, 1, **options)
+    found, engine = answer_all(folder, requests, 1, **options)
     assert found == expected
     if "scheduling_policy" in options:
         assert engine.stats().preemptions
@@ -130,7 +103,7 @@ def test_rules_of_speech_leave_what_transformers_leaves(whisper: tuple[Path, Any
     prompt += [] if stamped else [IDS["<|notimestamps|>"]]
     request = replace(asked(0), tokens=prompt, params=params)
     told: list[list[float]] = []
-    found, _ = transcribe(folder, [request], told=told)
+    found, _ = answer_all(folder, [request], told=told)
     features = torch.tensor(SOUNDS[0])[None]
     with torch.inference_mode():
         theirs = model.generate(
@@ -231,7 +204,7 @@ def test_two_ranks_give_the_bits_of_one(whisper: tuple[Path, Any]) -> None:
     folder, _ = whisper
     texts = [asked(id) for id in range(3)]
     aligned = [replace(each, params=Pooling(task="align", columns=300)) for each in texts]
-    alone, cut = (transcribe(folder, texts, tensor_parallel_size=ranks)[0] for ranks in (1, 2))
+    alone, cut = (answer_all(folder, texts, tensor_parallel_size=ranks)[0] for ranks in (1, 2))
     assert cut == alone
     one, two = (align(folder, aligned, tensor_parallel_size=ranks) for ranks in (1, 2))
     assert [two[id].tobytes() for id in range(3)] == [one[id].tobytes() for id in range(3)]
