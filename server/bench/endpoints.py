@@ -1,21 +1,22 @@
-"""The requests of a load: their texts, how they are written for each endpoint, how answers are read.
+"""The requests of a load: their texts or recordings, and how they are written for each endpoint.
 
 Texts are random token ids in exact numbers, or the lines of a file; the same seed always gives the same.
-Tokens are counted by the server's own `usage`, never by chunks: one may hold several tokens.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from pathlib import Path
 
 import msgspec
 
-from server.bench.http_client import Client, TransportError
+from server.bench.answers import StreamedAnswer, Usage, WholeAnswer
+from server.bench.http_client import JSON, Client, TransportError
+from server.bench.recordings import FORM, Recording, form_of, noises, recordings_at
 from server.bench.serve_options import BenchError, LoadOptions
 
 Text = str | list[int]
@@ -34,10 +35,18 @@ class LoadRequest:
     """Only requests for embeddings have several."""
     max_tokens: int = 0
     messages: list[Message] | None = None
+    recording: Recording | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of sound."""
+        return self.recording.seconds if self.recording else 0.0
 
 
 def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadRequest]:
     """Yields requests without end; requests of different `salt` have no text in common."""
+    if options.kind == "audio":
+        return (LoadRequest([""], recording=each) for each in _recordings(options, salt))
     match options.dataset_name:
         case "prefix_repetition":
             return _prefixes(options, salt)
@@ -45,6 +54,12 @@ def endless_requests(options: LoadOptions, salt: int = 0) -> Iterator[LoadReques
             return cycle(_file(options, Path(str(options.dataset_path))))
         case _:
             return _random(options, salt)
+
+
+def _recordings(options: LoadOptions, salt: int) -> Iterator[Recording]:
+    if options.dataset_path is not None:
+        return cycle(recordings_at(Path(options.dataset_path)))
+    return noises(options.random_audio_seconds, f"{options.seed} {salt}")
 
 
 class _Dice:
@@ -134,6 +149,7 @@ class Outcome:
     ended: float
     inputs: int = 1
     """Texts in the request."""
+    audio_seconds: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     times: list[float] = field(default_factory=list[float])
@@ -166,7 +182,12 @@ class Outcome:
         return self.ended - self.due
 
 
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "embeddings": "/v1/embeddings"}
+PATHS = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "embeddings": "/v1/embeddings",
+    "audio": "/v1/audio/transcriptions",
+}
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 """Words for chat, which takes no token ids; each is one token in most vocabularies."""
@@ -174,57 +195,14 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 _encode = msgspec.json.Encoder().encode
 
 
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether the chunk was sent because of new tokens, even if they show no text yet.
-
-        The first chunk of a chat names the role only, and the last one may give the reason of its end only.
-        """
-        delta = self.delta
-        if delta is None or delta.says:
-            return True
-        return delta.content == "" and delta.role is None and self.finish_reason is None
-
-
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-
-    @property
-    def says(self) -> bool:
-        return bool(self.content or self.reasoning or self.reasoning_content or self.tool_calls)
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-
-
-class _Message(msgspec.Struct):
-    """A chunk, or a whole answer."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: _Error | str | None = None
-
-
-_decode = msgspec.json.Decoder(_Message).decode
-
-
 def request_body(request: LoadRequest, model: str, options: LoadOptions) -> bytes:
     fields: dict[str, object] = {"model": model}
+    if request.recording is not None:
+        if _is_streamed(options):
+            fields |= {"stream": True, "stream_include_usage": True}
+        if options.temperature is not None:
+            fields["temperature"] = options.temperature
+        return form_of(request.recording, fields | options.extra_body)
     if options.kind == "embeddings":
         fields |= {"input": request.texts, "encoding_format": "base64"}
         return _encode(fields | options.extra_body)
@@ -241,6 +219,12 @@ def request_body(request: LoadRequest, model: str, options: LoadOptions) -> byte
     return _encode(fields | options.extra_body)
 
 
+def _is_streamed(options: LoadOptions) -> bool:
+    if options.kind == "audio":
+        return options.extra_body.get("stream") is not False
+    return options.kind != "embeddings"
+
+
 def _spelled(text: Text) -> str:
     return text if isinstance(text, str) else " ".join(_WORDS[id % len(_WORDS)] for id in text)
 
@@ -253,13 +237,19 @@ class Sender:
         self._model = model
         self._options = options
         self._path = PATHS[options.kind]
-        self._streams = options.kind != "embeddings"
+        self._about = FORM if options.kind == "audio" else JSON
+        self._streams = _is_streamed(options)
 
     def write(self, request: LoadRequest) -> bytes:
         return request_body(request, self._model, self._options)
 
     async def send(
-        self, message: bytes, inputs: int, due: float, answer: WholeAnswer | None = None
+        self,
+        message: bytes,
+        inputs: int,
+        due: float,
+        answer: WholeAnswer | None = None,
+        audio_seconds: float = 0.0,
     ) -> Outcome:
         """`due` is when it should have gone out: its time runs from there.
 
@@ -267,94 +257,19 @@ class Sender:
         """
         answer = answer or (StreamedAnswer() if self._streams else WholeAnswer())
         try:
-            status = await self._client.post(self._path, message, answer.receive)
+            status = await self._client.post(self._path, message, answer.receive, self._about)
             error, detail = answer.finish(status)
         except TransportError as failure:
             error, detail = str(failure), ""
-        usage = answer.usage or _Usage(0)
+        usage = answer.usage or Usage()
         return Outcome(
             due=due,
             ended=time.perf_counter(),
             inputs=inputs,
-            input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens or 0,
+            audio_seconds=audio_seconds,
+            input_tokens=usage.prompt_tokens + usage.input_tokens,
+            output_tokens=(usage.completion_tokens or 0) + usage.output_tokens,
             times=answer.times,
             error=error,
             detail=detail,
         )
-
-
-class WholeAnswer:
-    """An answer that comes as one JSON body."""
-
-    def __init__(self) -> None:
-        self._body = bytearray()
-        self.times: list[float] = []
-        """When chunks with new tokens came; empty for an answer in one piece."""
-        self.usage: _Usage | None = None
-
-    def receive(self, data: bytes) -> None:
-        self._body += data
-
-    def finish(self, status: int) -> tuple[str | None, str]:
-        """The kind of error, if it is one, and what the server said."""
-        try:
-            message = _decode(self._body)
-        except msgspec.DecodeError:
-            message = _Message(error=self._body[:200].decode(errors="replace"))
-        if status != 200:
-            return f"HTTP {status}", _text_of(message.error)
-        if message.error is not None:
-            return "not an answer", _text_of(message.error)
-        self.usage = message.usage
-        return (None, "") if message.usage is not None else ("the answer had no usage", "")
-
-
-class StreamedAnswer(WholeAnswer):
-    """An answer that comes as server-sent events. The clock is read when bytes arrive, before parsing."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__()
-        self._unread = b""
-        self._clock = clock
-        self._done = False
-        self._error = ""
-
-    def receive(self, data: bytes) -> None:
-        now = self._clock()
-        # An event may lie over several packets, and a packet hold several events.
-        *events, self._unread = (self._unread + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in events:
-            for line in event.split(b"\n"):
-                if line.startswith(b"data:"):
-                    self._take(line[5:].strip(), now)
-
-    def finish(self, status: int) -> tuple[str | None, str]:
-        if status != 200:
-            self._body += self._unread
-            return super().finish(status)
-        if self._error:
-            return "error in the stream", self._error
-        if not self._done:
-            return "the stream broke off", ""
-        return (None, "") if self.usage is not None else ("the stream had no usage", "")
-
-    def _take(self, data: bytes, now: float) -> None:
-        if data == b"[DONE]":
-            self._done = True
-            return
-        try:
-            message = _decode(data)
-        except msgspec.DecodeError as error:
-            self._error = f"not a chunk: {error}"
-            return
-        if message.error is not None:
-            self._error = _text_of(message.error)
-        if message.usage is not None:
-            self.usage = message.usage
-        if any(choice.has_tokens for choice in message.choices):
-            self.times.append(now)
-
-
-def _text_of(error: _Error | str | None) -> str:
-    return error.message if isinstance(error, _Error) else error or ""

@@ -18,6 +18,7 @@ from server.bench.serve_options import BenchError
 from server.terminal.server_client import not_an_address, parsed_address, root_of
 
 Receive = Callable[[bytes], None]
+JSON = "application/json"
 _EXAMPLE = "http://127.0.0.1:8000"
 
 
@@ -44,9 +45,9 @@ class Client:
         status = await self._send(self._head("GET", path) + b"\r\n", body.extend)
         return status, bytes(body)
 
-    async def post(self, path: str, body: bytes, receive: Receive) -> int:
+    async def post(self, path: str, body: bytes, receive: Receive, kind: str = JSON) -> int:
         """Returns the status, once `receive` has been given the whole answer."""
-        about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        about = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         return await self._send(self._head("POST", path) + about.encode() + body, receive)
 
     def close(self) -> None:

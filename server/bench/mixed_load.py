@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection
 import msgspec
 import uvloop
 
-from server.bench.endpoints import LoadRequest, Outcome, Sender, StreamedAnswer, endless_requests
+from server.bench.answers import StreamedAnswer
+from server.bench.endpoints import LoadRequest, Outcome, Sender, endless_requests
 from server.bench.http_client import Client, Model, first_model
 from server.bench.load_generator import without_garbage_collection
 from server.bench.mixed_load_figures import MixedLoadResult, Round, Samples, figures, ratios, table

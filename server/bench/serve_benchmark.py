@@ -58,7 +58,9 @@ def charts(points: Sequence[Figures]) -> list[Chart]:
             for name in spreads[0][1].percentiles:
                 lines.append(Line(name, [(at, spread.percentiles[name]) for at, spread in spreads]))
             made.append(Chart(title, x, "ms", lines))
-    if any(point.output_tokens for point in points):
+    if any(point.audio_seconds for point in points):
+        unit, rates = "seconds of sound/s", [(_load_of(one), one.audio_seconds_per_second) for one in points]
+    elif any(point.output_tokens for point in points):
         unit, rates = "output tokens/s", [(_load_of(one), one.output_tokens_per_second) for one in points]
     else:
         unit, rates = "inputs/s", [(_load_of(one), one.inputs_per_second) for one in points]

@@ -66,8 +66,9 @@ _Number = TypeVar("_Number", int, float)
 
 _SERVER, _LOAD, _REQUESTS = "Server", "Load", "Requests"
 _RANDOM, _PREFIXES, _FILE, _RESULT = "Random texts", "Texts that begin alike", "Texts of a file", "Result"
+_SOUNDS = "Recordings"
 
-ENDPOINTS = ("completions", "chat", "embeddings")
+ENDPOINTS = ("completions", "chat", "embeddings", "audio")
 DATASETS = ("random", "prefix_repetition", "custom")
 _PERCENTILES = (50.0, 90.0, 99.0)
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -80,6 +81,7 @@ _BACKENDS = {
     "openai": "completions",
     "openai-chat": "chat",
     "openai-embeddings": "embeddings",
+    "openai-audio": "audio",
 }
 """vLLM's words for the endpoints."""
 
@@ -87,7 +89,7 @@ _BACKENDS = {
 def _endpoint(text: str) -> str:
     """Reads an endpoint's name from its name or its path."""
     name = text.strip("/").removeprefix("v1/")
-    return {"chat/completions": "chat"}.get(name, name)
+    return {"chat/completions": "chat", "audio/transcriptions": "audio"}.get(name, name)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -178,8 +180,12 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_repetition_output_len: Annotated[int, Doc(_PREFIXES, least=1)] = 128
     """Tokens of an answer."""
 
+    random_audio_seconds: Annotated[float, Doc(_SOUNDS, least=0.1, short="--audio-seconds")] = 30.0
+    """Seconds of noise in a request of --endpoint audio."""
+
     dataset_path: Annotated[str | None, Doc(_FILE)] = None
-    """JSON lines, each with prompt, messages or input, and max_tokens if it likes."""
+    """JSON lines, each with prompt, messages or input, and max_tokens if it likes; with --endpoint audio a
+    recording, or a folder of recordings."""
     custom_output_len: Annotated[int | None, Doc(_FILE, least=1)] = None
     """Tokens of an answer, whatever the file says; its own default is 128."""
 
@@ -236,6 +242,7 @@ def parse(arguments: Sequence[str], command: str) -> LoadOptions:
     options = assemble(LoadOptions, values)
     _check(options)
     _check_beside(options, values)
+    _check_audio(options, values)
     return options
 
 
@@ -247,7 +254,8 @@ def write_result(path: str | None, result: object) -> None:
 
 def dataset_options(options: LoadOptions) -> dict[str, object]:
     """The options that say which texts were sent, for the result file."""
-    group = {"random": _RANDOM, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
+    made = _SOUNDS if options.kind == "audio" else _RANDOM
+    group = {"random": made, "prefix_repetition": _PREFIXES, "custom": _FILE}[options.dataset_name]
     fields = [one.field for one in OPTIONS if one.doc.group == group and one.field != "dataset_path"]
     chosen = {field: getattr(options, field) for field in fields}
     return {"name": options.dataset_name, "seed": options.seed, **chosen}
@@ -283,5 +291,18 @@ def _check_beside(options: LoadOptions, given: Collection[str]) -> None:
         raise OptionError("--beside bulk is measured by itself; name no other kind with it")
     if idle := [field for field in _NOT_BESIDE if field in given]:
         raise OptionError(f"{flag_of(idle[0])} means nothing with --beside; leave it out")
-    if options.kind == "embeddings":
+    if options.kind in ("embeddings", "audio"):
         raise OptionError("--beside reads streams: of --endpoint completions or chat")
+
+
+def _check_audio(options: LoadOptions, given: Collection[str]) -> None:
+    """Refuses options of texts for recordings, and those of recordings for texts."""
+    if options.kind != "audio":
+        if "random_audio_seconds" in given:
+            raise OptionError("--random-audio-seconds needs --endpoint audio")
+        return
+    of_texts = {one.field for one in OPTIONS if one.doc.group in (_RANDOM, _PREFIXES)}
+    if idle := sorted((of_texts | {"ignore_eos", "custom_output_len"}) & set(given)):
+        raise OptionError(f"{flag_of(idle[0])} means nothing with --endpoint audio; leave it out")
+    if options.dataset_name == "prefix_repetition":
+        raise OptionError("--dataset-name prefix_repetition is for texts; recordings are random or custom")

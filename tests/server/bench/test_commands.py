@@ -43,6 +43,7 @@ def test_a_command_line_of_the_peer_is_understood() -> None:
 @pytest.mark.parametrize("written", ["/v1/chat/completions", "chat", "v1/chat/completions"])
 def test_an_endpoint_may_be_its_path(written: str) -> None:
     assert options("--endpoint", written).kind == "chat"
+    assert options("--endpoint", "/v1/audio/transcriptions").kind == "audio"
 
 
 def test_each_load_of_a_sweep_is_one() -> None:
@@ -84,6 +85,14 @@ def test_each_load_of_a_sweep_is_one() -> None:
         (["--beside", "prompt", "--concurrency", "2"], "--max-concurrency means nothing with --beside"),
         (["--beside", "prompt", "--plot", "p.html"], "--plot means nothing with --beside"),
         (["--beside", "prompt", "--endpoint", "embeddings"], "--beside reads streams"),
+        (["--beside", "prompt", "--endpoint", "audio"], "--beside reads streams"),
+        (["--audio-seconds", "3"], "--random-audio-seconds needs --endpoint audio"),
+        (
+            ["--endpoint", "audio", "--input-len", "3"],
+            "--random-input-len means nothing with --endpoint audio",
+        ),
+        (["--endpoint", "audio", "--ignore-eos"], "--ignore-eos means nothing with --endpoint audio"),
+        (["--endpoint", "audio", "--dataset-name", "prefix_repetition"], "is for texts"),
         (["--beside", "prompt", "--rounds", "0"], "--rounds: must be at least 1"),
     ],
 )
