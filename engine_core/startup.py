@@ -151,10 +151,10 @@ def find_drafter(
 
 def _check_layout(config: EngineConfig, options: GuessOptions, expert_replicas: int) -> None:
     """Refuse drafters where the served model is divided in ways in which they are not."""
-    if config.nnodes > 1 or expert_replicas > 1:
+    if expert_replicas > 1:
         _refuse(
-            f"{options.method} works on one machine and without shared experts for now: leave out --nnodes "
-            "or --enable-expert-parallel, or use ngram or suffix"
+            f"{options.method} works without shared experts for now: leave out --enable-expert-parallel, or "
+            "use ngram or suffix"
         )
     if config.context_ranks > 1:
         _refuse(

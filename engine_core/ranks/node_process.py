@@ -21,7 +21,7 @@ from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.ranks import rank_groups
 from engine_core.ranks.layout import backend_of
 from engine_core.ranks.rank_groups import LocalRanks
-from engine_core.startup import find_checkpoint
+from engine_core.startup import find_checkpoint, find_drafter
 from engine_core.wire import sockets
 from models.config import read_config
 from worker import logs
@@ -110,13 +110,19 @@ class Node:
 
     def _start(self, task: rank_groups.NodeTask) -> None:
         config = self._config
-        folder = find_checkpoint(
-            config, lambda fraction: self._send(task, RankProgress("download", fraction))
-        )
+
+        def report(fraction: float) -> None:
+            self._send(task, RankProgress("download", fraction))
+
+        folder, theirs = find_checkpoint(config, report), task.config.drafter
         if read_config(folder, config.hf_overrides) != task.config.model:
             raise ValueError(f"{config.model} in {folder} is not the model that the engine has")
+        worker_config = replace(task.config, folder=str(folder))
+        drafter = find_drafter(config, worker_config, 1, report)
+        if (drafter and replace(drafter, folder="")) != (theirs and replace(theirs, folder="")):
+            raise ValueError("its drafter is not the engine's: give the same --speculative-config everywhere")
         self._local = LocalRanks(task.places, self._module)
-        self._local.start(replace(task.config, folder=str(folder)), task.log_level)
+        self._local.start(replace(worker_config, drafter=drafter), task.log_level)
 
     def _relay(self) -> int:
         while not self._engine_left():

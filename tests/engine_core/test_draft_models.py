@@ -137,9 +137,6 @@ def test_drafters_that_do_not_fit_are_refused(target: Path, same: Path, tmp_path
     assert "BertModel has no head that generates" in refused(target, encoder)
     hybrid = tiny_checkpoint("MambaForCausalLM", tmp_path / "states")
     assert "MambaForCausalLM cannot be a drafter" in refused(target, hybrid)
-    assert "works on one machine" in refused(
-        target, same, nnodes=2, cluster_key="0" * 64, tensor_parallel_size=2
-    )
     assert "a model that only pools" in refused(target, same, tasks=["embed"])
     three = {"drafting": {"draft_tensor_parallel_size": 3}}
     assert "draft_tensor_parallel_size is 1 or 1" in refused(target, same, **three)

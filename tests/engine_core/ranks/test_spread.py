@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
 import pytest
+from drafted import asked_at_random
 from msgspec.structs import replace
 from ports import free_ports
 from sizes import engine_config
@@ -27,6 +29,7 @@ from engine_core.protocol import Add, Pooled, Tokens
 from models import plugins
 from models.families.decoders.llama import LlamaForCausalLM
 from models.plugins import register_model
+from worker.child import CANNOT_START
 from worker.protocol import Pooling, Sampling
 
 PROMPTS = [[5 + n, 17, 33, 8, 40 + 3 * n] * (2 + 3 * n) for n in range(3)]
@@ -85,16 +88,37 @@ def assert_equal(spread: Answers, alone: Answers) -> None:
 def test_ranks_on_two_machines(
     config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
 ) -> None:
-    spread = replace(
-        config,
-        pipeline_parallel_size=2,
-        nnodes=2,
-        master_addr="127.0.0.2",
-        master_port=free_ports(2, "127.0.0.2"),
-        cluster_key="k" * 32,
-    )
+    spread = over_two_machines(replace(config, pipeline_parallel_size=2))
     node(spread)
     assert_equal(answers(spread), alone)
+
+
+@pytest.mark.slow
+def test_a_drafter_on_two_machines(
+    config: EngineConfig, alone: Answers, node: Callable[[EngineConfig], None]
+) -> None:
+    drafting = {"method": "draft_model", "model": config.model}
+    spread = over_two_machines(replace(config, tensor_parallel_size=2, speculative_config=drafting))
+    node(spread)
+    with asked_at_random(Random(1)) as drafted:
+        assert_equal(answers(spread), alone)
+    assert len(drafted.drafts) > 10
+
+
+@pytest.mark.slow
+def test_a_machine_with_another_drafter_is_refused(
+    config: EngineConfig, node: Callable[[EngineConfig], None]
+) -> None:
+    drafting = {"method": "draft_model", "model": config.model}
+    spread = over_two_machines(replace(config, tensor_parallel_size=2, speculative_config=drafting))
+    node(replace(spread, speculative_config=None))
+    with pytest.raises(ExecutorDead, match="its drafter is not the engine's: give the same"):
+        answers(spread)
+
+
+def over_two_machines(config: EngineConfig) -> EngineConfig:
+    port = free_ports(2, "127.0.0.2")
+    return replace(config, nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_key="k" * 32)
 
 
 OWN_CLASS = """
@@ -147,4 +171,4 @@ def node() -> Iterator[Callable[[EngineConfig], None]]:
 
     yield start
     for process in started:
-        assert process.wait(60) == 0, "it ends when its engine does"
+        assert process.wait(60) in (0, CANNOT_START), "it ends when its engine does"
