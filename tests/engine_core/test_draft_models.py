@@ -100,7 +100,8 @@ def test_bfloat16_int8_and_a_model_with_windows(tmp_path: Path, same: Path) -> N
     """The layers of both lie in the groups of the cache."""
     target = tiny_checkpoint("Gemma2ForCausalLM", tmp_path)
     sizes = {**SIZES, "num_gpu_blocks_override": 500, "max_model_len": 400, "dtype": "bfloat16"}
-    for options in ({}, {"quantization": "int8"}):
+    kinds: list[dict[str, Any]] = [{}, {"quantization": "int8"}]
+    for options in kinds:
         with opened(target, **sizes, **options) as engine:
             truth = answer(engine, requests(Random(5)))
         with asked_at_random(Random(5)), opened(target, same, **sizes, **options) as engine:
@@ -148,7 +149,7 @@ def test_a_pass_is_saved_where_its_guesses_are_verified(
     """The entries of guesses are computed once: of 5 passes for 4 guesses, one is left out."""
     monkeypatch.setattr(ModelGuesser, "lengths", lambda self, seqs: dict.fromkeys(seqs, 4))
     passes = list[int]()
-    step = DraftModel._step
+    step = DraftModel._step  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(
         DraftModel, "_step", lambda self, first, rows: passes.append(len(first)) or step(self, first, rows)
     )
