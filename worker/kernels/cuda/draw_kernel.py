@@ -347,5 +347,5 @@ def draw_into(logits: GroupedLogits, draws: Draws, out: Tensor) -> None:
         *(totals, lines, places, within, listed, out),
         *(stride, groups, powers, _TILE, _PIECE, _BINS, _ROOM, GROUP),
         num_warps=16,
-        **({"maxnreg": 128} if powers <= 1024 else {}),  # or it spills registers to hold more programs
+        **({"maxnreg": 128} if powers <= 2048 else {}),  # or it spills registers to hold more programs
     )
