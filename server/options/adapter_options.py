@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
 
 from worker.options import ADAPTERS, Doc
+
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter that is looked for may have this name, which leads to nowhere else."""
+    return len(name) <= 200 and _NAME.fullmatch(name) is not None
 
 
 class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,7 +22,7 @@ class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     path: str
-    """A folder of this machine."""
+    """A folder of this machine, or a name on the hub."""
     base_model_name: str | None = None
     """The name of the served model, which may stand there for checking."""
     labels: list[str] = []
@@ -28,17 +36,23 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     lora_modules: Annotated[list[object], Doc(ADAPTERS, repeats=True)] = []
     """Adapters to load at the start, as name=path or {"name", "path", "labels", "pinned"}; the path is a
-    folder. Implies --enable-lora."""
+    folder, or owner/name or owner/name/folder on the hub. Implies --enable-lora."""
     allow_runtime_lora: Annotated[bool, Doc(ADAPTERS)] = False
-    """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters below --lora-dir. Whoever may
-    use the server may call them, unless there are keys with rights."""
+    """Take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters of --lora-dir and
+    --lora-repos. Whoever may use the server may call them, unless there are keys with rights."""
+    lora_resolver: Annotated[bool, Doc(ADAPTERS)] = False
+    """Look for a model that requests name and nobody has loaded in the folders of --lora-dir, then in
+    --lora-repos, and load it. Implies --enable-lora."""
     lora_dir: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
     """Folders in which adapters may be loaded while the server runs."""
+    lora_repos: Annotated[list[str], Doc(ADAPTERS, repeats=True)] = []
+    """Repositories of the hub, owner/name, or folders in them, owner/name/folder, whose adapters may be
+    loaded while the server runs."""
 
     @property
     def need_adapters(self) -> bool:
         """Whether what is asked for needs --enable-lora."""
-        return bool(self.lora_modules)
+        return bool(self.lora_modules) or self.lora_resolver
 
     @property
     def modules(self) -> list[AdapterModule]:
@@ -46,7 +60,16 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [_read_module(given) for given in self.lora_modules]
 
     def check(self, model_names: tuple[str, ...]) -> None:
-        """Raises ValueError if an adapter cannot have its name."""
+        """Raises ValueError if an adapter cannot have its name, or may be looked for nowhere."""
+        if self.lora_resolver and not (self.lora_dir or self.lora_repos):
+            raise ValueError("--lora-resolver needs places to look in: give --lora-dir or --lora-repos, too")
+        if self.lora_repos and not (self.lora_resolver or self.allow_runtime_lora):
+            raise ValueError(
+                "--lora-repos is for adapters that come later: give --lora-resolver or --allow-runtime-lora"
+            )
+        for repository in self.lora_repos:
+            if repository.count("/") < 1 or not is_adapter_name(repository):
+                raise ValueError(f"--lora-repos: {repository!r} should be owner/name or owner/name/folder")
         taken = set(model_names)
         for module in self.modules:
             if module.name in taken:

@@ -41,7 +41,7 @@ from server.options.server_config import (
     shown_name,
 )
 from server.options.vllm_flags import VLLM_FLAGS
-from server.options.vllm_variables import read_variables
+from server.options.vllm_variables import RESOLVERS, read_variables
 from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER, Doc
 
 PREFIX = "FACET_"
@@ -181,7 +181,6 @@ def read(
             other.take(given.pop(other.flag), without_effect)
     tags, file = given.pop("model_tags", []), given.pop("config", None)
     values = {
-        **read_variables({option.field: option for option in OPTIONS}, environ, notes),
         **(from_file(OPTIONS, VLLM_FLAGS, Path(file), without_effect) if file else {}),
         **from_environment(OPTIONS, environ, PREFIX),
         **{
@@ -190,6 +189,10 @@ def read(
             if option.field in given
         },
     }
+    variables = read_variables({option.field: option for option in OPTIONS}, environ, notes)
+    if not any(values.get(name) for name in ("enable_lora", "lora_modules", "lora_resolver")):
+        variables.pop("lora_resolver", None)  # vLLM's variables let nobody name adapters by themselves
+    values = {**variables, **values}
     if len(tags) > 1 and "model" in given:
         tags.append(str(values["model"]))
     if without_effect:
@@ -234,10 +237,11 @@ _FLAG = re.compile(r"(?<!\S)--([a-z][a-z-]+)")
 
 
 def _load_plugins(environ: Mapping[str, str]) -> None:
-    if names := environ.get("VLLM_PLUGINS"):
+    names = environ.get("VLLM_PLUGINS", "").split(",")
+    if others := [name for name in names if name.strip() not in ("", *RESOLVERS)]:
         from models.plugins import load_general_plugins  # few have some
 
-        load_general_plugins(names)
+        load_general_plugins(",".join(others))
 
 
 def _set_model(values: dict[str, object], tag: str | None, by_flag: bool) -> None:

@@ -23,8 +23,16 @@ OBEYED = {
     "VLLM_TORCH_PROFILER_DIR": "profiler_config",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
 }
 """Variables, and the options that they give where nothing else does."""
+
+RESOLVERS = {
+    "lora_filesystem_resolver": "VLLM_LORA_RESOLVER_CACHE_DIR",
+    "lora_hf_hub_resolver": "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+}
+"""Plug-ins that are --lora-resolver here, and the variables that say where they look."""
 
 READ_ELSEWHERE = {"VLLM_PLUGINS": "installed plug-ins that are called (docs/plugins.md)"}
 """Variables that are obeyed where they are read, and what they name."""
@@ -58,9 +66,6 @@ WITHOUT_MEANING = {
     """,
     "connectors of caches are not there yet": "NIXL_* MOONCAKE_* KV_*",
     "plug-ins are named by options (docs/plugins.md)": "LOGITS_PROCESSOR_THREADS",
-    "adapters come from --lora-modules, or from below --lora-dir by POST /v1/load_lora_adapter": """
-        LORA_RESOLVER_*
-    """,
     "it is not offered": """
         CONFIGURE_LOGGING SKIP_MODEL_NAME_VALIDATION ENABLE_RESPONSES_API_STORE TRACE_FUNCTION LOG_* LOGGING_*
         DEBUG_* GPT_OSS_*
@@ -81,10 +86,13 @@ def read_variables(
     found: dict[str, object] = {}
     obeyed: list[str] = []
     idle: dict[str, list[str]] = {}
+    unlooked = [variable for plugin, variable in RESOLVERS.items() if not _is_on(plugin, environ)]
     for name, text in sorted(environ.items()):
         if not name.startswith(_PREFIX) or is_kubernetes_link(name, text):
             continue
-        if (field := OBEYED.get(name)) is not None:
+        if name in unlooked:
+            idle.setdefault(_UNLOOKED, []).append(name)
+        elif (field := OBEYED.get(name)) is not None:
             if written := _written(name, text):
                 found[field] = options[field].value(written, f"environment variable {name}")
                 obeyed.append(f"{name} as {options[field].flag}")
@@ -96,10 +104,26 @@ def read_variables(
             notes.append(
                 f"{name} is no variable that vLLM is known to have, and changes nothing{_meant(name)}"
             )
+    if found.keys() & _PLACES:
+        found["lora_resolver"] = True
     if obeyed:
         notes.append(f"variables of vLLM are obeyed: {', '.join(obeyed)}")
     notes += [f"{', '.join(names)}: without meaning here, because {why}" for why, names in idle.items()]
     return found
+
+
+_PLACES = {OBEYED[variable] for variable in RESOLVERS.values()}
+_UNLOOKED = (
+    "adapters are looked for with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 alone, and if VLLM_PLUGINS, where it is "
+    "set, names the plug-in that does it"
+)
+
+
+def _is_on(plugin: str, environ: Mapping[str, str]) -> bool:
+    """Whether vLLM would look for adapters by one of its plug-ins."""
+    allowed = environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
+    named = environ.get("VLLM_PLUGINS")
+    return allowed and (named is None or plugin in [each.strip() for each in named.split(",")])
 
 
 def _why_idle(name: str) -> str | None:

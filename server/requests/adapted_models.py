@@ -8,26 +8,31 @@ from msgspec.structs import replace
 
 from engine_core.adapters.adapter_files import stamp_of
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
+from models.checkpoint.hub import adapter_folder
 from models.lora_config import adapter_digest, check_rank, read_adapter
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 
 
-def read_named(name: str, path: str, config: ServerConfig) -> Adapter:
-    """Read what a folder says of its adapter. Raises ConfigError or OSError if it cannot be served."""
-    folder = Path(path).expanduser().resolve()
+def read_named(name: str, source: str, config: ServerConfig, folder: Path | None = None) -> Adapter:
+    """Read what the files of an adapter say of it. They lie in `folder`, if that is known already.
+
+    `source` is a folder, or a name on the hub. Raises ValueError or OSError if it cannot be served.
+    """
+    folder = folder or adapter_folder(source, config.engine.download_dir)
     saved, stamp = read_adapter(folder), stamp_of(folder)
     check_rank(name, saved, config.engine.worker.lora.max_lora_rank)
-    root = path if config.show_root else name
-    return Adapter(
-        *(name, adapter_digest(folder), str(folder), stamp, root), invocation=saved.invocation_tokens
-    )
+    root = source if config.show_root else name
+    named = name, adapter_digest(folder), str(folder), stamp, root, source
+    return Adapter(*named, invocation=saved.invocation_tokens)
 
 
-def is_current(adapter: Adapter, path: str) -> bool:
-    """Whether an adapter is the one of a folder, whose files have not been written since. Raises OSError."""
-    folder = Path(path).expanduser().resolve()
-    return adapter.folder == str(folder) and adapter.stamp == stamp_of(folder)
+def is_current(adapter: Adapter, source: str) -> bool:
+    """Whether an adapter is the one of a folder, or of a name on the hub, and its files have not been written
+    since. Raises OSError."""
+    path = Path(source).expanduser()
+    is_same = adapter.folder == str(path.resolve()) if path.is_dir() else adapter.source == source
+    return is_same and adapter.stamp == stamp_of(Path(adapter.folder))
 
 
 def facts_with(base: Facts, state: AdapterState | None) -> Facts:

@@ -24,6 +24,7 @@ from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_byte
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
 from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
+from server.options.server_config import AccessOptions
 from server.reading.body_table import BY_PATH
 
 NAMED_BY = b"x-model"
@@ -100,11 +101,7 @@ class ModelChoice:
             await self._app(scope, receive if recorded else with_body(raw, receive), answer.send)
 
     def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> ModelState:
-        named = None if asked is None else asked.model or asked.name
-        if not isinstance(named, str) or not named:
-            named = next(
-                (value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None
-            )
+        named = name_asked(scope, asked)
         if (
             named is None and asked is None and scope["method"] != "GET"
         ):  # it is refused, by whichever is there
@@ -116,8 +113,7 @@ class ModelChoice:
         self, scope: Scope, receive: Receive, stack: AsyncExitStack, state: ModelState, answer: _Answer
     ) -> None:
         """Enter a model when it is loaded."""
-        limits = limits_of(Request(scope, receive), self._models.config.access, scope["arrived"], None)
-        until = None if limits is None else min(limits.begins, limits.ends)
+        until = latest_begin(scope, receive, self._models.config.access, scope["arrived"])
         own = scope["server"] is None  # a line of a batch, or a response in the background
         using = self._models.using(state, background=own)
         entering = asyncio.ensure_future(stack.enter_async_context(using))
@@ -126,7 +122,7 @@ class ModelChoice:
             while not entering.done():
                 left = patience if until is None else min(patience, until - time.monotonic())
                 if left <= 0:
-                    raise TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
+                    raise has_waited()
                 await asyncio.wait([entering], timeout=left)
                 if not entering.done():
                     await answer.tell(f"loading {state.slot.name}: {state.progress}")
@@ -190,6 +186,24 @@ def read_asked(raw: bytes) -> _Asked | None:
         return msgspec.json.decode(raw, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def name_asked(scope: Scope, asked: _Asked | None) -> str | None:
+    """The model that a request names, in its body or else in a header."""
+    named = None if asked is None else asked.model or asked.name
+    if isinstance(named, str) and named:
+        return named
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == NAMED_BY), None)
+
+
+def latest_begin(scope: Scope, receive: Receive, options: AccessOptions, arrived: float) -> float | None:
+    """The time until which a request may wait for its model, if that is bounded."""
+    limits = limits_of(Request(scope, receive), options, arrived, None)
+    return None if limits is None else min(limits.begins, limits.ends)
+
+
+def has_waited() -> TooLate:
+    return TooLate("The request has waited for longer than it may.", retry_after=RETRY_SECONDS)
 
 
 def with_body(raw: bytes, receive: Receive) -> Receive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(found / "nothing", Path(DEMO), 1, size=0)
     for seed in (2, 3):
         write_adapter(found / f"some{seed}", Path(DEMO), seed)
+    cached = found / "hub" / "models--owner--repo"
+    write_adapter(cached / "snapshots" / "0a" / "sql", Path(DEMO), 5)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0a")
     return found
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
-    modules = ("--lora-modules", f"nothing={folder}/nothing", f"some={folder}/some2")
+    modules = ("--lora-modules", f"nothing={folder}/nothing", f"some={folder}/some2", "sql=owner/repo/sql")
     runtime = ("--allow-runtime-lora", "--lora-dir", str(folder), "--api-server-count", "2", "-dp", "2")
+    looked_for = ("--lora-resolver", "--lora-repos", "owner/repo")
     small = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32")
-    with serving("demo", *modules, *runtime, *small) as found:
+    hub = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+    with serving("demo", *modules, *runtime, *looked_for, *small, env=hub) as found:
         yield found
 
 
@@ -75,6 +82,19 @@ def test_they_come_are_replaced_and_go(server: LiveServer) -> None:
     assert text(server, "late") != text(server, "some")
     gone = server.post(UNLOAD, {"lora_name": "late"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'late' removed successfully.")
+
+
+def test_names_that_nobody_has_loaded_are_looked_for_in_folders_and_on_the_hub(server: LiveServer) -> None:
+    with ThreadPoolExecutor(8) as threads:  # by both API processes at once
+        found = set(threads.map(lambda _: text(server, "some3"), range(8)))
+    assert len(found) == 1 and found != {text(server, "some"), text(server, "demo")}
+    assert text(server, "owner/repo/sql") == text(server, "sql")
+    assert server.output().count("adapter some3: ") == 2  # once in each engine
+    names = [card["id"] for card in server.get("/v1/models").json()["data"]]
+    assert {"some3", "owner/repo/sql"} <= set(names)
+    assert server.post(LOAD, {"lora_name": "mine", "lora_path": "owner/repo/sql"}).is_success
+    missing = server.post("/v1/completions", {**PROMPT, "model": "owner/repo/none"})
+    assert missing.status_code == 404
 
 
 def test_what_cannot_be_loaded_is_refused(server: LiveServer, folder: Path) -> None:

@@ -51,6 +51,18 @@ def http_error(kind: type[errors.HfHubHTTPError], status: int) -> Exception:
     return kind("no", response=Response(status, request=Request("GET", "https://hub.test/api")))
 
 
+def test_an_adapter_is_a_folder_here_or_one_of_a_repository(tmp_path: Path, fake: FakeHub) -> None:
+    assert hub.adapter_folder(str(tmp_path), None) == tmp_path
+    fake.repository = {"adapter_config.json": 1, "a/adapter_config.json": 1, "a/adapter_model.safetensors": 9}
+    fake.repository |= {"a/checkpoint-1/adapter_model.safetensors": 9, "a/optimizer.pt": 9}
+    assert hub.adapter_folder("owner/name/a", None) == tmp_path / "a"
+    assert fake.downloaded == {"a/adapter_config.json", "a/adapter_model.safetensors"}
+    assert hub.adapter_folder("owner/name", None) == tmp_path
+    assert fake.downloaded == {"adapter_config.json"}
+    with pytest.raises(hub.HubError, match="is no folder here, and cannot be an adapter on the hub"):
+        hub.adapter_folder("owner/../name", None)
+
+
 def test_a_folder_is_itself(tmp_path: Path, fake: FakeHub) -> None:
     assert resolve(str(tmp_path)) == tmp_path
     assert not fake.calls

@@ -349,6 +349,9 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
     [
         ("--max-lora-rank 64", "--max-lora-rank is for adapters: give --enable-lora, too, or --lora-modules"),
         ("--enable-lora --max-loras 2 --max-cpu-loras 1", "max_cpu_loras (1) must be >= max_loras (2)"),
+        ("--lora-resolver", "--lora-resolver needs places to look in: give --lora-dir or --lora-repos"),
+        ("--lora-resolver --lora-repos a/../b", "'a/../b' should be owner/name or owner/name/folder"),
+        ("--lora-repos a/b", "give --lora-resolver or --allow-runtime-lora"),
         ("--lora-modules x", "'x' should be name=path"),
         ("--lora-modules a=b a=c", "the name 'a' is taken"),
         ("--lora-modules m=b", "the name 'm' is taken"),
