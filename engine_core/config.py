@@ -240,6 +240,8 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they share experts, so that they run steps, end and start together."""
     apart: bool = False
     """Whether other machines have API servers of their own, to which their replicas belong."""
+    by_ray: bool = False
+    """Whether Ray runs those that are not on this machine, for processes here that start them again."""
     address: str = "127.0.0.1"
     """The address of the machine with the API servers."""
     port: int = 29550
@@ -248,6 +250,11 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def local(self) -> range:
         return range(self.first, self.first + self.here)
+
+    @property
+    def started(self) -> range:
+        """The numbers of the replicas that processes of this machine are, or have Ray run."""
+        return range(self.size) if self.by_ray else self.local
 
     @property
     def elsewhere(self) -> bool:

@@ -20,6 +20,8 @@ from worker.host.progress_page import ProgressPage
 
 ENGINE = "engine_core.process"
 """The module of an engine's process."""
+RAY_REPLICA = "engine_core.ray_replicas.replica_process"
+"""The module of a process that has Ray run an engine."""
 
 
 class EngineProcess:
@@ -64,7 +66,7 @@ class EngineProcesses:
     ) -> None:
         """`make` starts the engine of a number, as one of these replicas."""
         self._make, self._replicas = make, replicas
-        self.engines = [make(number, replicas) for number in replicas.local]
+        self.engines = [make(number, replicas) for number in replicas.started]
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
         self.worked = False
@@ -148,10 +150,11 @@ def start_engines(
     servers = list(addresses) or [_address(folder.path, index) for index in range(api_servers)]
 
     def make(number: int, replicas: Replicas) -> EngineProcess:
+        afar = number not in replicas.local
         return EngineProcess(
             ProcessConfig(
                 engine=config,
-                servers=servers,
+                servers=[replicas.tcp_address(index) for index in range(api_servers)] if afar else servers,
                 replicas=replicas,
                 index=number,
                 folder=str(folder.path),
@@ -162,7 +165,7 @@ def start_engines(
                 label=label,
                 most_cache_bytes=most_cache_bytes,
             ),
-            module,
+            RAY_REPLICA if afar else module,
             folder.path,
             start,
         )

@@ -29,7 +29,7 @@ from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 from server.options.server_options import Given, read
 from server.run.api_processes import ApiProcesses
-from server.run.start_checks import check_files, check_kept, check_parsers
+from server.run.start_checks import check_files, check_kept, check_parsers, with_ray
 from worker import logs
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _serve(arguments: Sequence[str], command: str) -> int:
     try:
         given = read(arguments, command=command, notes=notes)
         models = given.read_models() if given.has_several else []
-        config = models[0].config if models else given.config()
+        config = with_ray(models[0].config if models else given.config())
         if reason := why_too_few_descriptors():
             raise OptionError(reason)
         check_files(config)

@@ -190,7 +190,7 @@ class ReplicaTable:
     @property
     def hopeless(self) -> bool:
         """Whether every replica is given up. On a machine that runs none itself, others may still connect."""
-        return bool(self.layout.here) and all(one.given_up for one in self.replicas.values())
+        return bool(self.layout.started) and all(one.given_up for one in self.replicas.values())
 
     @property
     def restarting(self) -> EndCode | Stalled | None:

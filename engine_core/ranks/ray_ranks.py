@@ -48,7 +48,7 @@ class RayRanks(RemoteRanks):
         report: ReportPhase,
         module: str = "worker.rank_process",
     ) -> None:
-        self._ray, self._ours = _connect()
+        self._ray, self._ours = connect(_FLAG)
         self._module = module
         self._group: Any = None
         self._actors: list[Any] = []
@@ -81,17 +81,8 @@ class RayRanks(RemoteRanks):
         if self._ours:
             self._ray.shutdown()
 
-    @property
-    def _resources(self) -> dict[str, float]:
-        """The resources that each rank takes of a machine, by Ray's names."""
-        asked = self._config.worker
-        gpus = self._ray.cluster_resources().get("GPU", 0)
-        if asked.device == "cuda" or (asked.device == "auto" and gpus):
-            return {"GPU": 1}
-        return {"CPU": asked.cpu_threads or 1}
-
     def _reserve(self) -> None:
-        each, count = self._resources, len(self._nodes)
+        each, count = resources(self._ray, self._config), len(self._nodes)
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
         self._report("import", 0.0, f"waiting for Ray to find room for {count} workers ({wanted} each)")
         self._group = self._ray.util.placement_group([each] * count, strategy="PACK")
@@ -103,7 +94,7 @@ class RayRanks(RemoteRanks):
 
     def _actor_options(self, rank: int) -> dict[str, Any]:
         """The options with which Ray starts the actor of a rank in its part of the reservation."""
-        each, strategies = self._resources, import_module("ray.util.scheduling_strategies")
+        each, strategies = resources(self._ray, self._config), import_module("ray.util.scheduling_strategies")
         return {
             "num_cpus": each.get("CPU", 0),
             "num_gpus": each.get("GPU", 0),
@@ -124,14 +115,23 @@ class RayRanks(RemoteRanks):
             raise ExecutorDead(f"the Ray actor of rank {rank} ended before it had joined: {why}")
 
 
-def _connect() -> tuple[Any, bool]:
-    """Ray, and whether it was connected here, so that the connection has to be ended here."""
+def resources(ray: Any, config: EngineConfig, ranks: int = 1) -> dict[str, float]:
+    """The resources that so many ranks take of a machine, by Ray's names."""
+    asked = config.worker
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if asked.device == "cuda" or (asked.device == "auto" and gpus):
+        return {"GPU": ranks}
+    return {"CPU": ranks * (asked.cpu_threads or 1)}
+
+
+def connect(flag: str) -> tuple[Any, bool]:
+    """Ray, for what the flag asks, and whether it was connected here and so has to be left here."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray = import_module("ray")
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{_FLAG} needs Ray, which is not installed: `pip install 'facet-serve[ray]'`, then start with "
+            f"{flag} needs Ray, which is not installed: `pip install 'facet-serve[ray]'`, then start with "
             "`facet serve`, because Ray has a `serve` of its own"
         ) from error
     ours = not ray.is_initialized()
@@ -140,7 +140,7 @@ def _connect() -> tuple[Any, bool]:
             ray.init(address="auto", logging_level=logging.WARNING)
         except ConnectionError as error:
             raise ConnectionError(
-                f"{_FLAG} joins a Ray cluster, and none was found: start one with `ray start --head` here or "
+                f"{flag} joins a Ray cluster, and none was found: start one with `ray start --head` here or "
                 "`ray start --address <head>` to join another machine's, or set RAY_ADDRESS"
             ) from error
     signal.signal(signal.SIGTERM, handler)  # Ray has set a handler of its own

@@ -30,6 +30,7 @@ from server.requests.pooling import Item, PoolingParams
 from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
+from server.run.start_checks import with_ray
 from server.text.tokenizer import LONG_TEXT, unpack
 
 SECONDS_TO_END = 3.0
@@ -56,7 +57,7 @@ class AsyncLLM:
         self, model: str = "demo", *, stat_loggers: Sequence[MakeStatLogger] = (), **options: Any
     ) -> None:
         """`stat_loggers`: classes that are told how engines do (docs/plugins.md)."""
-        self.config = from_python({"model": model, **options})
+        self.config = with_ray(from_python({"model": model, **options}))
         if self.config.headless:
             raise ValueError("headless: an AsyncLLM builder requests itself; `serve --headless` does not")
         self._engines = start_engines(
@@ -279,7 +280,7 @@ class AsyncLLM:
         if self._connection is not None:
             dead = self._connection.client.dead
             return None if dead is None else Unavailable(f"The engine has stopped: {dead}")
-        if self.config.replicas.here and all(one.exit_code is not None for one in self._engines.engines):
+        if self.config.replicas.started and all(one.exit_code is not None for one in self._engines.engines):
             return Unavailable("The engine has stopped: its process has ended")
         return None
 

@@ -168,6 +168,8 @@ def _check_replicas(config: ServerConfig) -> None:
     if replicas.first and not (headless or replicas.apart):
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
     _check_elastic(config)
+    if replicas.by_ray:
+        _check_ray(config)
     if config.data_parallel_external_lb or replicas.apart:
         _check_balancing(config)
     if replicas.here < 0 or replicas.first + replicas.here > size:
@@ -181,7 +183,7 @@ def _check_replicas(config: ServerConfig) -> None:
                 "--headless with --data-parallel-size-local 0 has nothing to run; give 1 or more"
             )
         _check_key(engine, "--headless, which runs replicas for another machine's API,")
-    elif replicas.elsewhere:
+    elif replicas.elsewhere and not (replicas.by_ray and engine.cluster_key is None):
         _check_key(engine, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
 
 
@@ -192,6 +194,24 @@ def _check_elastic(config: ServerConfig) -> None:
         raise OptionError(
             "--enable-elastic-ep scales replicas of one machine that share nothing: leave it out, or what "
             "puts replicas on other machines or lets them share experts"
+        )
+
+
+def _check_ray(config: ServerConfig) -> None:
+    """Check the options of a server that has Ray place its replicas."""
+    replicas, flag = config.replicas, "--data-parallel-backend ray"
+    if replicas.size == 1:
+        raise OptionError(
+            f"{flag} places replicas, and there is one: give --data-parallel-size, or have Ray place the "
+            "workers of one replica by --distributed-executor-backend ray"
+        )
+    if config.headless or replicas.apart:
+        other = "--headless" if config.headless else "what says that other machines have servers"
+        raise OptionError(f"{flag} starts replicas from one server: leave out {other}, or {flag}")
+    if config.engine.distributed_executor_backend == "ray":
+        raise OptionError(
+            f"{flag} places whole replicas, and --distributed-executor-backend ray the workers of one: leave "
+            "out one of them"
         )
 
 

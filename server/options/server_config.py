@@ -244,6 +244,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the machine with the API, as replicas on others reach it."""
     data_parallel_rpc_port: Annotated[int, Doc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
     """Port there, for those replicas; each API process takes two more."""
+    data_parallel_backend: Annotated[Literal["mp", "ray"], Doc(WORKERS, short="-dpb")] = "mp"
+    """Who starts replicas on other machines: somebody there, by --headless (mp), or Ray (ray), which then
+    places all but those of --data-parallel-size-local."""
     data_parallel_rank: Annotated[int | None, Doc(WORKERS, least=0, short="-dpn")] = None
     """The number of this server's replica, if each has a server of its own behind a load balancer."""
     data_parallel_external_lb: Annotated[bool, Doc(WORKERS, short="-dpe")] = False
@@ -276,14 +279,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         first, here = self.data_parallel_start_rank, self.data_parallel_size_local
         if (rank := self.data_parallel_rank) is not None:
             first, here = rank, 1
+        by_ray = self.data_parallel_backend == "ray"
+        if here is None:
+            here = 0 if by_ray else self.data_parallel_size - first
         return Replicas(
             size=self.data_parallel_size,
             first=first,
-            here=self.data_parallel_size - first if here is None else here,
+            here=here,
             address=self.data_parallel_address,
             port=self.data_parallel_rpc_port,
             secret=self.engine.cluster_key,
             apart=rank is not None or self.data_parallel_hybrid_lb,
+            by_ray=by_ray,
             together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
         )
 

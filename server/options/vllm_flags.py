@@ -45,10 +45,6 @@ _NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
 }
 """Values that ask for what happens anyway, of flags that are refused otherwise."""
 
-_SHORT = [
-    VllmFlag("--data-parallel-backend", ("mp",), short="-dpb"),
-]
-
 _DIGITS = "has nothing to choose: states are float32 here"
 _STATES = [
     VllmFlag("--mamba-cache-dtype", ("auto", "float32"), instead=_DIGITS),
@@ -202,7 +198,6 @@ VLLM_FLAGS = [
     ),
     VllmFlag("--scheduler-cls", instead=f"is not supported: {_OTHER_CONTRACT}"),
     VllmFlag("--worker-cls", ("auto",), instead=f"is not supported: {_OTHER_CONTRACT}"),
-    *_SHORT,
     *_STATES,
     *_OFFLOADED,
     *(

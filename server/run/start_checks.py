@@ -1,12 +1,18 @@
-"""Checks of what options name, before anything is started."""
+"""Checks of what options name, before anything is started, and what they leave open."""
 
 from __future__ import annotations
 
+import secrets
+import socket
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 from worker import logs
+
+_DEFAULT_ADDRESS = "127.0.0.1"
 
 
 def check_parsers(config: ServerConfig) -> None:
@@ -72,3 +78,25 @@ def check_kept(config: ServerConfig) -> None:
             Folder(Path(folder), config.batches.most_bytes)
         except OSError as error:
             raise OptionError(f"--batch-dir {folder} cannot be used: {error.strerror}") from None
+
+
+def with_ray(config: ServerConfig) -> ServerConfig:
+    """Fill in how replicas that Ray places find this server: its address, and a secret of this run."""
+    if not config.replicas.by_ray:
+        return config
+    address = config.data_parallel_address
+    return replace(
+        config,
+        data_parallel_address=_own_address() if address == _DEFAULT_ADDRESS else address,
+        engine=replace(config.engine, cluster_key=config.engine.cluster_key or secrets.token_hex(32)),
+    )
+
+
+def _own_address() -> str:
+    """The address of this machine on the way to others. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation, on no network
+        except OSError:
+            return _DEFAULT_ADDRESS  # it has no network
+        return probe.getsockname()[0]

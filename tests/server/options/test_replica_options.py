@@ -7,6 +7,7 @@ import pytest
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python, parse
+from server.run.start_checks import with_ray
 
 
 def read(*arguments: str, **environ: str) -> ServerConfig:
@@ -19,6 +20,7 @@ def refusal(*arguments: str) -> str:
     return str(caught.value)
 
 
+RAY = ["--data-parallel-backend", "ray"]
 KEY = ["--cluster-key", "a secret of sixteen characters or more"]
 
 
@@ -46,6 +48,12 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         ),
         (["-dp", "2", "--headless", "--enable-expert-parallel"], "all on one machine for now: leave out"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
+        ([*RAY], "places replicas, and there is one: give --data-parallel-size"),
+        ([*RAY, "-dp", "2", "--headless"], "starts replicas from one server: leave out --headless"),
+        ([*RAY, "-dp", "2", "--data-parallel-rank", "1"], "leave out what says that other machines have"),
+        ([*RAY, "-dp", "2", "--distributed-executor-backend", "ray"], "the workers of one: leave out one"),
+        ([*RAY, "-dp", "2", "--enable-elastic-ep"], "--enable-elastic-ep scales replicas of one machine"),
+        ([*RAY, "-dp", "2", "--enable-expert-parallel"], "all on one machine for now: leave out"),
         (["-dp", "2", "--data-parallel-external-lb"], "goes with --data-parallel-rank"),
         (["-dp", "2", "--data-parallel-rank", "2"], "of --data-parallel-size 2 the last is 1"),
         (["-dp", "2", "--data-parallel-rank", "1", "-dph"], "use one of them"),
@@ -111,3 +119,13 @@ def test_where_replicas_of_other_machines_call() -> None:
     assert (
         read("--data-parallel-address", "fd00::7").replicas.tcp_address(0).requests == "tcp://[fd00::7]:29550"
     )
+
+
+def test_replicas_that_ray_places_find_the_server() -> None:
+    config = read(*RAY, "-dp", "3", "--data-parallel-size-local", "1", "--data-parallel-address", "10.0.0.1")
+    found = with_ray(config).replicas
+    assert (list(found.local), list(found.started), found.address) == ([0], [0, 1, 2], "10.0.0.1")
+    assert found.secret and found.secret != with_ray(config).replicas.secret, "one of each run"
+    own = with_ray(read(*RAY, "-dp", "2", *KEY)).replicas
+    assert (own.here, own.secret) == (0, KEY[1])
+    assert own.address, "the address of this machine, if none is given"

@@ -1,0 +1,1 @@
+"""Replicas that Ray runs on the machines of its cluster."""
