@@ -64,7 +64,7 @@ def attend_to_seen(
             continue
         distance = distance_between(range(length), range(seen), q.device)
         near = distance.abs() <= (length if window is None else window)
-        mask = near if bias is None else _added(distance, bias).masked_fill(~near, float("-inf"))
+        mask = near if bias is None else by_distance(distance, bias).masked_fill(~near, float("-inf"))
         queries, visible, values = (x.transpose(0, 1).contiguous() for x in (q[rows], k[keys], v[keys]))
         out[rows] = _attend_masked(queries, visible, values, mask, scale).transpose(0, 1)
 
@@ -132,7 +132,7 @@ def _attend_around(
     window = length if window is None else window
     if not causal and window >= length - 1:
         added = (
-            None if bias is None else _added(distance_between(range(length), range(length), q.device), bias)
+            None if bias is None else by_distance(distance_between(range(length), range(length), q.device), bias)
         )
         return _attend_masked(q, keys, values, added, scale)
     pieces: list[Tensor] = []
@@ -141,16 +141,16 @@ def _attend_around(
         seen = range(max(0, mine.start - window), min(length, mine.stop + window))
         distance = distance_between(mine, seen, q.device)
         near = (distance.abs() <= window) & (distance <= 0 if causal else True)
-        mask = near if bias is None else _added(distance, bias).masked_fill(~near, float("-inf"))
+        mask = near if bias is None else by_distance(distance, bias).masked_fill(~near, float("-inf"))
         queries, visible = q[:, mine.start : mine.stop], slice(seen.start, seen.stop)
         pieces.append(_attend_masked(queries, keys[:, visible], values[:, visible], mask, scale))
     return torch.cat(pieces, dim=1)
 
 
-def _added(distance: Tensor, bias: Tensor) -> Tensor:
-    """The values [1, H, queries, keys] that are added to the scores."""
+def by_distance(distance: Tensor, bias: Tensor) -> Tensor:
+    """The values [H, queries, keys] that are added to the scores."""
     reach = bias.shape[1] // 2
-    return bias[None, :, distance.clamp(-reach, reach) + reach]
+    return bias[:, distance.clamp(-reach, reach) + reach]
 
 
 def _attend_masked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -24,7 +24,7 @@ from models.ops.attention_inputs import (
     widened,
     write_cache,
 )
-from models.ops.encoder_ops import distance_between
+from models.ops.encoder_ops import by_distance, distance_between
 from models.ops.grouped_matrix import Matrix, widen
 from models.ops.lora_ops import Added, with_adapters
 from models.ops.tree_sum import add_in_pairs
@@ -278,6 +278,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     last: Tensor | None = None,
     scales: CacheScales = UNSCALED,
 ) -> Tensor:
@@ -289,7 +290,8 @@ def attention(
     a token sees that many positions, its own included. Nothing beyond a sequence's end is used: what lies
     there may be anything, NaN too. sinks [H] are the scores of one more key of a head, whose value is zero.
     slopes [H] float32 are subtracted from the scores of each head once for each position between query and
-    key. last [T] int32: the positions up to which tokens see, if not to their own; in a row they never fall.
+    key. bias [H, 2R + 1] float32 is added to the scores by distance, as by `encoder_attention`. last [T]
+    int32: the positions up to which tokens see, if not to their own; in a row they never fall.
     """
     out = torch.empty_like(q)
     q = rounded_queries(q) if kv.dtype == CODES else q
@@ -303,11 +305,12 @@ def attention(
         queries = q[start : start + new].transpose(0, 1)  # [H, new, D]
         ends = None if last is None else last[start : start + new] - first
         skipped = max(0, context.first - first)  # of the gathered positions, which only they see themselves
-        if sinks is None and softcap is None and slopes is None and not skipped:
+        changed = softcap is not None or slopes is not None or bias is not None
+        if not changed and sinks is None and not skipped:
             heads = _attend(queries, keys, values, ends, scale=scale, window=window)  # [H, new, D]
         else:
             mask = _mask(new, keys.shape[1], window, ends, q.device, skipped)
-            heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks, slopes)
+            heads = _attend_plainly(queries, keys, values, mask, scale, softcap, sinks, slopes, bias)
         out[start : start + new] = heads.transpose(0, 1)
         start += new
     return out
@@ -343,6 +346,7 @@ def _attend_plainly(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None,
+    bias: Tensor | None,
 ) -> Tensor:
     """Attention with what SDPA cannot do: scores that are capped or fall with distance, and sinks."""
     groups = keys.shape[0]
@@ -350,10 +354,12 @@ def _attend_plainly(
     scores = grouped @ keys.float().transpose(-1, -2).unsqueeze(1) * scale  # [G, H/G, new, K]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    new, total = mask.shape
+    distance = distance_between(range(total - new, total), range(total), q.device)
     if slopes is not None:
-        new, total = mask.shape
-        distance = distance_between(range(total - new, total), range(total), q.device)
         scores = scores + slopes.view(groups, -1, 1, 1) * distance
+    if bias is not None:
+        scores = scores + by_distance(distance, bias).view_as(scores)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(groups, -1, 1, 1).expand(*scores.shape[:-1], 1)

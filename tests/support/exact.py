@@ -23,6 +23,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     last: Tensor | None = None,
 ) -> Tensor:
     """Queries [T, H, D] of a step, and keys and values [2, blocks, G, size, D] -> [T, H, D]."""
@@ -36,6 +37,7 @@ def attention(
         if window is not None:
             seen &= distance > -window
         added = None if slopes is None else slopes.double()[:, None, None] * distance
+        added = added if bias is None else _by_distance(bias.double(), distance)
         new_ones = q[first : first + new]
         pieces.append(_attend(new_ones, keys, values, seen, scale, softcap, added=added, sinks=sinks))
     return torch.cat(pieces)
@@ -63,10 +65,14 @@ def encoder_attention(
             seen &= distance <= 0
         added = None
         if bias is not None:
-            reach = bias.shape[1] // 2
-            added = bias.to(q.dtype)[:, distance.clamp(-reach, reach) + reach]
+            added = _by_distance(bias.to(q.dtype), distance)
         pieces.append(_attend(queries, keys, values, seen, scale, added=added))
     return torch.cat(pieces)
+
+
+def _by_distance(bias: Tensor, distance: Tensor) -> Tensor:
+    reach = bias.shape[1] // 2
+    return bias[:, distance.clamp(-reach, reach) + reach]
 
 
 def _attend(

@@ -185,6 +185,9 @@ def _attention_cases(given: tuple[Tensor, Tensor, ForwardContext], of_heads: Ten
     last[1:4], last[5:8] = 3, 11
     for limits in ({}, {"window": 3}, {"sinks": of_heads}, {"slopes": of_heads}, {"window": 4, "last": last}):
         yield Case("attention", given, {"scale": 0.2, **limits})
+    q, kv, step = given
+    apart, bias = kv.repeat_interleave(3, 2), of_heads[:, None] * torch.arange(9)  # no heads share a key head
+    yield Case("attention", (q, apart, step), {"scale": 0.2, "bias": bias})
 
 
 def _cut_cases(values: Callable[..., Tensor], step: ForwardContext, dtype: torch.dtype) -> Iterator[Case]:

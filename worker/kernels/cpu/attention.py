@@ -111,6 +111,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
+        bias: Tensor | None = None,
         last: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
@@ -125,12 +126,15 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             refuse("attention", q=q, sinks=sinks)
         if slopes is not None and slopes.shape != (heads,):
             refuse("attention", q=q, slopes=slopes)
+        _check_bias("attention", q, bias)
         if last is not None and last.shape != (tokens,):
             refuse("attention", q=q, last=last)
         known = _plain(sinks) and _plain(slopes) and (last is None or (slopes is None and _is_table(last)))
-        if not (known and _fit(q) and _suits(kv, q)) or heads > _TILE * kv_heads:
-            limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-            return reference.attention(q, kv, context, scale=scale, scales=scales, last=last, **limits)
+        most = _TILE if bias is None else 1  # query heads that share a key head
+        if not (known and _plain(bias) and _fit(q) and _suits(kv, q)) or heads > most * kv_heads:
+            limits: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "slopes": slopes, "bias": bias}
+            limits |= {"window": window, "scales": scales, "last": last}
+            return reference.attention(q, kv, context, scale=scale, **limits)
         q = q.contiguous()
         out = empty(q.shape, q.dtype)
         table = context.block_table
@@ -139,6 +143,7 @@ def _attention(library: Library) -> Callable[..., Tensor]:
             *(context.query_starts.data_ptr(), context.kv_lens.data_ptr(), table.data_ptr()),
             *(table.stride(0), table.shape[0], scale, softcap or 0.0, window or 0, KINDS[q.dtype]),
             *(_CACHED[kv.dtype], address(sinks), address(slopes), address(last), context.first),
+            *(address(bias), _reach(bias)),
         )
         return out
 
@@ -213,8 +218,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
             refuse("encoder_attention", q=q, k=k, v=v)
         if heads % kv_heads or context.positions.shape[0] != tokens:
             refuse("encoder_attention", q=q, k=k, v=v, positions=context.positions)
-        if bias is not None and (bias.dim() != 2 or bias.shape[0] != heads or not bias.shape[1] % 2):
-            refuse("encoder_attention", q=q, bias=bias)
+        _check_bias("encoder_attention", q, bias)
         if window is not None and window < 0:
             _refuse_window("encoder_attention", window)
         most = _TILE if bias is None else 1  # query heads that share a key head
@@ -228,7 +232,7 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
             *(out.data_ptr(), context.query_starts.data_ptr(), context.query_starts.shape[0] - 1),
             *(heads, kv_heads, dim),
             *(scale, -1 if window is None else window, address(added)),
-            *(0 if added is None else added.shape[1] // 2, causal, KINDS[q.dtype]),
+            *(_reach(added), causal, KINDS[q.dtype]),
         )
         return out
 
@@ -237,6 +241,16 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
 
 def _refuse_window(operation: str, window: int) -> NoReturn:
     raise ValueError(f"{operation}: a window of {window} positions shows a token nothing")
+
+
+def _check_bias(operation: str, q: Tensor, bias: Tensor | None) -> None:
+    """Refuse biases of other heads, and those that have not as many distances on either side."""
+    if bias is not None and (bias.dim() != 2 or bias.shape[0] != q.shape[1] or not bias.shape[1] % 2):
+        refuse(operation, q=q, bias=bias)
+
+
+def _reach(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.shape[1] // 2
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, context: ForwardContext) -> None:

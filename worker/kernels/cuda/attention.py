@@ -43,15 +43,18 @@ def operations(card: Card) -> dict[str, Callable[..., Any]]:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
+        bias: Tensor | None = None,
         last: Tensor | None = None,
         scales: CacheScales = UNSCALED,
     ) -> Tensor:
         heads = Heads(q.shape[1], kv.shape[2], q.shape[2])
         if not (fits(heads, q) and kv.dtype in (q.dtype, *CACHE_DTYPES.values()) and kv.is_contiguous()):
-            limits: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
-            return reference.attention(q, kv, context, scale=scale, scales=scales, last=last, **limits)
+            limits: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "slopes": slopes, "bias": bias}
+            limits |= {"window": window, "scales": scales, "last": last}
+            return reference.attention(q, kv, context, scale=scale, **limits)
         of_keys, of_values = (scales.keys, scales.values) if kv.dtype.itemsize == 1 else (1.0, 1.0)
-        scoring = _Scoring(scale * of_keys, window, softcap, slopes, sinks, last, value_scale=of_values)
+        changed = slopes if bias is None else bias
+        scoring = _Scoring(scale * of_keys, window, softcap, changed, sinks, last, value_scale=of_values)
         return _attend(card, heads, q, kv[0], kv[1], context, scoring)
 
     def encoder_attention(

@@ -107,7 +107,22 @@ def test_scores_fall_with_distance(
         assert_near(table["attention"](q, kv, step, **limits), exact_out)
 
 
-@pytest.mark.parametrize("what", ["sinks", "slopes"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("new", "total"), STEPS)
+def test_a_bias_is_added_by_distance(
+    table: Table, dtype: torch.dtype, new: list[int], total: list[int]
+) -> None:
+    """Each head has its own; those that share a key head, and heads of 24, are computed otherwise."""
+    for dim, heads, reach in ((64, 4, 130), (24, 4, 20), (64, 8, 3)):
+        step = make_step(new, total, block_size=16)
+        kv, q = make_cache(step, 4, dim, dtype), queries(step, heads, dim, dtype)
+        limits: dict[str, Any] = {"scale": 0.3, "bias": 3 * torch.randn(heads, 2 * reach + 1)}
+        exact_out = exact.attention(q, kv, step, **limits)
+        assert_near(reference.attention(q.float(), kv.float(), step, **limits), exact_out)
+        assert_near(table["attention"](q, kv, step, **limits), exact_out)
+
+
+@pytest.mark.parametrize("what", ["sinks", "slopes", "bias"])
 def test_numbers_of_other_heads_are_refused(table: Table, what: str) -> None:
     step = make_step([1], [9], block_size=16)
     kv, q = make_cache(step, 1, 32, torch.float32), queries(step, 2, 32, torch.float32)

@@ -62,14 +62,16 @@ def make_prompt(
     cached: torch.dtype | None = None,
     sunk: bool = False,
     sloped: bool = False,
+    biased: bool = False,
     **limits: Any,
 ) -> Prompt:
-    group, kv_heads = random.choice([(1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (8, 1)])
+    group, kv_heads = (1, 2) if biased else random.choice([(1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (8, 1)])
     whole = make_step([length], [length], random.choice([4, 16, 32]))
     q = 2 * torch.randn(length, group * kv_heads, dim).to(dtype)
     heads = group * kv_heads
     limits |= {"scale": dim**-0.5, "sinks": torch.randn(heads) if sunk else None}
     limits |= {"slopes": torch.rand(heads) / 8 if sloped else None}
+    limits |= {"bias": torch.randn(heads, 2 * random.choice([5, 128]) + 1) if biased else None}
     return Prompt(table, whole, q, make_cache(whole, kv_heads, dim, cached or dtype), limits)
 
 
@@ -94,6 +96,7 @@ def test_a_query_has_the_same_bits_in_any_row(
             "softcap": softcap,
             "sunk": sunk,
             "sloped": length % 2 == 0,
+            "biased": length % 3 == 0,
         }
         prompt = make_prompt(table_of(level), length, dtype, dim, **limits)
         at_once = prompt.rows([0, length])

@@ -107,8 +107,10 @@ def test_scores_fall_with_distance(dtype: torch.dtype) -> None:
     step = on_device(make_step([1, 20, 1], [90, 64, 600], 16))
     kv = make_cache(step, 2, 32, dtype).to(DEVICE)
     q, slopes = queries(step, 4, 32, dtype), torch.tensor([0.5, 0.25, 0.004, 0.0]).to(DEVICE)
-    out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=300, slopes=slopes)
-    assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, slopes=slopes))
+    bias = torch.randn(4, 81).to(DEVICE)  # of keys up to 40 before or behind a query, or farther away
+    for limits in ({"slopes": slopes}, {"bias": bias}):
+        out = OPERATIONS["attention"](q, kv, step, scale=0.2, window=300, **limits)
+        assert_near(out, exact.attention(q, kv, step, scale=0.2, window=300, **limits))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.turns

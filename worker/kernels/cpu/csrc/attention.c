@@ -24,6 +24,8 @@ typedef struct {
     const int *block_table;     // [rows, table_width]
     const float *sinks;         // [heads], or NULL
     const float *slopes;        // [heads], or NULL
+    const float *bias;          // [heads, 2 * reach + 1], by the distance from query to key, or NULL
+    long reach;
     const int *last;            // [tokens]: the last positions that tokens see; NULL: their own
     long table_width, rows, heads, kv_heads, block_size;
     long window;  // 0: none
@@ -107,6 +109,7 @@ INLINE void attend_tile(const paged *p, scoring s, const unit *u, long head) {
         long keys = least(KEYS, end - start);
         fetch_rows(p, s.kind, u->row, head, start + KEYS, least(start + 2 * KEYS, end));
         find_rows(p, s.kind, u->row, head, start, keys, t->key_rows, t->value_rows);
+        if (s.biased) lay_bias(t, bias_of(p->bias, p->reach, head), p->reach, start - position);
         if (start % CHUNK == 0 && start > begin) tile_merge(t, s, rows);
         tile_block(t, s, start, keys, rows, start == begin || start % CHUNK == 0);
     }
@@ -182,6 +185,7 @@ INLINE void attend_rows(const paged *p, scoring s, const unit *u, long head, con
     for (long row = 0; row < rows; row++)
         row_queries(m, s, group, row * group, at(p->q, ((token + row) * p->heads + head * group) * s.dim, s.outer));
     m->slopes = p->slopes ? p->slopes + head * group : NULL;
+    if (p->bias) m->bias = p->bias + head * (2 * p->reach + 1), m->reach = p->reach;
     if (u->split >= 0) {
         attend_split(p, s, m, u, head, next);
         return;
@@ -200,7 +204,6 @@ INLINE void do_units(const paged *p, long first, long last, kind k) {
     scoring s = p->scoring;
     s.kind = k;
     if (k != INT8) s.outer = k;
-    s.biased = 0;
     for (long i = first; i < last; i++) {
         const unit *u = p->units + i / p->kv_heads, *next = i + 1 < last ? p->units + (i + 1) / p->kv_heads : NULL;
         if (is_single(p, u->row)) attend_rows(p, s, u, i % p->kv_heads, next);
@@ -233,11 +236,12 @@ static long row_units(const paged *p, long row, unit *units, int split) {
     return n;
 }
 
-// Whether a row goes on where the one before it ends, in the same cache blocks. Slopes and windows differ by position.
+// Whether a row goes on where the one before it ends, in the same cache blocks. Slopes, biases and windows differ by
+// position.
 INLINE int follows(const paged *p, long row) {
     const int *table = p->block_table + row * p->table_width;
     long before = p->kv_lens[row - 1];
-    return p->slopes == NULL && is_single(p, row) && is_single(p, row - 1) && p->kv_lens[row] == before + 1 &&
+    return p->slopes == NULL && p->bias == NULL && is_single(p, row) && is_single(p, row - 1) && p->kv_lens[row] == before + 1 &&
            first_seen(p, before) == 0 &&
            memcmp(table, table - p->table_width, ceil_div(before, p->block_size) * sizeof(int)) == 0;
 }
@@ -299,19 +303,20 @@ static void run_split(paged *p, unit *units, unit *sorted) {
 
 // q and out [tokens, heads, dim], kv [2, blocks, kv_heads, block_size, row_numbers], all contiguous. dim is a multiple of
 // 8 up to MAX_DIM, and up to TILE heads share a key head. softcap and window are 0 if there are none, and sinks [heads]
-// and slopes [heads] NULL. So is last [tokens], which may not be given beside slopes. lowest: as in `paged`. kv is of the
-// kind of q, or INT8.
+// and slopes [heads] NULL. So is last [tokens], which may not be given beside slopes, and bias, beside which no heads may
+// share a key head. lowest: as in `paged`. kv is of the kind of q, or INT8.
 EXPORT void attention(const void *q, void *out, const void *kv, long blocks, long kv_heads, long block_size, long dim,
                       long heads, const int *query_starts, const int *kv_lens, const int *block_table,
                       long table_width, long rows, float scale, float softcap, long window, int kind, int cached,
-                      const float *sinks, const float *slopes, const int *last, long lowest) {
+                      const float *sinks, const float *slopes, const int *last, long lowest, const float *bias,
+                      long reach) {
     long half = blocks * kv_heads * block_size * row_numbers(dim, cached);
     paged p = {.q = q, .out = out, .keys = kv, .values = at(kv, half, cached),
                .query_starts = query_starts, .kv_lens = kv_lens, .block_table = block_table,
                .table_width = table_width, .rows = rows, .heads = heads, .kv_heads = kv_heads,
                .block_size = block_size, .window = window, .sinks = sinks, .slopes = slopes, .last = last,
-               .lowest = lowest,
-               .scoring = {cached, dim, scale * LOG2_E, softcap, 0, sinks != NULL, slopes != NULL, kind}};
+               .lowest = lowest, .bias = bias, .reach = reach,
+               .scoring = {cached, dim, scale * LOG2_E, softcap, bias != NULL, sinks != NULL, slopes != NULL, kind}};
     long most = rows + query_starts[rows] / (TILE / group_of(&p));  // units, if none is split
     for (long row = 0; row < rows; row++) {
         long chunks = ceil_div(kv_lens[row], CHUNK);
@@ -333,7 +338,7 @@ EXPORT void attention_words(const word *a) {
     attention(a[0].pointer, a[1].pointer, a[2].pointer, a[3].whole, a[4].whole, a[5].whole, a[6].whole, a[7].whole,
               a[8].pointer, a[9].pointer, a[10].pointer, a[11].whole, a[12].whole, a[13].real, a[14].real,
               a[15].whole, (int)a[16].whole, (int)a[17].whole, a[18].pointer, a[19].pointer, a[20].pointer,
-              a[21].whole);
+              a[21].whole, a[22].pointer, a[23].whole);
 }
 
 // The states of all chunks of rows with one new token, which see all keys: states [rows, kv_heads, chunks, group,

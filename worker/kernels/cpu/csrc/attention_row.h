@@ -48,6 +48,12 @@ INLINE void slope_head(const row_memory *m, span k, long head, float *scores) {
     }
 }
 
+INLINE void bias_head(const row_memory *m, span k, long head, float *scores) {
+    const float *bias = bias_of(m->bias, m->reach, head);
+    long distance = (long)m->distance;
+    for (long key = k.first; key < k.first + k.count; key++) scores[key] += bias_at(bias, m->reach, distance + key);
+}
+
 INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float *part) {
     float *scores = m->scores + head * CHUNK, *decays = m->decays + head * (CHUNK / KEYS);
     long stop = k.first + k.count;
@@ -55,6 +61,7 @@ INLINE void weigh_head(const row_memory *m, scoring s, span k, long head, float 
         vec score = vec_mul(vec_load(scores + key, FLOAT32), vec_all(s.kind == INT8 ? m->factors[head] : s.scale));
         vec_store(scores + key, s.softcap != 0 ? vec_cap(score, s.softcap) : score, FLOAT32);
     }
+    if (s.biased) bias_head(m, k, head, scores);
     if (s.sloping) slope_head(m, k, head, scores);
     for (long key = k.first; key < k.first + k.hidden; key++) scores[key] = UNSEEN;
     for (long key = stop; key % LANES; key++) scores[key] = UNSEEN;

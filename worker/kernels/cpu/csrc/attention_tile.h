@@ -237,6 +237,18 @@ INLINE void cap_scores(tile *t, long keys, long lane, float softcap) {
     }
 }
 
+// The biases of a head of [heads, 2 * reach + 1], and the one that is added to the score of a key that stands
+// `distance` after its query.
+INLINE const float *bias_of(const float *bias, long reach, long head) { return bias + head * (2 * reach + 1) + reach; }
+INLINE float bias_at(const float *bias, long reach, long distance) {
+    return bias[distance > reach ? reach : distance < -reach ? -reach : distance] * LOG2_E;
+}
+
+// Fills in the biases of a tile whose first key stands `distance` after its first row.
+INLINE void lay_bias(tile *t, const float *bias, long reach, long distance) {
+    for (long i = 1; i < KEYS + TILE; i++) t->bias[i] = bias_at(bias, reach, distance + KEYS - i);
+}
+
 INLINE void add_bias(tile *t, long keys, long lane) {
     for (long key = 0; key < keys; key++) {
         float *score = t->scores + key * TILE + lane;

@@ -22,16 +22,6 @@ typedef struct {
     const unit *units;
 } packed;
 
-// Fills in the biases of a tile whose first row is at `position`, for the keys from `start` on.
-INLINE void lay_bias(const packed *p, tile *t, long head, long position, long start) {
-    const float *bias = p->bias + head * (2 * p->reach + 1) + p->reach;
-    for (long i = 1; i < KEYS + TILE; i++) {
-        long distance = start + KEYS - i - position;
-        distance = distance > p->reach ? p->reach : distance < -p->reach ? -p->reach : distance;
-        t->bias[i] = bias[distance] * LOG2_E;
-    }
-}
-
 INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
     tile *t = scratch(sizeof(tile));
     long group = p->heads / p->kv_heads, rows = u->count * group, text = p->query_starts[u->row];
@@ -52,7 +42,7 @@ INLINE void attend_tile(const packed *p, scoring s, const unit *u, long head) {
             t->key_rows[i] = at(p->k, (text + start + i) * p->k_stride + head * s.dim, s.kind);
             t->value_rows[i] = at(p->v, (text + start + i) * p->v_stride + head * s.dim, s.kind);
         }
-        if (s.biased) lay_bias(p, t, head, u->first, start);
+        if (s.biased) lay_bias(t, bias_of(p->bias, p->reach, head), p->reach, start - u->first);
         tile_block(t, s, start, keys, rows, start == begin);
     }
     tile_end(t, s, rows);

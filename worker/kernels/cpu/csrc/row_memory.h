@@ -40,6 +40,8 @@ typedef struct {
     float *decays;              // [head][CHUNK / KEYS]
     float *parts;               // [2][head][part_size]
     const float *slopes;        // [head], or NULL; the caller fills them in, too, and
+    const float *bias;          // [head][2 * reach + 1], or NULL,
+    long reach;
     float distance;             // from the query to the first position of the chunk, at most 0
 } row_memory;
 
