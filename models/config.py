@@ -50,7 +50,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_len: int
     """The number of positions that the model was made for; the default of --max-model-len."""
     any_length: bool = False
-    """Whether longer texts can be served, too: no layer sees positions, or keeps something of each token."""
+    """Whether longer texts can be served, too: layers see no positions, or distances up to one alone."""
     tie_word_embeddings: bool | None
     """Whether the LM head is the embedding's matrix; None if config.json does not say."""
     bos_token_id: int | None
@@ -117,7 +117,7 @@ def read_config(folder: Path, overrides: Mapping[str, object] | None = None) -> 
         num_kv_heads=1 if has_latent_cache(raw) else _num_kv_heads(fields, num_heads),
         head_dim=_head_dim(fields, hidden_size, num_heads),
         max_len=_max_len(fields),
-        any_length=not attends,
+        any_length=not attends or fields.get("model_type") in _BY_DISTANCE,
         tie_word_embeddings=_tied(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=eos_token_ids,
@@ -270,7 +270,7 @@ def _architectures(path: Path, whole: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _num_layers(fields: _Fields) -> int:
-    names = "decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    names = "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"
     kinds = fields.get("layers_block_type")
     if isinstance(kinds, list) and kinds and fields.get(*names) is None:  # Nemotron-H counts them so
         return min(len(cast("list[object]", kinds)), MOST_LAYERS)
@@ -301,7 +301,7 @@ def _head_dim(fields: _Fields, hidden_size: int, num_heads: int) -> int:
     if has_latent_cache(fields.raw):  # the field 'head_dim' is the width of the rotated part, or missing
         nope = fields.positive("qk_nope_head_dim", most=MOST_FEATURES)
         return nope + fields.positive("qk_rope_head_dim", most=MOST_FEATURES)
-    names = "head_dim", "attention_head_dim"
+    names = "head_dim", "attention_head_dim", "d_kv"
     if fields.get(*names) is None and hidden_size % num_heads:
         fields.problems["head_dim"] = (
             f"{fields.path}: the hidden size {hidden_size} cannot be divided by {num_heads} attention heads, "
@@ -340,8 +340,8 @@ def _positions(fields: _Fields) -> int:
     names = (*names, "model_max_length", "max_target_positions")  # as Kimi Linear and Whisper say it
     if fields.get("model_type") in _WITHOUT_ATTENTION:
         return fields.positive(*names, default=_LENGTH_OF_STATES)
-    if fields.get(*names) is None and fields.get("model_type") in _UNSAID:
-        return _UNSAID_LENGTH
+    if fields.get(*names) is None and (unsaid := _UNSAID.get(str(fields.get("model_type")))):
+        return unsaid
     length = fields.size("max_len", names, guess=_ANY_LENGTH)
     if fields.get("model_type") in _AFTER_PADDING:
         length -= max(fields.token_ids("pad_token_id"), default=1) + 1
@@ -353,7 +353,9 @@ _LENGTH_OF_STATES = 8192
 
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 """Model types whose config.json says neither heads of attention nor how long texts may be."""
-_UNSAID, _UNSAID_LENGTH = ("bloom", "falcon"), 2048
+_BY_DISTANCE = ("t5", "mt5", "umt5")
+"""Model types that know positions by distances alone, of which all beyond one count alike."""
+_UNSAID = {"bloom": 2048, "falcon": 2048, **dict.fromkeys(_BY_DISTANCE, 512)}
 """Model types of which some published files do not say how long texts were in training, and that length."""
 
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")

@@ -122,7 +122,10 @@ _SPEECH = {
     "BartForConditionalGeneration": "speech.bart:BartForConditionalGeneration",
     "MBartForConditionalGeneration": "speech.bart:MBartForConditionalGeneration",
     "MarianMTModel": "speech.bart:MarianMTModel",
+    "MT5ForConditionalGeneration": "speech.t5:MT5ForConditionalGeneration",
     "PegasusForConditionalGeneration": "speech.bart:PegasusForConditionalGeneration",
+    "T5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
+    "UMT5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
     "WhisperForConditionalGeneration": "speech.whisper:WhisperForConditionalGeneration",
 }
 """Models whose decoder answers to a source that an encoder has read."""
@@ -134,10 +137,13 @@ _COMPARED = {
 }
 """Models of pictures and texts, whose vectors are compared."""
 
+_T5_ENCODERS = {f"{name}EncoderModel": "speech.t5:T5EncoderModel" for name in ("T5", "MT5", "UMT5")}
+"""The encoders of models that answer to a source, alone."""
+
 _STATIC = {"StaticModel": "static:StaticModel"}
 """A vector for each token, and no layers."""
 
-ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC, **_SPEECH} | {
+ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC, **_SPEECH, **_T5_ENCODERS} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

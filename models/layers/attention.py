@@ -85,12 +85,14 @@ class Attention(CachedAttention):
         softcap: float | None = None,
         sinks: Span | None = None,
         slopes: Sequence[float] | None = None,
+        biased: bool = False,
         owner: Attention | None = None,
         sees_ahead: bool = True,
     ) -> None:
         """`sinks`: this rank's piece of all heads, if the checkpoint has `sinks` beside this layer.
 
         `slopes`: for each head what its scores lose with each position of distance (alibi); None: nothing.
+        `biased`: whether `bias` will be there when the layer is read.
         `owner`: the earlier layer with heads of the same width whose cache this one reads; None: its own.
         `sees_ahead`: whether tokens see as far as the step's `last` says; else no token sees later ones.
         """
@@ -108,6 +110,8 @@ class Attention(CachedAttention):
         self.sinks: Tensor | None = None  # [heads] float32
         self.held_slopes = slopes
         self.slopes: Tensor | None = None  # [heads] float32
+        self.biased = biased
+        self.bias: Tensor | None = None  # [heads, 2 * reach + 1] float32, as `ops.attention` takes it
         self.kv: Tensor | None = None  # [2, blocks, kv_heads, block_size, head_dim]
         self.cut: CutHeads | None = None
         """How the cache is cut over ranks by tokens, decided before it is bound; None: not at all."""
@@ -133,7 +137,8 @@ class Attention(CachedAttention):
     def step_bytes(self, tokens: int, positions: int, chunk: int, itemsize: int) -> int:
         heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim  # features
         # Where scores are changed, the plain attention writes those of one sequence out, and two copies.
-        changed = 0 if self.softcap is None and self.held_slopes is None else self.heads
+        changes = self.biased or self.softcap is not None or self.held_slopes is not None
+        changed = self.heads if changes else 0
         prepared = tokens * 3 * (heads + 2 * kv_heads)
         gathered = positions * 4 * kv_heads
         cut = self.cut.step_bytes(self.heads, self.head_dim, positions, itemsize) if self.cut else 0
@@ -180,6 +185,7 @@ class Attention(CachedAttention):
             softcap=self.softcap,
             sinks=self.sinks,
             slopes=self.slopes,
+            bias=self.bias,
             last=step.last if self._sees_ahead else None,
             scales=scales or UNSCALED,
         ).flatten(1)
@@ -203,6 +209,7 @@ class EncoderAttention(nn.Module):
         self.scale = scale
         self.window = window
         self.causal = causal
+        self.bias: Tensor | None = None  # [heads, 2 * reach + 1], where it is the layer's own
 
     def forward(
         self,
@@ -215,8 +222,10 @@ class EncoderAttention(nn.Module):
     ) -> Tensor:
         """q, k, v [T, heads * head_dim] -> [T, heads * head_dim]. Keys and values may have fewer heads.
 
-        bias [heads, 2 * reach + 1]: added to the scores by distance, as `ops.encoder_attention` says.
+        bias [heads, 2 * reach + 1]: added to the scores by distance, as `ops.encoder_attention` says; None:
+        those of the layer itself, if it has some.
         """
+        bias = self.bias if bias is None else bias
         q, k, v = (x.view(len(x), -1, self.head_dim) for x in (q, k, v))
         if prep.q_norm is not None and prep.k_norm is not None:
             q, k = ops.rms_norm(q, prep.q_norm, prep.eps), ops.rms_norm(k, prep.k_norm, prep.eps)

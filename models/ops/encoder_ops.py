@@ -131,9 +131,8 @@ def _attend_around(
     length = q.shape[1]
     window = length if window is None else window
     if not causal and window >= length - 1:
-        added = (
-            None if bias is None else by_distance(distance_between(range(length), range(length), q.device), bias)
-        )
+        whole = range(length)
+        added = None if bias is None else by_distance(distance_between(whole, whole, q.device), bias)
         return _attend_masked(q, keys, values, added, scale)
     pieces: list[Tensor] = []
     for start in range(0, length, _QUERIES):

@@ -54,4 +54,6 @@ def test_answers_are_those_of_transformers_however_steps_fall(checkpoint: tuple[
     assert answer_all(folder, [requests[1]])[0][1] == found[1], "bits depend on what else is in a step"
     cut: dict[str, Any] = {"max_num_batched_tokens": 7, "max_num_seqs": 3, "num_gpu_blocks_override": 4}
     again = [asked(id, priority=-id) for id in range(8)]
-    assert answer_all(folder, again, 1, scheduling_policy="priority", **cut)[0] == found
+    anew, engine = answer_all(folder, again, 1, scheduling_policy="priority", **cut)
+    assert anew == found
+    assert engine.stats().preemptions > 0

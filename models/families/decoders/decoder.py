@@ -197,7 +197,7 @@ class HeadFirstForCausalLM(TrunkForCausalLM):
 
     trunks: ClassVar[tuple[str, ...]] = TRUNKS
     """The scopes in which a checkpoint may have the trunk."""
-    saved_names: ClassVar[Mapping[str, str]] = {}
+    saved_names: Mapping[str, str] = {}
     """What the family's checkpoints call modules, by the names that they have here."""
 
     def __init__(

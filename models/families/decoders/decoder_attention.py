@@ -52,6 +52,7 @@ class DecoderAttention(nn.Module):
                 softcap=spec.attention_softcap,
                 sinks=heads if spec.sinks else None,
                 slopes=spec.slopes and spec.slopes[heads.start : heads.stop],
+                biased=spec.biased,
             )
         self.query_growth = spec.query_growth
         self.qk_norm = spec.qk_norm

@@ -100,6 +100,8 @@ class DecoderSpec:
     """Whether each query head has a score for nothing, which takes its part of the attention."""
     slopes: Sequence[float] | None = None
     """What the scores of each query head lose with each position of distance (alibi); None: nothing."""
+    biased: bool = False
+    """Whether each layer's attention is given biases by distance when it is read."""
     turns_neighbours: bool = False
     """Whether rotation pairs dimensions 2i and 2i + 1: rows of q and k are brought into another order."""
     query_growth: QueryGrowth | None = None

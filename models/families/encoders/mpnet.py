@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from models.checkpoint.weights import Weights
@@ -19,15 +17,11 @@ from models.families.encoders.encoder import (
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.families.encoders.vocabulary_head import ROBERTA_NAMES
-from models.layers.linear import frozen
+from models.layers.distance_bias import Buckets, read_bias
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
-from models.weight_pieces import Cut
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
-_BUCKETS = 32
-_REACH = 128
-"""The distance beyond which all keys share the last bucket of their side."""
 _NAMES = LayerNames(
     qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     out="attention.attn.o",
@@ -53,37 +47,19 @@ def mpnet_trunk(setup: ModelSetup) -> Encoder:
 
 
 class DistanceBias(nn.Module):
-    """Biases of attention by distance and head, spread from the checkpoint's buckets of distances."""
+    """Biases of attention by distance, which all layers share."""
 
-    table: nn.Parameter  # [heads of this rank, 2 * _REACH + 1] float32, as kernels read it
+    table: nn.Parameter
 
     def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         self.heads = parallel.share_heads(config.num_heads)
 
     def pull(self, weights: Weights) -> None:
-        heads = self.heads
-        cut = None if heads.is_whole else Cut(1, heads.start, heads.stop)
-        scope = weights / "encoder.relative_attention_bias"
-        values = scope.take("weight", [_BUCKETS, heads.size], cut)  # [buckets, heads]
-        buckets = _buckets(torch.arange(-_REACH, _REACH + 1))
-        self.table = frozen(values[buckets.to(values.device)].t().float().contiguous())
+        self.table = read_bias(weights / "encoder.relative_attention_bias", self.heads, Buckets())
 
     def forward(self) -> Tensor:
         return self.table
-
-
-def _buckets(distance: Tensor) -> Tensor:
-    """The bucket of each distance: half of the buckets are for keys that stand after the query.
-
-    Within a half, the first half of the buckets have one distance each, and the others grow like a logarithm.
-    """
-    half = _BUCKETS // 2
-    near = half // 2
-    away = distance.abs()
-    grown = torch.log(away.float() / near) / math.log(_REACH / near) * (half - near)
-    far = (near + grown.clamp(min=0).long()).clamp(max=half - 1)
-    return torch.where(distance > 0, half, 0) + torch.where(away < near, away, far)
 
 
 MPNetModel, MPNetForSequenceClassification, MPNetForTokenClassification = encoder_classes(

@@ -50,8 +50,9 @@ def test_answers_begin_as_the_checkpoint_says_and_what_continues_prompts_is_refu
 
 
 @pytest.mark.slow(3)
-def test_two_ranks_give_the_same_bits(tmp_path: Path) -> None:
-    make("Marian", tmp_path)
+@pytest.mark.parametrize("family", ["Marian", "FlanT5"])
+def test_two_ranks_give_the_same_bits(family: str, tmp_path: Path) -> None:
+    make(family, tmp_path)
     found: list[object] = []
     for ranks in (1, 2):
         with LLM(str(tmp_path), num_gpu_blocks_override=16, tensor_parallel_size=ranks) as llm:
@@ -60,3 +61,16 @@ def test_two_ranks_give_the_same_bits(tmp_path: Path) -> None:
             )
         found.append([(each.outputs[0].token_ids, each.outputs[0].cumulative_logprob) for each in outputs])
     assert found[0] == found[1]
+
+
+@pytest.mark.slow(3)
+def test_texts_may_be_longer_than_those_of_training_where_distances_tell_positions(tmp_path: Path) -> None:
+    model = make("T5", tmp_path)
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    with LLM(str(tmp_path), num_gpu_blocks_override=64, max_model_len=640) as llm:
+        [output] = llm.generate([[*range(4, 300), *range(4, 300)]], greedy, use_tqdm=False)
+    with torch.inference_mode():
+        read = torch.tensor([output.prompt_token_ids])
+        options = {"max_new_tokens": 9, "do_sample": False, "forced_bos_token_id": LANGUAGE}
+        written = model.generate(read, use_cache=False, **options)  # whose cache has too few layers
+    assert output.outputs[0].token_ids == written[0].tolist()[2:]
