@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from models.ops.cut_attention import CutHeads
 from models.ops.encoder_ops import attend_to_seen
 from models.parallel.rank_shares import Span
 from models.quantization.readers.pieces import read_one_scale
+from models.weight_pieces import Cut
 
 _OF_KEYS = ("k_scale", "attn.k_scale", "k_proj.k_scale", "qkv_proj.k_scale", "k_proj.output_scale")
 _OF_VALUES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "qkv_proj.v_scale", "v_proj.output_scale")
@@ -248,6 +250,37 @@ def alibi_slopes(heads: int, most: float = 8.0) -> list[float]:
     count = 1 << (heads - 1).bit_length()
     slopes = [2.0 ** (-most * (number + 1) / count) for number in range(count)]
     return slopes if count == heads else [*slopes[1::2], *slopes[::2]][:heads]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets of distances from query to key, for each of which T5 and MPNet have learned a bias."""
+
+    count: int = 32
+    reach: int = 128
+    """The distance beyond which all keys share the last bucket of their side."""
+    ahead: bool = True
+    """Whether half of them are for keys that stand after the query; else no query sees such a key."""
+
+    def of(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance from a query to a key.
+
+        Half of those of a side have one distance each, and the others grow like a logarithm.
+        """
+        side = self.count // 2 if self.ahead else self.count
+        near = side // 2
+        away = distance.abs() if self.ahead else -distance.clamp(max=0)
+        grown = torch.log(away.float() / near) / math.log(self.reach / near) * (side - near)
+        far = (near + grown.clamp(min=0).long()).clamp(max=side - 1)
+        return torch.where((distance > 0) & self.ahead, side, 0) + torch.where(away < near, away, far)
+
+
+def read_bias(weights: Weights, heads: Span, buckets: Buckets) -> nn.Parameter:
+    """Read the biases of these heads [heads, 2 * reach + 1] float32, as attention takes them."""
+    cut = None if heads.is_whole else Cut(1, heads.start, heads.stop)
+    values = weights.take("weight", [buckets.count, heads.size], cut)  # [buckets, heads]
+    rows = buckets.of(torch.arange(-buckets.reach, buckets.reach + 1))
+    return frozen(values[rows.to(values.device)].t().float().contiguous())
 
 
 def read_cache_scales(scope: Weights) -> CacheScales | None:

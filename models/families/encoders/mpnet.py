@@ -17,7 +17,7 @@ from models.families.encoders.encoder import (
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
 from models.families.encoders.vocabulary_head import ROBERTA_NAMES
-from models.layers.distance_bias import Buckets, read_bias
+from models.layers.attention import Buckets, read_bias
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
 

@@ -21,8 +21,8 @@ from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.families.encoders.encoder_model import EncoderModel
 from models.families.speech.encoder_decoder import CrossLayer, EncoderDecoderForCausalLM
+from models.layers.attention import Buckets, read_bias
 from models.layers.cross_attention import SourceInput
-from models.layers.distance_bias import Buckets, read_bias
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.rank_shares import Span
