@@ -147,5 +147,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that an earlier worker of this configuration was timed with: a CPU then runs none again."""
     run_folder: str = ""
     """A folder of this run alone, where a worker leaves a note for the one after it; "" means none."""
-    most_cache_bytes: int = 4 << 30
-    """The most bytes of all caches on a CPU, where the operator does not say how many."""
+    most_cache_bytes: int | None = None
+    """The most bytes of all caches on a machine, or of those on a card, where the operator does not say how
+    many; None: the device decides."""

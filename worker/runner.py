@@ -28,7 +28,7 @@ from models.quantization.config import MADE_ON_LOADING, MOST_BITS, read_quantiza
 from models.vision.model import find_tower
 from worker.cache.cache_groups import CacheLayout, lay_out_cache
 from worker.cache.kv_cache import Cache, bytes_beside_cache, no_cache
-from worker.cache.making import make_cache
+from worker.cache.making import input_bytes, kept_bytes, make_cache
 from worker.cache.state_memory import StateMemory, make_states, most_guesses, state_layers
 from worker.calls.worker_calls import WorkerCalls
 from worker.config import WorkerConfig
@@ -40,7 +40,7 @@ from worker.experts.balancer import Balancer
 from worker.host.memory import release_after_loading
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
 from worker.loading import find_mixtures, hold_adapters, load_drafter, load_options, load_weights
-from worker.media import count_layers, media_bytes, open_media, row_bytes, sees_media, sees_prompts
+from worker.media import count_layers, open_media, sees_media, sees_prompts
 from worker.pooling import (
     PooledVectors,
     QueryStore,
@@ -58,7 +58,6 @@ from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
 from worker.sources import (
-    encoder_bytes,
     find_alignment,
     find_source_model,
     open_sources,
@@ -301,15 +300,14 @@ class Runner:
 
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
         """The memory for caches but for kept embeddings; states take theirs first."""
-        layers, groups, kept = self._attention_layers, len(self._layout.groups), 0
-        step = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
-        step += encoder_bytes(self._model, self._config.model, limits.max_num_batched_tokens, self._dtype)
-        if (tower := find_tower(self._model)) is not None and self._config.place.stage == 0:
-            step += media_bytes(tower, self._config.model, limits.most_embeddings, self._dtype)
-            kept = limits.kept_embeddings * row_bytes(tower, self._config.model, self._dtype)
-        elif self._config.options.enable_prompt_embeds:
-            step += limits.most_embeddings * self._config.model.hidden_size * self._dtype.itemsize
-        return self._device.cache_budget(self._config.options.gpu_memory_utilization, step).less(kept)
+        kept = kept_bytes(self._config, limits, self._model, self._dtype)
+        share, step = self._config.options.gpu_memory_utilization, self._step_bytes(limits, tasks)
+        return self._device.cache_budget(share, step).less(kept)
+
+    def _step_bytes(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> int:
+        layers, groups = self._attention_layers, len(self._layout.groups)
+        sizes = bytes_beside_cache(self._config, limits, self._device, layers, self._dtype, tasks, groups)
+        return sizes + input_bytes(self._config, limits, self._model, self._dtype)
 
     def _lay_out_cache(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheLayout:
         """The places of layers in the cache; where all positions are stored or seen, all blocks are kept."""
@@ -345,6 +343,7 @@ class Runner:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             weight_bytes=sum(parameter.nbytes for parameter in self._parameters),
             kv_bytes=size.num_blocks * size.block_bytes,
+            device_bytes=self._device.held_bytes(self._step_bytes(limits, tasks)),
             tasks=tasks,
             windows=self._layout.windows,
             causal=model.causal,

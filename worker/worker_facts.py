@@ -27,6 +27,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     max_num_batched_tokens: int
     weight_bytes: int
     kv_bytes: int
+    device_bytes: int = 0
+    """The bytes that the worker takes at most of the memory of a card; 0 if it computes in the host's."""
     tasks: tuple[str, ...] = ("generate",)
     """The tasks that requests may ask for: generate, and any of Task."""
     widths: dict[str, int] = {}

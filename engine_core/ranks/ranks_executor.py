@@ -250,7 +250,8 @@ class RanksExecutor:
         return "".join(group.host(rank) for group in self._groups)
 
     def _facts(self) -> WorkerFacts:
-        """The facts of the rank that returns outputs, with the bytes that all ranks hold together."""
+        """The facts of the rank that returns outputs, with the bytes that all ranks hold together, and the
+        most that one of them takes of its card."""
         ranks = list(self._ranks.values())
         all_facts = [rank.facts for rank in ranks if rank.facts is not None]
         answering = next(
@@ -260,6 +261,7 @@ class RanksExecutor:
             answering,
             weight_bytes=sum(facts.weight_bytes for facts in all_facts),
             kv_bytes=sum(facts.kv_bytes for facts in all_facts),
+            device_bytes=max(facts.device_bytes for facts in all_facts),
         )
 
 

@@ -20,6 +20,7 @@ from server.access.keyring import Access
 from server.errors import BadRequest, NoEngine, NotFound, Unavailable
 from server.frontend.frontend import Frontend
 from server.frontend.model_engines import ModelEngines, ModelState, close_frontend
+from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import ModelSet, Slot
 from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
@@ -45,16 +46,15 @@ class ManyModels:
         self,
         config: ServerConfig,
         entries: Sequence[ModelEntry],
-        budget: int,
-        most_cache_bytes: int,
-        report: Callable[[str, int], None],
+        memory: ModelMemory,
+        report: Callable[..., None],
     ) -> None:
-        """`config` has the options of the whole server; `report` tells the supervisor what to do with one."""
+        """`config` has the options of the whole server; `report` is that of `ModelEngines`."""
         self.config = config
         self.metrics = Metrics(entries[0].name)
         self.access = Access(config.access, self.metrics.key_counters)
-        self._engines = ModelEngines(most_cache_bytes, self.access, report)
-        self._set = ModelSet[Frontend](self._engines, budget)
+        self._engines = ModelEngines(memory, self.access, report)
+        self._set = ModelSet[Frontend](self._engines, memory.budget)
         self._names: dict[str, ModelState] = {}
         """The models by their names and aliases; the first is meant where no name is given."""
         self.idle = asyncio.Event()
@@ -245,22 +245,20 @@ class ManyModels:
 
     # What becomes of engines.
 
-    def engine_started(self, model: int, address: Address, pid: int) -> None:
+    def engines_started(self, model: int, address: Address, pids: Sequence[int]) -> None:
         if (state := self._engines.states.get(model)) is not None:
-            self._engines.started(state, address, pid)
+            self._engines.started(state, address, pids)
             if state.slot.state == "unloaded":  # by the server in whose place this one is
                 self._begin(self._touch(state))
 
     def client_of(self, model: int) -> EngineClient | None:
-        """The client of a model's engine, if one is there."""
+        """The client of a model's engines, if they are there."""
         state = self._engines.states.get(model)
         return None if state is None else state.client
 
-    def engine_given_up(self, model: int, reason: str, *, explained: bool) -> None:
+    def engines_ended(self, model: int, reason: str) -> None:
         if (state := self._engines.states.get(model)) is None:
             return
-        if state.client is not None:
-            state.client.engine_given_up(0, reason, explained=explained)
         self._engines.ended(state)
         if (served := state.slot.served) is not None:
             _log.error("the engine of %s has ended: %s", state.slot.name, reason or "it was asked to")

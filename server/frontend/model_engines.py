@@ -8,35 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
-from engine_core.stalls import descendants
 from engine_core.startup import find_checkpoint, make_worker_config
 from models.config import ModelConfig, read_config
 from server.access.keyring import Access
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
+from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
 from server.http.endpoint import BODY_MEMORY
 from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, Facts
 from server.options.model_list import ModelEntry
 from server.options.server_config import ServerConfig
-from worker.host.machine import own_memory
 
-OVERHEAD = 100 << 20
-"""Bytes that an engine takes beside weights and caches, before one of the model has been measured."""
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
 """Files with weights; a checkpoint is read from the first kind that it has."""
 _SMALLER = {"int8": 0.6, "int8-dynamic": 0.6, "int4": 0.4}
 """What is left of weights of 16 bits that are quantized when they are loaded."""
-_UNTOUCHED = 7 / 8
-"""The part of a cache that has no pages yet when a model is ready."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +46,8 @@ class ModelState:
     """The client of its engine, from the beginning of a load."""
     address: Address | None = None
     """Where its engine looks for a client, while it has one."""
-    pid: int = 0
+    pids: Sequence[int] = ()
+    """The processes of its engines."""
     facts: Facts | None = None
     """What was found when it was loaded last."""
     downloaded: float | None = None
@@ -77,11 +72,11 @@ class ModelState:
 class ModelEngines:
     """The loader of a `ModelSet`."""
 
-    def __init__(self, most_cache_bytes: int, access: Access, report: Callable[[str, int], None]) -> None:
-        """`most_cache_bytes`: the most that caches of a model take if its options do not say how many."""
+    def __init__(self, memory: ModelMemory, access: Access, report: Callable[..., None]) -> None:
+        """`report` sends an order to the supervisor, with a model's id and another number."""
         self.states: dict[int, ModelState] = {}
         """The models by the ids of their entries."""
-        self._most_cache_bytes, self._access, self._report = most_cache_bytes, access, report
+        self._memory, self._access, self._report = memory, access, report
 
     def state_of(self, slot: Slot[Frontend]) -> ModelState:
         return next(state for state in self.states.values() if state.slot is slot)
@@ -99,12 +94,12 @@ class ModelEngines:
         state = self.state_of(slot)
         if state.address is None:
             state.changed.clear()
-            self._report("load", state.entry.id)
+            self._report("load", state.entry.id, self._memory.most_cache_bytes)
             await state.changed.wait()
         if state.address is None:
             raise _cannot_load(state, "its engine was not started")
         config = state.entry.config
-        state.client = EngineClient(state.address, restart_wait=config.restart_wait)
+        state.client = EngineClient(state.address, config.replicas, restart_wait=config.restart_wait)
         frontend = Frontend(config, state.client, state.metrics, self._access)
         try:
             await frontend.start()
@@ -119,10 +114,8 @@ class ModelEngines:
         state.tasks, state.max_len = facts.tasks, facts.max_model_len
         if frontend.media is not None:
             state.media = frontend.media.facts.most, frontend.media.most_bytes
-        measured = await asyncio.to_thread(own_memory, state.pid)
-        cache = facts.ready.worker.kv_bytes
-        computed = facts.ready.worker.weight_bytes + cache + OVERHEAD
-        slot.size = measured + int(_UNTOUCHED * cache) if measured else computed
+        taken = facts.ready.worker, config.engine, config.replicas.size, state.pids
+        slot.size = await asyncio.to_thread(self._memory.of_loaded, *taken)
         _log.info("%s is loaded, and takes up to %d MiB", slot.name, slot.size >> 20)
         return frontend
 
@@ -139,21 +132,22 @@ class ModelEngines:
         await asyncio.to_thread(BODY_MEMORY.trim)
 
     async def taken_beside(self, loaded: Iterable[Slot[Frontend]]) -> int:
-        pids = {state.pid: state.slot for state in self.states.values() if state.address is not None}
-        sizes = await asyncio.to_thread(_measure, os.getppid())
+        running = [state for state in self.states.values() if state.address is not None]
+        pids = [state.pids for state in running]
+        beside, sizes = await asyncio.to_thread(self._memory.measure, pids)
+        now = {state.slot: size for state, size in zip(running, sizes, strict=True)}
         for slot in loaded:
-            own = next((sizes[pid] for pid, one in pids.items() if one is slot and pid in sizes), 0)
-            slot.size = max(slot.size, own)
-        return sum(size for pid, size in sizes.items() if pid not in pids)
+            slot.size = max(slot.size, now.get(slot, 0))
+        return beside
 
-    def started(self, state: ModelState, address: Address, pid: int) -> None:
-        """Note that the engine of a model is a new process."""
-        state.address, state.pid = address, pid
+    def started(self, state: ModelState, address: Address, pids: Sequence[int]) -> None:
+        """Note that the engines of a model are these processes."""
+        state.address, state.pids = address, pids
         state.changed.set()
 
     def ended(self, state: ModelState) -> None:
-        """Note that the engine of a model has ended for good."""
-        state.address, state.pid = None, 0
+        """Note that the engines of a model have ended for good."""
+        state.address, state.pids = None, ()
         state.changed.set()
 
     def close_client(self, state: ModelState) -> None:
@@ -184,9 +178,8 @@ class ModelEngines:
         generates = runner.runner == GENERATE
         state.max_len = config.engine.worker.max_model_len or model.max_len
         state.tasks = (GENERATE,) if generates else ("classify" if runner.convert == "classify" else "embed",)
-        asked = config.engine.worker.kv_cache_memory_bytes
-        cache = self._most_cache_bytes if asked is None else asked
-        return _weight_bytes(folder, model, config) + (cache if generates else 0) + OVERHEAD
+        weights, replicas = _weight_bytes(folder, model, config), config.replicas.size
+        return self._memory.estimate(weights, config.engine, replicas=replicas, has_cache=generates)
 
 
 async def close_frontend(frontend: Frontend) -> None:
@@ -211,11 +204,6 @@ def _weight_bytes(folder: Path, model: ModelConfig, config: ServerConfig) -> int
 
 def _is_local(config: ServerConfig) -> bool:
     return config.engine.model in ("demo", "minilm") or Path(config.engine.model).expanduser().exists()
-
-
-def _measure(supervisor: int) -> dict[int, int]:
-    """The memory of each process of the server, by its id."""
-    return {pid: own_memory(pid) for pid in (supervisor, *descendants(supervisor))}
 
 
 def _cannot_load(state: ModelState, reason: str) -> Unavailable:

@@ -13,22 +13,18 @@ from typing import Any
 
 import msgspec
 
+from engine_core.config import WORKERS
 from server.options.media_options import MEDIA
 from server.options.option_sources import read_fields
 from server.options.option_table import Option, OptionError, VllmFlag
 from server.options.server_config import ANSWERS, TEXT, ServerConfig
-from worker.host.machine import total_memory
+from worker.host.machine import hides_cards
+from worker.host.nvidia import cards_here, cuda_of_torch, why_unusable
 from worker.options import MEMORY, MODEL, SCHEDULER
 
-_GROUPS = (MODEL, MEMORY, SCHEDULER, TEXT, MEDIA, ANSWERS)
+_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS)
 """Groups of options that a model may have for itself. Others are those of the whole server."""
-_OF_SERVER = ("models", "memory", "served_model_name", "enable_sleep_mode")
-_NVIDIA = Path("/dev/nvidiactl")
-
-
-_DEFAULT_MEMORY = 0.8
-_CACHE_PART, _MOST_CACHE = 8, 4 << 30
-"""The caches of a model take this part of the memory for all, and so many bytes at most."""
+_OF_SERVER = ("models", "memory", "served_model_name", "enable_sleep_mode", "device")
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,12 +143,9 @@ def _check_model(entry: ModelEntry) -> None:
         raise OptionError(f"there is no {engine.model}")  # else it would be missed when it is asked for
     alone = {
         "--headless": config.headless,
-        "--data-parallel-size": config.data_parallel_size > 1 or config.data_parallel_rank is not None,
-        "--tensor-parallel-size": engine.tensor_parallel_size > 1,
-        "--prefill-context-parallel-size": engine.prefill_context_parallel_size > 1,
-        "--pipeline-parallel-size": engine.pipeline_parallel_size > 1,
-        "--enable-expert-parallel": engine.enable_expert_parallel,
-        "--distributed-executor-backend": engine.distributed_executor_backend not in (None, "uni"),
+        "--data-parallel-size-local": config.replicas.elsewhere,
+        "--data-parallel-external-lb": config.replicas.apart,
+        "--distributed-executor-backend ray": engine.distributed_executor_backend == "ray",
         "--nnodes": engine.nnodes > 1,
         "--enable-elastic-ep": config.enable_elastic_ep,
         "--api-server-count": config.api_server_count > 1,
@@ -163,18 +156,12 @@ def _check_model(entry: ModelEntry) -> None:
     }
     if flag := next((flag for flag, given in alone.items() if given), None):
         raise OptionError(f"{flag} is for a server of one model: leave it out, or serve {entry.name} alone")
-    if engine.worker.device == "cuda" or (engine.worker.device == "auto" and _NVIDIA.exists()):
-        raise OptionError(
-            "several models are served on the CPU alone for now: give --device cpu, or a server to each model"
-        )
 
 
-def memory_for_all(config: ServerConfig) -> int:
-    """The bytes that all processes of the server may take together."""
-    asked = _DEFAULT_MEMORY if config.memory is None else config.memory
-    return int(asked * total_memory()) if asked <= 1 else int(asked)
-
-
-def most_cache_bytes(config: ServerConfig) -> int:
-    """The bytes that caches of one of several models take if its own options say nothing."""
-    return min(_MOST_CACHE, memory_for_all(config) // _CACHE_PART)
+def uses_cards(config: ServerConfig) -> bool:
+    """Whether workers will choose CUDA, as far as is known without torch."""
+    asked = config.engine.worker.device
+    if asked != "auto" or hides_cards():
+        return asked == "cuda"
+    cuda = cuda_of_torch()
+    return cuda is not None and bool(cards_here()) and why_unusable(cuda) is None

@@ -132,7 +132,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     (docs/several_models.md). Without names and options of their own: `serve MODEL MODEL`."""
     memory: Annotated[float | None, Doc(MEMORY, read=share_or_size)] = None
     """Memory of a server of several models, all processes counted: a size such as 2.5G, or a share of the
-    machine's, 0.5 or 50% (default: 80%). A model goes when others need its room, longest unused first."""
+    machine's, 0.5 or 50% (default: 80%). On CUDA that of each card, for models alone (default: 92%). A model
+    goes when others need its room, longest unused first."""
     show_root: Annotated[bool, Doc(MODEL)] = False
     """Tell the model's hub id or path as `root` in /v1/models, not its name."""
     tokenizer: Annotated[str | None, Doc(TEXT)] = None

@@ -19,7 +19,8 @@ from worker.host.progress_page import ProgressPage
 
 SERVED, RESIZE = "served", "resize"
 LOAD, UNLOAD, WORKS = "load", "unload", "works"
-"""Reports on one of several models, with its id: it is to be loaded, to go, or has answered."""
+"""Reports on one of several models, with its id: it is to be loaded, with at most so many bytes of caches if
+its options do not say how many; to go; or has answered."""
 NOTHING_LEFT = 3
 """The exit code of an API process that need not be started again, because no engine is left."""
 
@@ -75,11 +76,18 @@ class EngineStalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelStarted(msgspec.Struct, frozen=True, tag=True):
-    """The engine of one of several models is a new process."""
+    """The engines of one of several models are these processes from now on."""
 
     model: int
     address: Address
-    pid: int
+    pids: list[int]
+
+
+class ModelEnded(msgspec.Struct, frozen=True, tag=True):
+    """The engines of one of several models have ended for good."""
+
+    model: int
+    reason: str
 
 
 class ModelsChanged(msgspec.Struct, frozen=True, tag=True):
@@ -111,8 +119,8 @@ class Reload(msgspec.Struct, frozen=True, tag=True):
     """Files that may be replaced while the server runs shall be read again."""
 
 
-OfModel = EngineExited | EngineGivenUp | EngineStalled | ModelStarted
-"""Messages on one engine."""
+OfModel = EngineExited | EngineGivenUp | EngineStalled | ModelStarted | ModelEnded
+"""Messages on the engines of a model."""
 Message = OfModel | ModelsChanged | Resized | Served | Leaving | CutOff | Reload
 
 
@@ -157,9 +165,7 @@ class ApiProcess:
         match message:
             case ModelStarted():
                 self._told[message.model, None] = message
-            case EngineGivenUp() if (
-                self._config.models
-            ):  # whoever comes later does not know that it was there
+            case ModelEnded():  # whoever comes later does not know that it was there
                 self._told = {key: told for key, told in self._told.items() if key[0] != message.model}
             case EngineGivenUp() | EngineStalled():
                 self._told[message.model, message.number] = message

@@ -19,10 +19,11 @@ from engine_core.engine_stats import GuessTotals
 from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
+from server.frontend.model_memory import open_memory
 from server.http.connection.sockets import set_options
 from server.http.endpoint import bound_free_memory
 from server.metrics.server_metrics import Metrics
-from server.options.model_list import ModelEntry, memory_for_all, most_cache_bytes
+from server.options.model_list import ModelEntry
 from server.run import api_processes as messages
 from server.run.api_processes import NOTHING_LEFT, ApiConfig, Message
 from server.run.http_server import FLUSH_SECONDS, HttpServer
@@ -87,9 +88,8 @@ class ApiServer:
 
     def _open_models(self, models: Sequence[ModelEntry]) -> ManyModels:
         bound_free_memory()  # tokenizers come and go
-        budget, cache = memory_for_all(self._config), most_cache_bytes(self._config)
-        report = lambda order, id: self._report(f"{order} {id}")  # noqa: E731
-        return ManyModels(self._config, models, budget, cache, report)
+        report = lambda order, *numbers: self._report(" ".join(map(str, (order, *numbers))))  # noqa: E731
+        return ManyModels(self._config, models, open_memory(self._config), report)
 
     async def run(self) -> int:
         """Serves until it is told to stop; returns the exit code."""
@@ -118,12 +118,12 @@ class ApiServer:
         """Act on a message of the supervisor."""
         client = self._client_of(message)
         match message:
-            case messages.ModelStarted(model, address, pid) if self._many is not None:
-                self._many.engine_started(model, address, pid)
+            case messages.ModelStarted(model, address, pids) if self._many is not None:
+                self._many.engines_started(model, address, pids)
             case messages.ModelsChanged(models) if self._many is not None:
                 self._many.use(models)
-            case messages.EngineGivenUp(_, reason, explained, model) if self._many is not None:
-                self._many.engine_given_up(model, reason, explained=explained)
+            case messages.ModelEnded(model, reason) if self._many is not None:
+                self._many.engines_ended(model, reason)
             case messages.EngineExited(number, code, at) if client is not None:
                 client.engine_exited(number, code, at)
             case messages.EngineGivenUp(number, reason, explained) if client is not None:

@@ -167,7 +167,7 @@ class Supervisor:
                 resizing = self._resize(self._engines, int(numbers[0]), float(numbers[1]))
                 self._resized.append(asyncio.get_running_loop().create_task(resizing))
             else:
-                self._engines.act(report, int(numbers[0]))
+                self._engines.act(report, *map(int, numbers))
 
     async def _resize(self, engines: EngineProcesses, size: int, seconds: float) -> None:
         """Have so many engines. Those beyond get so many seconds to end, and a few more, and are killed."""

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -113,7 +112,7 @@ def examine(root: Path = Path("/")) -> dict[str, Finding]:
         "kernels": _kernels(),
         "memory": memory(root),
         "huge pages": huge_pages(root),
-        "CUDA": cuda(root, cuda_of_torch(), _cards()),
+        "CUDA": cuda(root, nvidia.cuda_of_torch(), _cards()),
     }
     if nvidia.cards_here(root):
         compiler = shutil.which("gcc") or shutil.which("clang")
@@ -218,15 +217,6 @@ def cuda(root: Path, build: str | None, cards: str) -> Finding:
     if nvidia.cards_here(root):
         return Finding("slow", "a device without nvidia-smi", reason or "the driver is not complete")
     return Finding("note", "no device; models run on the processor", reason)
-
-
-def cuda_of_torch() -> str | None:
-    """The version of CUDA that torch is built for, read without importing it; None for CPUs."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    said = re.search(r"^cuda\b.*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.M)
-    return said[1] if said else None
 
 
 def _cards() -> str:

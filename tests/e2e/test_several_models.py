@@ -37,6 +37,16 @@ name = "copy"
 [[models]]
 model = "./broken"
 name = "broken"
+
+[[models]]
+model = "demo"
+name = "ranks"
+tensor-parallel-size = 2
+
+[[models]]
+model = "demo"
+name = "twins"
+data-parallel-size = 2
 """
 FLAGS = ("--kv-cache-memory-bytes", "64M", "--dtype", "float32", "--restart-wait", "60")
 PROMPT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -79,6 +89,16 @@ def pid_of(server: LiveServer, name: str) -> int:
     engines = [pid for pid in found if f"engine {name}"[:8] in Path(f"/proc/{pid}/comm").read_text()]
     assert engines, server.output()
     return engines[0]
+
+
+def workers(server: LiveServer) -> list[int]:
+    """The processes of ranks, and of all engines."""
+    found = list[int]()
+    for pid in server.children():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith(("facet:engine", "facet: rank")):
+                found.append(pid)
+    return found
 
 
 class Stream:
@@ -240,6 +260,24 @@ def test_a_file_that_is_read_again_brings_models_and_takes_others_away(
     assert server.post("/v1/completions", {**PROMPT, "model": "third"}).status_code == 404
     assert complete(server, "copy")
     assert cards(server)["copy"]["max_model_len"] == 2048
+
+
+def test_models_may_have_ranks_and_replicas(server: LiveServer) -> None:
+    before = {*workers(server)}
+    texts = [complete(server, name) for name in ("story", "ranks", "twins")]
+    assert texts == texts[:1] * 3
+    wait_until(lambda: server.output().count(" twins: ready on cpu") == 2, 60)
+    rank = next(pid for pid in workers(server) if "rank 1" in Path(f"/proc/{pid}/comm").read_text())
+    twin = next(pid for pid in workers(server) if "engine 1" in Path(f"/proc/{pid}/comm").read_text())
+    assert cards(server)["ranks"]["memory"] > cards(server)["story"]["memory"]
+    streams = [Stream(server, name) for name in ("ranks", "twins", "twins")]
+    os.kill(rank, signal.SIGKILL)
+    os.kill(twin, signal.SIGKILL)
+    assert [stream.end.result() for stream in streams] == ["[DONE]"] * 3
+    for name in ("ranks", "twins"):
+        assert server.post("/models/unload", {"model": name}, timeout=60).json()["state"] == "unloaded"
+    assert {*workers(server)} <= before
+    assert complete(server, "twins") == complete(server, "ranks") == texts[0]
 
 
 def test_models_go_when_others_need_their_room(folder: Path) -> None:

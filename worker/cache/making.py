@@ -1,4 +1,7 @@
-"""Makes the cache of a rank: how many blocks it has, and the memory to which layers are bound."""
+"""Makes the cache of a rank: how many blocks it has, and the memory to which layers are bound.
+
+Also the bytes that media, sources and embeddings of prompts take beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ import torch
 
 from models.layers.cross_attention import cross_layers
 from models.model import ServedModel
+from models.vision.model import Tower, find_tower
 from worker.cache.cache_groups import CacheLayout
 from worker.cache.kv_cache import Cache, describe_small_cache, size_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget, Device
 from worker.host.machine import times_killed
 from worker.limits import WorkerLimits
+from worker.media import media_bytes, row_bytes
 from worker.pooling import HiddenStore
-from worker.sources import block_bytes, count_blocks, find_source_model
+from worker.sources import block_bytes, count_blocks, encoder_bytes, find_source_model
 from worker.worker_facts import blocks_held
 
 logger = logging.getLogger(__name__)
@@ -75,3 +80,24 @@ def _bind_sources(
         shape = layer.cache_shape(blocks + 1, limits.block_size, dtype)
         layer.kv = device.allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
         layer.kv[:, blocks] = 0
+
+
+def input_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype) -> int:
+    """An upper bound of the bytes that a step takes for sources, media and embeddings of prompts."""
+    most = encoder_bytes(model, config.model, limits.max_num_batched_tokens, dtype)
+    if (tower := _own_tower(config, model)) is not None:
+        most += media_bytes(tower, config.model, limits.most_embeddings, dtype)
+    elif config.options.enable_prompt_embeds:
+        most += limits.most_embeddings * config.model.hidden_size * dtype.itemsize
+    return most
+
+
+def kept_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype) -> int:
+    """The bytes of embeddings of media that are kept for later requests."""
+    tower = _own_tower(config, model)
+    return limits.kept_embeddings * row_bytes(tower, config.model, dtype) if tower is not None else 0
+
+
+def _own_tower(config: WorkerConfig, model: ServedModel) -> Tower | None:
+    """The tower of the model, if this rank computes it."""
+    return find_tower(model) if config.place.stage == 0 else None

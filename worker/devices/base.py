@@ -138,6 +138,13 @@ class Device(Protocol):
         """
         ...
 
+    def held_bytes(self, reserve: int) -> int:
+        """The bytes of the device's own memory that this process takes at most, once its cache is made.
+
+        A step needs `reserve` bytes beside what is held now. 0 where the device has no memory of its own.
+        """
+        ...
+
     def allocate(self, nbytes: int) -> Tensor:
         """Memory for a cache [nbytes] uint8. Nothing is written to it."""
         ...

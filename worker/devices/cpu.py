@@ -46,11 +46,11 @@ class Cpu:
         ranks: int = 1,
         quantization: str | None = None,
         input_bits: int | None = None,
-        most_cache_bytes: int = 4 * GIB,
+        most_cache_bytes: int | None = None,
     ) -> None:
         """`ranks`: how many workers share this machine; `most_cache_bytes`: the most for caches where nobody
         says how many; the rest is that of `open_kernels`."""
-        self._ranks, self._most_cache_bytes = ranks, most_cache_bytes
+        self._ranks, self._most_cache_bytes = ranks, most_cache_bytes or 4 * GIB
         self._quantization = quantization
         self._weight_bytes = 0
         self.threads = threads or min(max(1, usable_cores() // ranks), _TORCH_THREADS)
@@ -135,6 +135,10 @@ class Cpu:
         asked = int(total * share) // self._ranks - self._weight_bytes
         budget = min(asked, available // self._ranks - reserve)
         return CacheBudget(max(0, budget), "--gpu-memory-utilization", most)
+
+    def held_bytes(self, reserve: int) -> int:
+        """Return 0: the system counts the host's memory."""
+        return 0
 
     def allocate(self, nbytes: int) -> Tensor:
         """Memory in huge pages, where the system has them: all of the cache is read in each step."""

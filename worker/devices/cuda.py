@@ -70,7 +70,7 @@ class Cuda:
         The worker's number on this machine is that of its card.
         """
         place = config.place
-        self._fp8 = fp8
+        self._fp8, self._most_cache_bytes = fp8, config.most_cache_bytes
         index, there = place.local_rank, torch.cuda.device_count()
         if index >= there:
             raise ValueError(
@@ -242,7 +242,13 @@ class Cuda:
         wanted = int(total * (_SHARE if share is None else share))
         own = torch.cuda.memory_reserved(self.target) + _OUTSIDE_TORCH
         nbytes = min(wanted - own, free) - reserve
+        if share is None and self._most_cache_bytes is not None:
+            nbytes = min(nbytes, self._most_cache_bytes)
         return CacheBudget(max(0, nbytes), "--gpu-memory-utilization", most=free)
+
+    def held_bytes(self, reserve: int) -> int:
+        reserved = torch.cuda.memory_reserved(self.target)
+        return max(reserved, torch.cuda.memory_allocated(self.target) + reserve) + _OUTSIDE_TORCH
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.target)

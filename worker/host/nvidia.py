@@ -6,7 +6,9 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The first release of the driver that runs what is built for each major version of CUDA."""
@@ -77,6 +79,31 @@ def why_unusable(
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
     return None
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA that torch is built for, read without importing it; None for CPUs."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    said = re.search(r"^cuda\b.*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.M)
+    return said[1] if said else None
+
+
+def card_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
+    """Bytes of the smallest card that programs for CUDA may use here, as its driver says.
+
+    Raises OSError if it does not. No process that is forked from this one afterwards can use a card.
+    """
+    driver, cards, sizes = load("libcuda.so.1"), ctypes.c_int(), list[int]()
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(cards))
+    for card in range(cards.value):
+        size = ctypes.c_size_t()
+        code = code or driver.cuDeviceTotalMem_v2(ctypes.byref(size), card)
+        sizes.append(size.value)
+    if code or not sizes:
+        raise OSError(f"NVIDIA's driver does not say how much memory the card has: error {code}")
+    return min(sizes)
 
 
 def why_card_is_too_old(capability: tuple[int, int], architectures: Sequence[str]) -> str | None:

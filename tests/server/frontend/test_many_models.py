@@ -8,6 +8,7 @@ from server.access.client_identity import Caller
 from server.access.key_file import Key
 from server.errors import NotFound
 from server.frontend.many_models import ManyModels
+from server.frontend.model_memory import HostMemory
 from server.options.model_list import ModelEntry
 from server.options.server_options import parse
 
@@ -21,7 +22,7 @@ async def test_a_key_sees_and_uses_its_models_alone() -> None:
         ModelEntry(id=id, name=name, aliases=(f"{name}-alias",), config=parse([f"org/{name}"], {}))
         for id, name in enumerate(("first", "second", "third"))
     ]
-    models = ManyModels(entries[0].config, entries, 1 << 30, 1 << 20, lambda order, id: None)
+    models = ManyModels(entries[0].config, entries, HostMemory(1 << 30), lambda *order: None)
     first, second, third = models.states
     own = caller("second-alias", "third", "gone")
     assert [name for name, _ in models.named(own)] == ["second", "second-alias", "third", "third-alias"]

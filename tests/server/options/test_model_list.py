@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.options.model_list import ModelEntry, memory_for_all, most_cache_bytes
+from server.options import model_list
+from server.options.model_list import ModelEntry, uses_cards
 from server.options.option_table import OptionError
 from server.options.server_options import parse, read
 
@@ -67,19 +68,32 @@ def test_a_model_that_has_not_changed_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_the_memory_is_a_size_or_a_share() -> None:
-    assert memory_for_all(parse_memory("2.5G")) == 5 << 29
-    assert most_cache_bytes(parse_memory("2.5G")) == 5 << 26
-    half, whole = (memory_for_all(parse_memory(text)) for text in ("50%", "1"))
-    assert abs(whole - 2 * half) <= 1
-    for text in ("0", "0%", "120%", "much", "2.5.1"):
-        with pytest.raises(OptionError):
-            parse_memory(text)
-    with pytest.raises(OptionError, match=r"write 0\.5 or 50%"):
-        parse_memory("lots")
+    for text, asked in (("2.5G", 5 << 29), ("50%", 0.5), ("1", 1)):
+        assert models("demo", "org/b", "--memory", text)[0].config.memory == asked
+    for text, words in (("0", "no share"), ("0%", "no share"), ("2.5.1", "no share"), ("lots", "or 50%")):
+        with pytest.raises(OptionError, match=words):
+            models("demo", "org/b", "--memory", text)
 
 
-def parse_memory(text: str):
-    return models("demo", "org/b", "--memory", text)[0].config
+def test_ranks_and_replicas_of_each_are_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(FILE + "tensor-parallel-size = 2\ndata-parallel-size = 3\n")
+    story, other = models("--models", str(tmp_path / "models.toml"))
+    assert (story.config.engine.ranks, story.config.replicas.size) == (1, 1)
+    assert (other.config.engine.ranks, other.config.replicas.size) == (2, 3)
+
+
+def test_cards_are_used_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_list, "cards_here", lambda: [Path("/dev/nvidia0")])
+    monkeypatch.setattr(model_list, "why_unusable", lambda cuda: None)
+    monkeypatch.setattr(model_list, "hides_cards", lambda: False)
+
+    def used(*flags: str) -> bool:
+        return uses_cards(models("demo", "org/b", *flags)[0].config)
+
+    for cuda, expected in (("13.0", True), (None, False)):
+        monkeypatch.setattr(model_list, "cuda_of_torch", lambda cuda=cuda: cuda)
+        assert used() is expected
+        assert used("--device", "cuda") and not used("--device", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +101,11 @@ def parse_memory(text: str):
     [
         (["demo", "demo"], "would both be called demo"),
         (["demo", "org/b", "--served-model-name", "x"], "--served-model-name is for one model"),
-        (["demo", "org/b", "-dp", "2"], "--data-parallel-size is for a server of one model"),
-        (["demo", "org/b", "-tp", "2"], "--tensor-parallel-size"),
+        (["demo", "org/b", "-dp", "2", "--data-parallel-hybrid-lb"], "external-lb is for a server of one"),
+        (["demo", "org/b", "--nnodes", "2"], "--nnodes"),
+        (["demo", "org/b", "--distributed-executor-backend", "ray"], "backend ray is for a server of one"),
         (["demo", "org/b", "--api-server-count", "2"], "--api-server-count"),
         (["demo", "org/b", "--enable-sleep-mode"], "--enable-sleep-mode"),
-        (["demo", "org/b", "--device", "cuda"], "on the CPU alone"),
         (["demo", "./nowhere"], "there is no ./nowhere"),
         (["demo", "--models", "x"], "leave out the others"),
     ],
@@ -108,6 +122,7 @@ def test_what_cannot_be_served_together_is_refused_by_name(arguments: list[str],
         ("port = 1", "a table \\[\\[models\\]\\]"),
         ("[[models]]\nname = 'x'", "model 1: it needs `model`"),
         ("[[models]]\nmodel = 'demo'\nport = 1", "port is of the whole server"),
+        ("[[models]]\nmodel = 'demo'\ndevice = 'cpu'", "device is of the whole server"),
         ("[[models]]\nmodel = 'demo'\nmax-model-lem = 1", "did you mean max_model_len"),
         ("[[models]]\nmodel = 'demo'\npinned = 1", "true or false"),
         ("[[models]]\nmodel = 'demo'\naliases = 'x'", "a list of names"),

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from server.commands import TERMINAL, run
 from server.terminal import doctor as findings
@@ -90,10 +89,6 @@ def test_what_triton_needs_is_looked_for(tmp_path: Path) -> None:
     assert all(part in found.text for part in ("C compiler", "Python's headers", "ldconfig -p"))
     (tmp_path / "Python.h").touch()
     assert findings.triton("/usr/bin/gcc", tmp_path, listed).grade == "good"
-
-
-def test_the_build_of_torch_is_read_without_importing_it() -> None:
-    assert findings.cuda_of_torch() == torch.version.cuda
 
 
 def test_a_cache_folder_that_cannot_be_made_costs_something(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def device() -> Cuda:
     made = Cuda.__new__(Cuda)
     made.target, made._card, made._head_dim = torch.device("cpu"), Card(90, 132), 64
     made.kernels = operations.cuda_operations(made._card)
+    made._most_cache_bytes = None
     return made
 
 
@@ -148,6 +149,20 @@ def test_what_other_processes_hold_counts_only_if_it_leaves_less_than_the_share(
     assert budget(0.25) == 9 * GIB, "no more than there is"
     held["own"] = 40 * GIB
     assert budget(0.25) == 0
+
+
+def test_one_of_several_models_leaves_memory_to_the_others(
+    device: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda target: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda target: 6 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda target: 5 * GIB)
+    monkeypatch.setattr(device, "_most_cache_bytes", 4 * GIB)
+    assert device.cache_budget(None, reserve=GIB).nbytes == 4 * GIB
+    assert device.cache_budget(0.5, reserve=GIB).nbytes == (40 - 6 - 1 - 1) * GIB, "what was asked for counts"
+    assert device.held_bytes(reserve=3 * GIB) == (5 + 3 + 1) * GIB, "with a step, and the context"
+    assert device.held_bytes(reserve=0) == (6 + 1) * GIB, "what torch holds is taken"
 
 
 def test_a_device_that_still_computes_is_not_lost(device: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from worker.host import nvidia
 
@@ -109,3 +112,28 @@ def test_a_card_that_torch_has_no_kernels_for() -> None:
     assert why is not None and why.startswith(
         "it has compute capability 7.0, and this torch is built for 7.5"
     )
+
+
+def test_the_build_of_torch_is_read_without_importing_it() -> None:
+    assert nvidia.cuda_of_torch() == torch.version.cuda
+
+
+def driver(*sizes: int, code: int = 0) -> Any:
+    """A driver whose cards have these sizes, or that fails with a code."""
+
+    def count(found: Any) -> int:
+        found._obj.value = len(sizes)
+        return code
+
+    def total(found: Any, card: int) -> int:
+        found._obj.value = sizes[card]
+        return 0
+
+    return SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count, cuDeviceTotalMem_v2=total)
+
+
+def test_the_smallest_card_counts() -> None:
+    assert nvidia.card_memory(lambda name: driver(80 << 30, 24 << 30)) == 24 << 30
+    for broken in (driver(), driver(80 << 30, code=100)):
+        with pytest.raises(OSError, match="does not say how much memory"):
+            nvidia.card_memory(lambda name, broken=broken: broken)
