@@ -1,5 +1,7 @@
 """What a CUDA device says of itself, as far as no card is needed to ask."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
