@@ -120,6 +120,21 @@ def test_a_reload_under_the_same_name_finds_nothing_of_the_old_weights(
     assert one.table.stats.resident == 1
 
 
+def test_a_number_is_given_again_when_workers_have_dropped_its_adapter(bench: Callable[..., Bench]) -> None:
+    one = bench(max_loras=1, max_cpu_loras=1)
+    one.load(one.adapter("x", 3))
+    one.executor.holds = True
+    new = one.adapter("x", 4)
+    one.table.load(new)
+    for _ in range(5):
+        one.step()
+    assert one.loaded == ["x"]  # or the order to drop, which waits for a step, could drop the new one
+    one.executor.holds, one.executor.calls[-1].is_done = False, True
+    one.add(1, new)
+    one.run()
+    assert one.text(1) == adapted_reference(PROMPT, 4, 4)
+
+
 def test_prefixes_are_shared_by_what_adapters_hold_and_not_by_their_names(
     bench: Callable[..., Bench],
 ) -> None:

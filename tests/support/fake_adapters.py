@@ -88,11 +88,10 @@ class FakeAdapters:
             self.shifts[number] = self._read.pop(number)
             return WorkerReturn(call.number)
         assert call.method == READ_ADAPTER
-        assert number not in self.shifts, "another adapter has this number"
         folder = Path(call.args[1])
         if (folder / "unfit").exists():
             return WorkerReturn(call.number, error="q_proj has no place")
-        assert len(self.shifts) < self._most, "there is no place for another adapter"
+        assert len({*self.shifts, number}) <= self._most, "there is no place for another adapter"
         self._read[number] = json.loads((folder / TENSORS_FILE).read_text())
         self.loaded.append(folder.name)
         return WorkerReturn(call.number, AdapterFacts(bytes=100))

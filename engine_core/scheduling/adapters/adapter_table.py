@@ -56,8 +56,9 @@ class AdapterTable:
         self._wanted: dict[KnownAdapter, None] = {}
         """The adapters that are to be loaded, in their order."""
         self._loading: AdapterLoad | None = None
-        self._drops: deque[Call] = deque()
-        """What comes of adapters that workers give up."""
+        self._drops: deque[tuple[Call, int]] = deque()
+        """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
+        is read beside steps, and might be read before."""
         self._queued: dict[Key, QueuedRequest] = {}
         self._asleep, self._loads = False, PlainHistogram(REARRANGEMENT_SECONDS)
         self._uses = self._passed = 0
@@ -94,6 +95,7 @@ class AdapterTable:
         """Note that there are no workers until `wake`. Call this when nothing is loaded."""
         self._asleep = True
         self._drops.clear()
+        self._free = list(range(1, self._most + 1))
         for known in self._known.values():
             if known.number:
                 self._give_up(known)
@@ -184,13 +186,16 @@ class AdapterTable:
         """Whether `advance` would find something, or something is to be told."""
         if self._loading is not None:
             found = self._loading.call.done()
+        elif self._wanted and not self._asleep and not self._free:
+            found = self._drops[0][0].done() if self._drops else self._victim() is not None
         else:
-            found = bool(self._wanted) and not self._asleep and (self._free or self._victim() is not None)
+            found = bool(self._wanted) and not self._asleep
         return bool(found or self._states or self._failed)
 
     @property
     def is_loading(self) -> bool:
-        return self._loading is not None
+        """Whether workers are doing something for an adapter that is to be loaded."""
+        return self._loading is not None or bool(self._wanted and self._drops)
 
     @property
     def is_busy(self) -> bool:
@@ -228,8 +233,10 @@ class AdapterTable:
 
     def advance(self) -> None:
         """Take note of what workers have loaded, and have them load what is wanted next."""
-        while self._drops and self._drops[0].done():
-            for each in self._drops.popleft().result():
+        while self._drops and self._drops[0][0].done():
+            call, number = self._drops.popleft()
+            heappush(self._free, number)
+            for each in call.result():
                 if each.error:
                     _log.error("an adapter could not be dropped: %s", each.error)
         while self._loading is not None:
@@ -238,10 +245,14 @@ class AdapterTable:
             load, self._loading = self._loading, None
             self._land(load)
         while self._wanted and self._loading is None and not self._asleep:
-            if not self._free and (victim := self._victim()) is not None:
-                self._evict(victim)
             if self._free:
-                self._begin_load(next(iter(self._wanted)))
+                self._begin_load(next(iter(self._wanted)), heappop(self._free))
+            elif self._drops:
+                return
+            elif (victim := self._victim()) is not None:
+                number = victim.number
+                self._give_up(victim)  # it goes when the other one is entered in its place
+                self._begin_load(next(iter(self._wanted)), number)
             elif all(one.adapter.pinned for one in self._known.values() if one.number):
                 self._fail(next(iter(self._wanted)), f"all {self._most} places of --max-cpu-loras are pinned")
             else:
@@ -255,6 +266,8 @@ class AdapterTable:
         """Wait until workers have done what they were last told to do for an adapter."""
         if self._loading is not None:
             self._loading.call.result()
+        elif self._wanted and self._drops:
+            self._drops[0][0].result()
 
     def _victim(self) -> KnownAdapter | None:
         """The adapter whose place another one gets; None if all are in use."""
@@ -274,14 +287,16 @@ class AdapterTable:
             self._passed = 0
             min(loaded, key=lambda one: (one.users, one.used)).is_closing = True
 
-    def _begin_load(self, known: KnownAdapter) -> None:
+    def _begin_load(self, known: KnownAdapter, number: int) -> None:
         del self._wanted[known]
+        known.number, self._passed = number, 0
         try:
-            if has_changed(known.adapter):
-                return self._fail(known, "its files have changed since: load it again")
+            changed = "its files have changed since: load it again" if has_changed(known.adapter) else ""
         except (OSError, ValueError) as error:
-            return self._fail(known, str(error))
-        known.number, self._passed = heappop(self._free), 0
+            changed = str(error)
+        if changed:
+            self._evict(known)
+            return self._fail(known, changed)
         call = self._call(READ_ADAPTER, [known.number, known.adapter.folder])
         self._loading = AdapterLoad(known, call, time.monotonic())
 
@@ -345,12 +360,11 @@ class AdapterTable:
             self._known.pop(known.adapter.digest, None)
 
     def _evict(self, known: KnownAdapter) -> None:
-        self._drops.append(self._call(DROP_ADAPTER, [known.number]))
+        self._drops.append((self._call(DROP_ADAPTER, [known.number]), known.number))
         self._give_up(known)
 
     def _give_up(self, known: KnownAdapter) -> None:
-        """Note that the workers do not have an adapter; calls come in their order, so its number is free."""
-        heappush(self._free, known.number)
+        """Note that no sequence can have an adapter any more, whose number is for another one."""
         known.number, known.facts, known.is_closing = 0, None, False
         if known.waiting or known.untold:
             self._wanted[known] = None
