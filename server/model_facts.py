@@ -204,6 +204,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     """The model's origin for clients: a hub id or path if the operator shows it, else its first name."""
     created: int
+    chat_template: str = ""
+    """The template of the adapter that answers, in place of the tokenizer's own; "" if it brings none."""
     ready: Ready
     """The engine's own facts; of several replicas, as of one engine."""
     max_model_len: int

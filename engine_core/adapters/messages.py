@@ -22,6 +22,8 @@ class Adapter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where it came from, as clients are told."""
     source: str = ""
     """The folder, or the name on the hub, by which it was asked for."""
+    chat_template: str = ""
+    """The template by which its conversations are written, if it is not the model's own."""
     invocation: tuple[int, ...] = ()
     """The tokens from whose last occurrence in a prompt on it computes; none: from the beginning."""
     labels: tuple[str, ...] = ()

@@ -110,9 +110,10 @@ class ServedAdapters:
 
     def adapted(self, state: AdapterState) -> Frontend:
         """The frontend for one request that an adapter answers."""
-        own = copy.copy(self.frontend)
+        own, facts = copy.copy(self.frontend), facts_with(self.frontend.facts, state)
         changes = {
-            "_facts": facts_with(self.frontend.facts, state),
+            "_facts": facts,
+            "_tokenizer": self.frontend.tokenizer.written_by(facts.chat_template),
             "_reading_context": None,
             "metrics": self.frontend.metrics.of_adapter(state.adapter.name),
             "_client": _AdaptedClient(self.frontend.client, state.adapter.digest),
@@ -181,17 +182,13 @@ class ServedAdapters:
         except HubError as error:
             raise BadRequest(str(error), "lora_path") from error
 
-    async def _load(self, name: str, source: str, folder: Path | None = None, **given: Any) -> str:
+    async def _load(self, name: str, source: str, folder: Path | None = None, **options: Any) -> str:
         """Have all engines load an adapter; returns why one cannot, or an empty text."""
         try:
-            adapter = await asyncio.to_thread(read_named, name, source, self.frontend.config, folder)
+            frontend = self.frontend
+            given = name, source, frontend.config, frontend.tokenizer, folder
+            adapter = await asyncio.to_thread(read_named, *given)
         except (ValueError, OSError) as error:
             return str(error) if folder is None else str(error).replace(str(folder), source)
-        template = Path(adapter.folder) / "chat_template.jinja"
-        if (
-            template.is_file()
-            and template.read_text("utf-8", "replace") not in self.frontend.tokenizer.chat.sources
-        ):
-            _log.warning("adapter %s: its chat template is not used, but that of the model", name)
         async with self._lock:
-            return await self._engines.load(replace(adapter, **given))
+            return await self._engines.load(replace(adapter, **options))

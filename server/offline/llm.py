@@ -94,7 +94,8 @@ class LLM:
             )
         refuse_chats(self.facts.sources)
         prompts: list[prompt_forms.Prompt] = []
-        for conversation, pictures in prompt_forms.read_conversations(messages):
+        read = prompt_forms.read_conversations(messages)
+        for conversation, pictures, own in self.llm_engine.adapters.with_templates(read, lora_request):
             media = self.llm_engine.media if pictures else None
             text = self.tokenizer.chat.render(
                 conversation if media is None else media.as_text(conversation),
@@ -102,7 +103,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 tools=tools,
                 documents=documents,
-                template=chat_template,
+                template=own if chat_template is None else chat_template,
                 kwargs=self.llm_engine.config.default_chat_template_kwargs | (chat_template_kwargs or {}),
                 content_format=chat_template_content_format,
                 written=None if media is None else media.facts.written_parts,
@@ -126,10 +127,9 @@ class LLM:
         read = prompt_forms.read_prompts(prompts)
         requests = self.llm_engine.beam_requests(self._new_ids(len(read)), read, params)
         self.llm_engine.adapters.give(requests, lora_request)
-        outputs: list[Output] = []
-        most = concurrency_limit or len(requests)
-        for first in range(0, len(requests), max(1, most)):
-            outputs += self._run(requests[first : first + most], "generate" if use_tqdm else "")
+        most, show = concurrency_limit or max(1, len(requests)), "generate" if use_tqdm else ""
+        parts = (requests[first : first + most] for first in range(0, len(requests), most))
+        outputs = [output for part in parts for output in self._run(part, show)]
         return [output for output in outputs if isinstance(output, request_outputs.BeamSearchOutput)]
 
     def encode(

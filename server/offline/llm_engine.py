@@ -74,7 +74,7 @@ class LLMEngine:
         self._folder = Path(self._engine.ready.folder)
         self.tokenizer = open_tokenizer(self.config, self._folder)
         self.facts = self._find_facts()
-        self.adapters = ProgramAdapters(self._engine, self.config)
+        self.adapters = ProgramAdapters(self._engine, self.config, self.tokenizer)
         self._grammars: dict[bytes, Grammar] = {}
         """Grammars by the form that was asked for, as msgpack."""
         self._transformers_tokenizer: Any = None

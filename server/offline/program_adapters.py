@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine_core.adapters.messages import AdapterState
 from engine_core.engine import Engine
@@ -12,15 +12,19 @@ from server.offline.engine_requests import EngineRequest
 from server.offline.lora_requests import WITHOUT_LORA, Adapters, LoRARequest, spread
 from server.options.server_config import ServerConfig
 from server.requests.adapted_models import is_current, read_named
+from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+Conversation = tuple[list[dict[str, Any]], list[object]]
+"""Messages, and their pictures."""
 
 
 class ProgramAdapters:
     """The adapters of an engine in this process."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
-        self._engine, self._config = engine, config
+    def __init__(self, engine: Engine, config: ServerConfig, tokenizer: Tokenizer) -> None:
+        self._engine, self._config, self._tokenizer = engine, config, tokenizer
         self._states: dict[str, AdapterState] = {}
 
     def find(self, given: Adapters, count: int) -> list[AdapterState | None]:
@@ -38,6 +42,14 @@ class ProgramAdapters:
         for request, state in zip(requests, self.find(given, len(requests)), strict=True):
             give_adapter([request], state)
 
+    def with_templates(
+        self, conversations: Sequence[Conversation], given: Adapters
+    ) -> list[tuple[list[dict[str, Any]], list[object], str | None]]:
+        """Conversations, and the templates of the adapters that are named for them; None: the model's."""
+        states = self.find(given, len(conversations))
+        own = [state and (state.adapter.chat_template or None) for state in states]
+        return [(*each, template) for each, template in zip(conversations, own, strict=True)]
+
     def find_one(self, given: Adapters, count: int) -> AdapterState | None:
         """The only adapter of so many prompts that are compared."""
         states = self.find(given, count)
@@ -53,7 +65,7 @@ class ProgramAdapters:
             known = self._states.get(asked.name)
             if known is not None and is_current(known.adapter, asked.path):
                 return known
-            adapter = read_named(asked.name, asked.path, self._config)
+            adapter = read_named(asked.name, asked.path, self._config, self._tokenizer)
         except (ValueError, OSError) as error:
             raise BadRequest(str(error), "lora_request") from error
         table.load(adapter)

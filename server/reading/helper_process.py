@@ -125,7 +125,8 @@ def main() -> int:
 
     def read(order: bytes, raw: bytes) -> bytes:
         asked = msgspec.msgpack.decode(order, type=ReadingOrder)
-        context = ReadingContext(asked.facts, tokenizer, setup.options, dict(asked.media))
+        own = tokenizer.written_by(asked.facts.chat_template)
+        context = ReadingContext(asked.facts, own, setup.options, dict(asked.media))
         return msgspec.msgpack.encode(answer(BY_NAME[asked.reading], raw, context))
 
     with socket.socket(fileno=setup.socket) as connection:

@@ -10,21 +10,54 @@ from engine_core.adapters.adapter_files import stamp_of
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from models.checkpoint.hub import adapter_folder
 from models.lora_config import adapter_digest, check_rank, read_adapter
+from models.plain_files import ConfigError, check_regular, read_text
+from server.errors import BadRequest
 from server.model_facts import Facts
 from server.options.server_config import ServerConfig
+from server.text.chat_template import compile_template
+from server.text.tokenizer import Tokenizer
+
+MOST_TEMPLATE = 1 << 20
+"""The longest chat template of an adapter, in bytes."""
 
 
-def read_named(name: str, source: str, config: ServerConfig, folder: Path | None = None) -> Adapter:
+def read_named(
+    name: str, source: str, config: ServerConfig, base: Tokenizer, folder: Path | None = None
+) -> Adapter:
     """Read what the files of an adapter say of it. They lie in `folder`, if that is known already.
 
-    `source` is a folder, or a name on the hub. Raises ValueError or OSError if it cannot be served.
+    `source` is a folder, or a name on the hub, and `base` the model's tokenizer. Raises ValueError or OSError
+    if it cannot be served.
     """
     folder = folder or adapter_folder(source, config.engine.download_dir)
     saved, stamp = read_adapter(folder), stamp_of(folder)
     check_rank(name, saved, config.engine.worker.lora.max_lora_rank)
     root = source if config.show_root else name
+    if not config.skip_tokenizer_init and (path := folder / "tokenizer.json").is_file():
+        check_regular(path)
+        if difference := base.difference(path):
+            raise ConfigError(
+                f"{path} is not the tokenizer of the model that is served: {difference}. Merge the adapter "
+                "into its own base, or take the file away if the difference means nothing"
+            )
+    template = _template(folder) if config.chat_template is None else ""
     named = name, adapter_digest(folder), str(folder), stamp, root, source
-    return Adapter(*named, invocation=saved.invocation_tokens)
+    own = "" if template in base.chat.sources else template
+    return Adapter(*named, chat_template=own, invocation=saved.invocation_tokens)
+
+
+def _template(folder: Path) -> str:
+    """The chat template beside an adapter, if there is one. Raises ConfigError if it cannot be used."""
+    path = folder / "chat_template.jinja"
+    if not path.is_file():
+        return ""
+    if check_regular(path) > MOST_TEMPLATE:
+        raise ConfigError(f"{path} is longer than {MOST_TEMPLATE >> 20} MiB")
+    try:
+        compile_template(source := read_text(path))
+    except BadRequest as error:
+        raise ConfigError(f"{path}: {error.message}") from error
+    return source
 
 
 def is_current(adapter: Adapter, source: str) -> bool:
@@ -46,4 +79,5 @@ def facts_with(base: Facts, state: AdapterState | None) -> Facts:
             labels = adapter.labels or told.labels
             pooling = replace(pooling, num_labels=width or len(labels), labels=labels)
     ready = replace(base.ready, worker=worker)
-    return replace(base, model_names=(adapter.name,), root=adapter.root, ready=ready, pooling=pooling)
+    own = replace(base, model_names=(adapter.name,), root=adapter.root, ready=ready, pooling=pooling)
+    return replace(own, chat_template=adapter.chat_template)

@@ -5,6 +5,7 @@ Knows nothing of tokens. A failure of a template is the request's: 400, with wha
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property, lru_cache
@@ -137,6 +138,14 @@ class ChatTemplate:
             return _PROBE in self.render([{"role": role, "content": text} for role, text in said])
         except BadRequest:
             return False
+
+    def with_default(self, source: str) -> ChatTemplate:
+        """The same with one other template in place of all."""
+        own = copy.copy(self)
+        own._templates = {"default": source}
+        for name in ("overhead", "takes_late_system"):
+            vars(own).pop(name, None)
+        return own
 
     @property
     def knows_developer(self) -> bool:

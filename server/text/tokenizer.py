@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -18,6 +20,10 @@ from server.text.detokenizer import ByteDecoding, ByteText, MarkedText, TextStat
 
 LONG_TEXT = 64 << 10
 """A text of so many characters is encoded in a thread: this much takes about 20 ms."""
+
+_MOST_TEMPLATES = 64
+_PROBE = "Two  words, 1234567 x² Æther's\tnaïve\n\n 你好世界 привет नमस्ते 🦊 <b>f(x)=y_1;</b>\r\n"
+"""A text by whose tokens two tokenizers with one vocabulary are told apart."""
 
 TokenIds = list[int] | bytes
 """Token ids: a list, or packed as 32-bit numbers where very many of them come from another process."""
@@ -101,8 +107,40 @@ class Tokenizer:
         self._decoding = byte_decoding(None if decoder is None else json.loads(decoder.__getstate__()))
         self._bytes = _Bytes(model, self._decoding)
         self._visible_bytes = _Bytes(model, self._decoding, self.special_ids)
+        self._written: dict[str, Tokenizer] = {}
+        """The same tokenizer with other templates."""
         self.eos_id = self.token_id((named_tokens or {}).get("eos_token", ""))
         self._prefix = self._missing_bos(named_tokens or {}) if add_bos else []
+
+    def written_by(self, template: str) -> Tokenizer:
+        """The same tokenizer with another chat template, or this one for ""."""
+        if not template:
+            return self
+        if template not in self._written:
+            while len(self._written) >= _MOST_TEMPLATES:
+                del self._written[next(iter(self._written))]
+            own = self._written[template] = copy.copy(self)
+            own.chat, own._written = self.chat.with_default(template), {}
+        return self._written[template]
+
+    def difference(self, path: Path) -> str:
+        """A clause on what the tokenizer of another file does otherwise; empty if nothing is found.
+
+        Raises ValueError if it cannot be read.
+        """
+        if path.read_bytes() == Path(self.path).read_bytes():
+            return ""
+        try:
+            other = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"it cannot be read: {error}") from error
+        other.no_truncation()
+        other.no_padding()
+        odd = sorted(dict(self._model.get_vocab().items() ^ other.get_vocab().items()))
+        if odd:
+            return f"{len(odd)} tokens are not the same, such as {', '.join(map(repr, odd[:3]))}"
+        first, second = (each.encode(_PROBE, add_special_tokens=False).ids for each in (self._model, other))
+        return "" if first == second else "it cuts texts into other tokens"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         # The batch call lets other threads run meanwhile and skips the offsets, which nobody here needs.

@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(found / "nothing", Path(DEMO), 1, size=0)
     for seed in (2, 3):
         write_adapter(found / f"some{seed}", Path(DEMO), seed)
+    (found / "some3" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     cached = found / "hub" / "models--owner--repo"
     write_adapter(cached / "snapshots" / "0a" / "sql", Path(DEMO), 5)
     (cached / "refs").mkdir()
@@ -88,6 +89,10 @@ def test_names_that_nobody_has_loaded_are_looked_for_in_folders_and_on_the_hub(s
     with ThreadPoolExecutor(8) as threads:  # by both API processes at once
         found = set(threads.map(lambda _: text(server, "some3"), range(8)))
     assert len(found) == 1 and found != {text(server, "some"), text(server, "demo")}
+    told = {"messages": [{"role": "user", "content": PROMPT["prompt"]}], "max_tokens": 12, "temperature": 0}
+    for long in ({}, {"metadata": {"text": "x" * 17_000}}):  # which the helper process reads
+        chat = server.post("/v1/chat/completions", {**told, **long, "model": "some3"}).json()
+        assert {chat["choices"][0]["message"]["content"]} == found  # written by its own template
     assert text(server, "owner/repo/sql") == text(server, "sql")
     assert server.output().count("adapter some3: ") == 2  # once in each engine
     names = [card["id"] for card in server.get("/v1/models").json()["data"]]

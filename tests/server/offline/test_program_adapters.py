@@ -47,7 +47,9 @@ def texts(outputs: list[RequestOutput]) -> list[str]:
     return [each.outputs[0].text for each in outputs]
 
 
-def test_each_prompt_has_the_adapter_that_is_named_for_it(llm: LLM, asked: list[LoRARequest]) -> None:
+def test_each_prompt_has_the_adapter_that_is_named_for_it(
+    llm: LLM, asked: list[LoRARequest], tmp_path: Path
+) -> None:
     alone = [
         texts(llm.generate(TEXT, GREEDY, use_tqdm=False, lora_request=one))[0] for one in (None, *asked[:2])
     ]
@@ -58,6 +60,10 @@ def test_each_prompt_has_the_adapter_that_is_named_for_it(llm: LLM, asked: list[
     messages: list[Any] = [{"role": "user", "content": TEXT}]
     chats = {texts(llm.chat(messages, GREEDY, False, lora_request=one))[0] for one in (None, asked[0])}
     assert len(chats) == 2
+    written = write_adapter(tmp_path / "written", Path(DEMO), 1)
+    (written / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    by = LoRARequest("written", 4, str(written))
+    assert texts(llm.chat(messages, GREEDY, False, lora_request=by))[0] == alone[1]
     llm.llm_engine.add_request("a", TEXT, GREEDY, lora_request=asked[0])
     last: list[Any] = []
     while llm.llm_engine.has_unfinished_requests():

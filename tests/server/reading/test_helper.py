@@ -96,6 +96,17 @@ async def test_one_process_reads_body_after_body(make: Callable[..., Any]) -> No
         assert pid_of(helper) == pid
 
 
+async def test_conversations_are_written_by_the_template_of_their_adapter(make: Callable[..., Any]) -> None:
+    raw = msgspec.json.encode({"messages": [{"role": "user", "content": "the fox"}]})
+    by = [
+        changed(FACTS, chat_template=f"{{{{ messages[0].content | {case} }}}}") for case in ("upper", "title")
+    ]
+    async with make() as helper:
+        ends = [(await helper.read(CHAT, raw, facts)).result.end for facts in (*by, by[0])]
+        assert ends == ["THE FOX", "The Fox", "THE FOX"]
+        assert "no default chat template" in (await refusal(helper, raw)).message
+
+
 async def test_it_can_start_before_the_first_body(make: Callable[..., Any]) -> None:
     async with make() as helper:
         helper.start()
