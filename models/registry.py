@@ -143,7 +143,12 @@ _T5_ENCODERS = {f"{name}EncoderModel": "speech.t5:T5EncoderModel" for name in ("
 _STATIC = {"StaticModel": "static:StaticModel"}
 """A vector for each token, and no layers."""
 
-ARCHITECTURES: dict[str, str] = {**_DECODERS, **_COMPARED, **_STATIC, **_SPEECH, **_T5_ENCODERS} | {
+_ENTITIES = {"GLiNERModel": "gliner:GLiNERModel"}
+"""An encoder of labels and a text, which finds entities."""
+
+_OTHERS = {**_COMPARED, **_STATIC, **_ENTITIES, **_SPEECH, **_T5_ENCODERS}
+
+ARCHITECTURES: dict[str, str] = {**_DECODERS, **_OTHERS} | {
     f"{name}{ending}": f"{own}{own_ending}"
     for name, own in _ENCODERS.items()
     for ending, own_ending in {

@@ -37,7 +37,7 @@ from server.http.middleware import (
 from server.options.server_config import ServerConfig
 from server.page import api_page
 from server.page import routes as page
-from server.requests.moderation import read_table
+from server.requests.labels.moderation import read_table
 from server.routes import (
     admin,
     chat,
@@ -45,7 +45,6 @@ from server.routes import (
     developer,
     index_check,
     models,
-    moderations,
     plugged_pooling,
     pooling,
     prewarm,
@@ -56,6 +55,7 @@ from server.routes.adapters import loading
 from server.routes.adapters.adapter_choice import AdapterChoice
 from server.routes.audio import transcriptions
 from server.routes.conversations import kept_responses, messages, responses
+from server.routes.labels import entities, moderations
 from server.routes.model_choice import ModelChoice
 from server.routes.ollama import generating as ollama_generating
 from server.routes.ollama import models as ollama_models
@@ -136,6 +136,7 @@ _ROUTES = (
     kept_responses,
     messages,
     pooling,
+    entities,
     moderations,
     prewarm,
     index_check,

@@ -29,6 +29,7 @@ _ENDPOINTS = {
     "sparse_embed": "/embed_sparse",
     "classify": "/classify",
     "token_classify": "/pooling",
+    "ner": "/ner",
 }
 POOLING: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "sparse_embed")
 """The pooling tasks, in the order in which one is chosen where a request names none."""

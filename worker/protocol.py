@@ -15,7 +15,7 @@ import msgspec
 from models.media.item import Kind
 from worker.buffers import Buffer
 
-Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "align"]
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "align"]
 """The kinds of pooling: a vector or scores, for a whole sequence or for each token; weights of tokens; or how
 much each token attends to each frame of a recording [tokens, frames]."""
 
@@ -100,6 +100,8 @@ class Pooling(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fals
     """Other tasks that are answered from the same hidden states. All are for vectors then."""
     spans: tuple[tuple[int, int], ...] = ()
     """Pieces of the text, by positions, each of which gets a vector where the text would get one."""
+    labels: int = 0
+    """The task ner: the number of labels. The first spans, so many, are theirs, the others those of words."""
     query: bool = False
     """Whether the text is a query and not a document."""
     unseen: int = 0

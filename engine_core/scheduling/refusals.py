@@ -205,6 +205,8 @@ def _bad_outputs(params: Pooling, count: int, facts: WorkerFacts) -> str | None:
         return f"an encoder does not see some of the text's {count} tokens, but not {params.unseen} of them"
     if any(not 0 <= start < stop <= count for start, stop in params.spans):
         return f"spans must lie within the text's {count} tokens, and have some"
+    if params.labels if params.task != "ner" else not 0 < params.labels < len(params.spans):
+        return "the task ner, and no other, has spans of labels, and behind them of words"
     return None
 
 

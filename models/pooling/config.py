@@ -13,6 +13,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from models.config import ConfigError, ModelConfig
+from models.pooling.entity_files import EntityFacts, read_entities
 from models.pooling.representations import (
     Splade,
     TokenVectors,
@@ -25,7 +26,7 @@ from models.pooling.sentence_files import Mode, Modules, Step, read_modules
 from models.pooling.text_files import TextFacts, read_texts
 
 Activation = Literal["identity", "sigmoid", "softmax"]
-Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed"]
+Task = Literal["embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner"]
 
 _MODES: tuple[Mode, ...] = ("CLS", "LAST", "MEAN", "MAX", "MEAN_SQRT_LEN", "WEIGHTED_MEAN")
 _QWEN3_RERANKER_TOKENS = ["no", "yes"]
@@ -70,6 +71,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ends_sparse: bool = False
     """Whether the vector of a text is a sparse one, because its last step keeps few numbers."""
     token_vectors: TokenVectors = TokenVectors()
+
+    # entities
+    entities: EntityFacts | None = None
+    """Set if the model finds entities of labels that a request names."""
 
     # labels and scores
     num_labels: int = 2
@@ -191,6 +196,7 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         sparse=splade or weights,
         ends_sparse=modules.is_sparse and modules.splade is None,
         token_vectors=vectors or TokenVectors(),
+        entities=read_entities(config),
         matryoshka=head.is_matryoshka or bool(widths),
         matryoshka_dimensions=widths,
         num_labels=num_labels,
@@ -289,6 +295,7 @@ _TASKS: dict[str, Task | None] = {
     "classify": "classify",
     "token_classify": "token_classify",
     "sparse_embed": "sparse_embed",
+    "ner": "ner",
     # As vLLM 0.11 called them; "encode" was whatever the model did.
     "score": "classify",
     "reward": "token_classify",

@@ -1,8 +1,8 @@
 """Folders in which models that are not saved as others are look like any other checkpoint; made once.
 
 No torch. Static vectors (model2vec's, and sentence-transformers' module) have no layers and often no
-config.json. A checkpoint of Stanford's ColBERT says in a file of its own how it reads texts, and has its last
-layer among the weights of BERT.
+config.json. GLiNER's settings are in a file of another name. A checkpoint of Stanford's ColBERT says in a
+file of its own how it reads texts, and has its last layer among the weights of BERT.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from models.gguf.folder import made_once
 from models.plain_files import FileError, check_regular, read_object
+from models.pooling.entity_files import GLINER_FILE, make_config
 from models.pooling.sentence_files import list_modules, read_file
 
 _STATIC = "StaticEmbedding"
@@ -52,13 +53,24 @@ def find_or_make(folder: Path, make_private: Callable[[str, Path], Path]) -> Pat
         return _make_static(folder, folder / modules[0].path, make_private("static", folder))
     path = folder / "config.json"
     if not path.is_file():
-        return folder
+        is_gliner = (folder / GLINER_FILE).is_file()
+        return _make_gliner(folder, make_private("gliner", folder)) if is_gliner else folder
     config = read_object(path)
     if config.get("model_type") == "model2vec" or config.get("architectures") == ["StaticModel"]:
         return _make_static(folder, folder, make_private("static", folder))
     if config.get("architectures") == ["HF_ColBERT"]:
         return _make_colbert(folder, config, make_private("colbert", folder))
     return folder
+
+
+def _make_gliner(folder: Path, cache: Path) -> Path:
+    others = sorted(path for path in folder.iterdir() if path.is_file())
+
+    def fill(made: Path) -> None:
+        _write(made / "config.json", make_config(folder))
+        _link(made, others)
+
+    return made_once(cache, others, Path(__file__).parent, fill)
 
 
 def _make_static(folder: Path, own: Path, cache: Path) -> Path:

@@ -56,6 +56,11 @@ class PoolingLike(Protocol):
         ...
 
     @property
+    def labels(self) -> int:
+        """The first spans, so many, are those of labels; entities are looked for in the others."""
+        ...
+
+    @property
     def query(self) -> bool:
         """Whether the text is a query, and not a document."""
         ...

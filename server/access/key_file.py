@@ -17,7 +17,9 @@ from msgspec import Meta
 from server.errors import Forbidden
 from server.options.option_table import OptionError
 
-Right = Literal["generate", "embed", "token_embed", "classify", "token_classify", "sparse_embed", "score"]
+Right = Literal[
+    "generate", "embed", "token_embed", "classify", "token_classify", "sparse_embed", "ner", "score"
+]
 """The uses of a key: a task of the model, or the comparison of texts, by whatever task."""
 RIGHTS: tuple[Right, ...] = get_args(Right)
 

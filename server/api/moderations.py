@@ -11,7 +11,7 @@ from server.api.fields import optional
 from server.api.pooling_bodies import Inputs, PoolingBody
 from server.errors import BadRequest
 from server.model_facts import Facts
-from server.requests.moderation import Verdict
+from server.requests.labels.moderation import Verdict
 from server.requests.pooling import PoolingParams, Source
 from worker.protocol import Task
 

@@ -13,13 +13,14 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import FIRST_ERROR, Flag, Text, check_text, optional
 from server.api.messages import Message, read_content_part
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody, TextBody
-from server.api.shared_fields import CacheDiagnoses, Usage
+from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
 from server.errors import BadRequest
 from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
-from server.requests.pooling import PoolingParams, Source
+from server.requests.labels.entities import MOST_LABELS, Entity, EntityOptions
+from server.requests.labels.zero_shot import TEMPLATE
+from server.requests.pooling import NO_TRUNCATION, PoolingParams, Source, Truncation
 from server.requests.scoring import Pairs, ScoreOptions, Side
-from server.requests.zero_shot import TEMPLATE
 
 _SHAPES = "Input should be a text, an object with a text or with content parts, or a list of them"
 
@@ -154,6 +155,12 @@ class RerankRequest(ComparingBody):
         return Pairs([self.query], self.documents)
 
 
+def _strings(value: object) -> list[str]:
+    if value == [] or not (isinstance(value, str | list) and all(isinstance(one, str) for one in value)):
+        raise PydanticCustomError("texts_type", "Input should be a text, or a list of at least one text")
+    return [check_text(text) for text in ([value] if isinstance(value, str) else value)]
+
+
 class ClassifyRequest(TextBody):
     bounds = {**TextBody.bounds, "labels": (LIMITS.inputs, "texts")}
     stand_ins = {**TextBody.stand_ins, "labels": None}
@@ -188,6 +195,44 @@ class ClassifyRequest(TextBody):
         if self.labels is not None:
             return PoolingParams(task="embed")
         return PoolingParams(task="classify", use_activation=self.use_activation)
+
+
+class EntitiesRequest(RequestBody):
+    """Texts in which entities of some labels are looked for."""
+
+    unsupported = UNSUPPORTED
+    bounds = {"input": (LIMITS.inputs, "texts"), "labels": (MOST_LABELS, "labels")}
+    stand_ins = {"input": "-"}
+
+    input: Annotated[list[str], PlainValidator(_strings, json_schema_input_type=str | list[str])] = Field(
+        description="A text or several."
+    )
+    labels: Annotated[list[Text], Field(min_length=1, max_length=MOST_LABELS), FIRST_ERROR] = Field(
+        description="What entities may be, in words: person, date of birth."
+    )
+    threshold: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="The probability that an entity's score must be above."
+    )
+    flat_ner: Flag = Field(default=True, description="false: entities may lie in each other.")
+    multi_label: Flag = Field(default=False, description="Whether an entity may have several labels.")
+    truncate: Flag = Field(
+        default=False, description="Cut a text that has more words than the model was trained for."
+    )
+
+    def truncation(self, facts: Facts) -> Truncation:
+        return NO_TRUNCATION
+
+    @property
+    def options(self) -> EntityOptions:
+        return EntityOptions(self.threshold, self.flat_ner, self.multi_label)
+
+
+class Entities(msgspec.Struct, kw_only=True):
+    """The entities of a text."""
+
+    index: int
+    object: str = "entities"
+    entities: list[Entity]
 
 
 class Score(msgspec.Struct, kw_only=True):

@@ -16,6 +16,7 @@ from engine_core.client.client import EngineClient
 from engine_core.config import Address
 from engine_core.startup import find_checkpoint, make_worker_config
 from models.config import ModelConfig, read_config
+from models.pooling.entity_files import ARCHITECTURE as GLINER
 from server.access.keyring import Access
 from server.errors import ApiError, Unavailable
 from server.frontend.frontend import Frontend
@@ -177,7 +178,12 @@ class ModelEngines:
         runner = make_worker_config(config.engine, model, folder).conversion
         generates = runner.runner == GENERATE
         state.max_len = config.engine.worker.max_model_len or model.max_len
-        state.tasks = (GENERATE,) if generates else ("classify" if runner.convert == "classify" else "embed",)
+        kinds = (
+            (generates, GENERATE),
+            (runner.architecture == GLINER, "ner"),
+            (runner.convert == "classify", "classify"),
+        )
+        state.tasks = (next((task for is_it, task in kinds if is_it), "embed"),)
         weights, replicas = _weight_bytes(folder, model, config), config.replicas.size
         return self._memory.estimate(weights, config.engine, replicas=replicas, has_cache=generates)
 

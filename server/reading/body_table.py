@@ -31,7 +31,7 @@ from server.api.pooling_bodies import (
     VectorsBody,
 )
 from server.api.prewarm import PrewarmRequest
-from server.api.scores import ClassifyRequest, RerankRequest, ScoreRequest
+from server.api.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
     EitherRerank,
@@ -49,11 +49,12 @@ from server.model_facts import Facts
 from server.reading import other_apis, prompts
 from server.reading.pooled_conversations import adds_special, read_conversations, read_media_pairs
 from server.reading.prompts import Conversation, Prompt, ReadingContext, work_of_template
+from server.requests.labels.entities import read_entity_texts
+from server.requests.labels.zero_shot import TEMPLATE, read_labelled
 from server.requests.pieces import Span, cut_items, read_in_windows
 from server.requests.pooling import Item, PoolingParams, Source, TextReader, Truncation
 from server.requests.scoring import Compared, read_pairs, texts_and_pairs
 from server.requests.spaces import NONE, prompt_part, short_digest
-from server.requests.zero_shot import TEMPLATE, read_labelled
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
@@ -184,6 +185,18 @@ def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
     )
 
 
+def read_entities(body: EntitiesRequest, context: ReadingContext) -> ReadTexts:
+    facts, texts = context.facts, body.input
+    _check_count(len(texts), "input", facts)
+    items, spans = read_entity_texts(texts, body.labels, facts, context.tokenizer, cut=body.truncate)
+    return ReadTexts(items, [msgspec.json.encode(text) for text in texts], spans=spans)
+
+
+def work_of_entities(body: EntitiesRequest, context: ReadingContext) -> int:
+    """The characters of labels, which stand before each text."""
+    return len(body.input) * sum(map(len, body.labels))
+
+
 def read_compared(body: ComparingRequest, context: ReadingContext) -> Compared:
     pairs, options = body.pairs(), body.options(context.facts)
     _check_count(len(pairs.documents), options.names[1], context.facts)
@@ -294,6 +307,7 @@ OLLAMA_EMBED = _pooling("ollama_embed", OllamaEmbedRequest)
 OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
 PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
+NER = Reading("ner", EntitiesRequest, read_entities, ReadTexts, MANY_TEXTS, work=work_of_entities)
 PREWARM = Reading("prewarm", PrewarmRequest, read_prewarm, ReadPrompts, MANY_TEXTS, True, work_of_prewarm)
 SCORE = _comparing("score", ScoreRequest)
 RERANK = _comparing("rerank", EitherRerank)
@@ -319,6 +333,7 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/embed_all": EMBED_ALL,
     "/embed_sparse": EMBED_SPARSE,
     "/predict": PREDICT,
+    "/ner": NER,
     "/prewarm": PREWARM,
     "/similarity": SIMILARITY,
     "/score": SCORE,

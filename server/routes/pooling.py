@@ -38,6 +38,7 @@ from server.reading.body_table import (
     Reading,
     ReadTexts,
 )
+from server.requests.labels.zero_shot import entailed_probs
 from server.requests.pooling import Item
 from server.requests.scoring import Compared
 from server.requests.vectors import (
@@ -49,7 +50,6 @@ from server.requests.vectors import (
     rows_of,
     sparse_json,
 )
-from server.requests.zero_shot import entailed_probs
 from server.routes.pooling_call import (
     CLASSIFIES,
     EMBEDS,

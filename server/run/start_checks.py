@@ -65,7 +65,7 @@ def check_files(config: ServerConfig) -> None:
 def check_kept(config: ServerConfig) -> None:
     """Raises OptionError if the folder of work that waits, or the table of moderation, cannot be used."""
     if (table := config.moderation_categories) is not None:
-        from server.requests.moderation import read_table  # few servers need it
+        from server.requests.labels.moderation import read_table  # few servers need it
 
         try:
             read_table(Path(table))

@@ -197,6 +197,11 @@ class Tokenizer:
             found.append(([*self._prefix, *encoding.ids], second_at and second_at + len(self._prefix)))
         return found
 
+    def encode_words(self, texts: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int | None]]]:
+        """Encodes texts that are divided into words: their tokens, and the index of the word of each."""
+        encodings = self._model.encode_batch([[*words] for words in texts], is_pretokenized=True)
+        return [(encoding.ids, encoding.word_ids) for encoding in encodings]
+
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
         """The characters of each token; of a special one, none."""
         found = self._model.encode(text, add_special_tokens=add_special_tokens).offsets

@@ -26,7 +26,10 @@ def warm_up_steps(facts: WorkerFacts, slot: int, replicas: int = 1) -> list[Step
     pooling = [task for task in facts.tasks if not samples([task])]
     if pooling:
         length = min(TOKENS, facts.max_model_len)
-        steps.append(_first_step(facts, slot, length, length, Pooling(task=cast("Task", pooling[0]))))
+        params = Pooling(task=cast("Task", pooling[0]))
+        if params.task == "ner":  # a label, and a word
+            params = replace(params, spans=((0, 1), (length - 1, length)), labels=1)
+        steps.append(_first_step(facts, slot, length, length, params))
     if replicas == 1:
         return steps
     return [replace(step, replica_tokens=[step.seqs[0].count] * replicas) for step in steps]

@@ -11,7 +11,7 @@ from server.http.endpoint import Endpoint
 from server.http.sse import json_response
 from server.model_facts import Facts
 from server.reading.body_table import MODERATIONS
-from server.requests.moderation import Table, judge, table_for
+from server.requests.labels.moderation import Table, judge, table_for
 from server.requests.vectors import as_array
 from server.routes.pooling_call import PoolingCall
 from server.routes.request_context import COMPUTES, cancelled_when_client_leaves, frontend_of, read_texts

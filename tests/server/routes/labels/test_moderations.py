@@ -15,7 +15,7 @@ from fake_frontend import FakeFrontend, vectors
 from starlette.types import ASGIApp
 
 from models.pooling.config import PoolingConfig
-from server.requests.moderation import CATEGORIES, read_table
+from server.requests.labels.moderation import CATEGORIES, read_table
 
 PATH = "/v1/moderations"
 TOXIC = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")

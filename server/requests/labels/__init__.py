@@ -1,0 +1,1 @@
+"""Labels of texts: those that a request names, and what those of a classifier mean."""

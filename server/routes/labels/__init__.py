@@ -1,0 +1,1 @@
+"""Endpoints that label texts, or pieces of them."""

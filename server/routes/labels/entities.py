@@ -1,0 +1,51 @@
+"""POST /ner: entities of labels that the request names."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+
+from server.access.client_identity import require_right
+from server.api.scores import Entities, EntitiesRequest
+from server.http.endpoint import Endpoint
+from server.model_facts import require_task
+from server.reading.body_table import NER
+from server.requests.labels.entities import find_entities
+from server.requests.vectors import as_array
+from server.routes.pooling_call import PoolingCall, maybe_in_thread
+from server.routes.request_context import COMPUTES, cancelled_when_client_leaves, frontend_of, read_texts
+
+router = APIRouter(route_class=Endpoint, tags=["pool"])
+
+_FEW = 1 << 14
+"""So many numbers of the model are looked through in the event loop; more of them in a thread."""
+
+
+async def require_ner(request: Request) -> None:
+    require_right(request, "ner")
+    require_task("ner", frontend_of(request).facts.tasks)
+
+
+@router.post("/ner", dependencies=[*COMPUTES, Depends(require_ner)])
+@cancelled_when_client_leaves
+async def create_entities(body: EntitiesRequest, request: Request) -> Response:
+    """Find entities of the given labels in each text."""
+    call = PoolingCall(request, body, "ner-")
+    found = await read_texts(request, body, NER)
+    texts = [msgspec.json.decode(text, type=str) for text in found.repeated]
+    arrays = [as_array(one) for one in await call.run(found.items)] if found.items else []
+
+    def entries() -> list[Entities]:
+        logits = iter(arrays)
+        return [
+            Entities(
+                index=index,
+                entities=find_entities(next(logits), text, words, body.labels, body.options, call.facts)
+                if words
+                else [],
+            )
+            for index, (text, words) in enumerate(zip(texts, found.spans, strict=True))
+        ]
+
+    is_long = sum(array.size for array in arrays) > _FEW
+    return call.answer(await maybe_in_thread(entries, is_long))
