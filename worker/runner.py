@@ -132,8 +132,7 @@ class Runner:
         report("warmup", 0.0)
         self.facts = self._make_ready()
         self._balancer = self._make_balancer()
-        if self._cache.page_toucher is not None:
-            self._cache.page_toucher.start()
+        self._cache.begin()
         report("warmup", 1.0)
         logger.debug("ready: %s", self.facts)
 
@@ -147,12 +146,11 @@ class Runner:
             self._balancer.before_step()
         if self._media is not None and (step.encode or step.partly or step.forget or step.fresh):
             self._media.update(step)
+        self._cache.follow(step)
         if step.sources and self._sources is not None:
             self._sources.encode(step.sources)
         if not step.seqs:
             return self._take_part(step)
-        if self._cache.page_toucher is not None:
-            self._cache.page_toucher.follow(step)
         stage = self._stage
         if stage:
             stage.receive_tokens(step, self._slots.tokens)
@@ -192,7 +190,7 @@ class Runner:
 
     def close(self) -> None:
         """Give all memory back. The runner is of no use afterwards."""
-        for each in (self._cache.page_toucher, self.store):
+        for each in (self._cache, self.store):
             if each is not None:
                 each.close()
         self._compute.close()

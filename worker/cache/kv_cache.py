@@ -26,6 +26,7 @@ from worker.host.memory import PageToucher
 from worker.limits import WorkerLimits
 from worker.options import WorkerOptions
 from worker.pooling import MOST_QUERY_BYTES, HiddenStore, samples
+from worker.protocol import StepInput
 from worker.sampling.grouped_logits import WORKSPACE
 from worker.tables.slots import Slots
 from worker.worker_facts import blocks_held
@@ -59,6 +60,27 @@ class Cache:
 
     source_blocks: int = 0
     """The blocks for sources, behind which there is one that is zero."""
+    source_toucher: PageToucher | None = None
+
+    def begin(self) -> None:
+        """Have the first pages made, for the first requests."""
+        for toucher in self._touchers:
+            toucher.start()
+
+    def follow(self, step: StepInput) -> None:
+        """Have pages made ahead of the blocks that a step writes."""
+        if self.page_toucher is not None:
+            self.page_toucher.follow(block for seq in step.seqs for block in seq.blocks)
+        if self.source_toucher is not None and step.sources:
+            self.source_toucher.follow(block for source in step.sources for block in source.blocks)
+
+    def close(self) -> None:
+        for toucher in self._touchers:
+            toucher.close()
+
+    @property
+    def _touchers(self) -> list[PageToucher]:
+        return [each for each in (self.page_toucher, self.source_toucher) if each is not None]
 
     def make_pages(self, blocks: int) -> None:
         """Return when the first `blocks` have pages, which some devices make when they are first written."""

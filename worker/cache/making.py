@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import prod
 
 import torch
+from torch import Tensor
 
 from models.layers.cross_attention import cross_layers
 from models.model import ServedModel
@@ -67,19 +68,24 @@ def make_cache(
     hidden = HiddenStore(sized.num_blocks, size, width, dtype, device.allocate) if stores_hidden else None
     page_toucher = device.page_toucher(parts, sized.num_blocks) if parts else None
     source_blocks = max(of_source, sized.num_blocks * of_source // max(1, whole))
-    _bind_sources(model, source_blocks, limits, layout.dtype, device)
+    of_sources = _bind_sources(model, source_blocks, limits, layout.dtype, device)
+    source_toucher = device.page_toucher(of_sources, source_blocks) if of_sources else None
     stored = [*parts, *([hidden.blocks] if hidden else ())]
-    return Cache(sized, hidden, page_toucher, stored, source_blocks)
+    return Cache(sized, hidden, page_toucher, stored, source_blocks, source_toucher)
 
 
 def _bind_sources(
     model: ServedModel, blocks: int, limits: WorkerLimits, dtype: torch.dtype, device: Device
-) -> None:
-    """Give each layer of cross-attention its part of memory. The block behind those of sources is zero."""
+) -> list[Tensor]:
+    """Give each layer of cross-attention its part of memory, and return the keys and the values of all
+    [blocks + 1, ...]. The block behind those of sources is zero."""
+    parts = list[Tensor]()
     for layer in cross_layers(model.modules()):
         shape = layer.cache_shape(blocks + 1, limits.block_size, dtype)
         layer.kv = device.allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
         layer.kv[:, blocks] = 0
+        parts += layer.kv
+    return parts
 
 
 def input_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype) -> int:

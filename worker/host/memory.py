@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
-
-from worker.protocol import StepInput
 
 _HUGE = 2 << 20
 _PAGE = 4096
@@ -90,12 +88,11 @@ class PageToucher:
         """Make the first pages before there is a step: most servers wait a while for their first request."""
         self._want(self._lead)
 
-    def follow(self, step: StepInput) -> None:
-        """Keep ahead of the blocks of this step: they are given out in order, until all have been in use."""
-        for seq in step.seqs:
-            for block in seq.blocks:
-                if self._wanted <= min(block + self._lead, self._blocks - 1) and block < self._blocks:
-                    self._want(block + self._lead + self._at_once)
+    def follow(self, blocks: Iterable[int]) -> None:
+        """Keep ahead of the blocks of a step: they are given out in order, until all have been in use."""
+        for block in blocks:
+            if self._wanted <= min(block + self._lead, self._blocks - 1) and block < self._blocks:
+                self._want(block + self._lead + self._at_once)
 
     def make(self, blocks: int) -> None:
         """Return when the first `blocks` have pages. All threads that call this make them, each others: those

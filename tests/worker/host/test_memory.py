@@ -20,9 +20,10 @@ from torch import Tensor
 from models.checkpoint.files import open_source
 from models.checkpoint.weights import open_weights
 from models.weight_pieces import Cut
+from worker.cache.kv_cache import Cache, CacheSize
 from worker.host import memory
 from worker.host.memory import Arena, PageToucher, ReadPages, huge_pages, release_after_loading
-from worker.protocol import SeqStep, StepInput
+from worker.protocol import EncodeSource, StepInput
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 BLOCKS, SHARE = 64, 1 << 20  # bytes of a block in each part
@@ -115,11 +116,6 @@ def made_blocks(part: Tensor) -> list[int]:
     return found
 
 
-def step(*blocks: int) -> StepInput:
-    seq = SeqStep(slot=0, start=0, count=1, blocks=list(blocks), samples=False)
-    return StepInput(number=1, new=[], seqs=[seq])
-
-
 def wait_for(part: Tensor, blocks: range) -> None:
     wait_until(lambda: set(blocks) <= set(made_blocks(part)), 5)
 
@@ -129,13 +125,13 @@ def test_an_eighth_of_the_cache_is_made_ahead_in_every_part() -> None:
     parts = [untouched(), untouched()]
     parts[0][3] = 7
     toucher = PageToucher(parts, BLOCKS)
-    toucher.follow(step(0, 1))
-    toucher.follow(step(2))
+    toucher.follow([0, 1])
+    toucher.follow([2])
     for part in parts:
         wait_for(part, range(2 + BLOCKS // 8))
         assert not set(made_blocks(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
     assert bool((parts[0][3] == 7).all())
-    toucher.follow(step(BLOCKS - 1))
+    toucher.follow([BLOCKS - 1])
     wait_for(parts[1], range(BLOCKS))
     assert made_blocks(parts[1]) == list(range(BLOCKS))
     toucher.close()
@@ -155,7 +151,7 @@ def test_as_much_is_made_before_the_first_step() -> None:
 def test_threads_make_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, touched = [untouched(), untouched()], list[int]()
     toucher = PageToucher(parts, BLOCKS)
-    touch = toucher._touch
+    touch = toucher._touch  # pyright: ignore[reportPrivateUsage]
 
     def count(piece: Tensor) -> None:
         touched.append(piece.data_ptr())
@@ -175,11 +171,25 @@ def test_threads_make_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_spare_block_and_steps_without_new_ones_ask_for_nothing() -> None:
     part = untouched()
     toucher = PageToucher([part], BLOCKS)
-    for each in (step(), step(BLOCKS), step(0)):
+    for each in ([], [BLOCKS], [0]):
         toucher.follow(each)
     wait_for(part, range(BLOCKS // 8))
     assert not set(made_blocks(part)) & set(range(BLOCKS // 2, BLOCKS + 1))
     toucher.close()
+
+
+@on_linux
+def test_a_cache_keeps_ahead_of_the_blocks_of_sources_too() -> None:
+    own, of_sources = untouched(), untouched()
+    size, touchers = CacheSize(BLOCKS, SHARE, 64), [PageToucher([part], BLOCKS) for part in (own, of_sources)]
+    cache = Cache(size, page_toucher=touchers[0], source_blocks=BLOCKS, source_toucher=touchers[1])
+    source = EncodeSource(tokens=[5], features=None, length=1, blocks=[BLOCKS // 2])
+    cache.follow(StepInput(number=1, new=[], seqs=[], sources=[source]))
+    wait_for(of_sources, range(BLOCKS // 2 + BLOCKS // 8))
+    assert made_blocks(own) == []
+    cache.begin()
+    wait_for(own, range(BLOCKS // 8))
+    cache.close()
 
 
 def resident(path: Path) -> int:
