@@ -6,7 +6,7 @@ No torch: the server reads it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -81,6 +81,14 @@ class _TransformerFile(msgspec.Struct):
     query_expansion: ExpansionFile | None = None
 
 
+class _TokenizerFile(msgspec.Struct):
+    model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
+
+
+_NO_LENGTH = 1e9
+"""What tokenizers say that cut nothing is larger."""
+
+
 def read_texts(folder: Path) -> TextFacts:
     settings_path = folder / "config_sentence_transformers.json"
     settings, modules = read_settings(folder), list_modules(folder)
@@ -99,7 +107,7 @@ def read_texts(folder: Path) -> TextFacts:
             f"but there are {', '.join(prompts) or 'no prompts'}"
         )
     return TextFacts(
-        max_len=transformer.max_seq_length,
+        max_len=transformer.max_seq_length or (_tokenizer_length(folder) if modules else None),
         has_special=any(module.kind == "StaticEmbedding" for module in modules),
         lower_case=transformer.do_lower_case,
         prompts=prompts,
@@ -113,6 +121,13 @@ def read_texts(folder: Path) -> TextFacts:
         expansion=None if expansion is None else read_expansion(folder, expansion),
         max_active_dims=settings.max_active_dims,
     )
+
+
+def _tokenizer_length(folder: Path) -> int | None:
+    """The length to which the tokenizer cuts, where sentence-transformers since version 6 keeps it alone."""
+    path = folder / "tokenizer_config.json"
+    length = read_file(path, _TokenizerFile).model_max_length if path.is_file() else None
+    return None if length is None or length >= _NO_LENGTH else int(length)
 
 
 def _usual_similarity(modules: list[Module]) -> str:
