@@ -27,11 +27,14 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, Facts
 from server.options.model_list import ModelEntry
 from server.options.server_config import ServerConfig
+from worker.options import WorkerOptions
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
 """Files with weights; a checkpoint is read from the first kind that it has."""
 _SMALLER = {"int8": 0.6, "int8-dynamic": 0.6, "int4": 0.4}
 """What is left of weights of 16 bits that are quantized when they are loaded."""
+_MOST_SEQUENCES = 1024
+"""The most sequences in a step of any device if nobody says how many."""
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +188,8 @@ class ModelEngines:
         )
         state.tasks = (next((task for is_it, task in kinds if is_it), "embed"),)
         weights, replicas = _weight_bytes(folder, model, config), config.replicas.size
-        return self._memory.estimate(weights, config.engine, replicas=replicas, has_cache=generates)
+        filled = _cached_bytes(model, config.engine.worker) * state.max_len if generates else 0
+        return self._memory.estimate(weights, config.engine, replicas=replicas, filled=filled)
 
 
 async def close_frontend(frontend: Frontend) -> None:
@@ -206,6 +210,13 @@ def _weight_bytes(folder: Path, model: ModelConfig, config: ServerConfig) -> int
     if asked.dtype == "float32" and model.dtype != "float32" and model.quantization is None:
         size *= 2
     return math.ceil(size * _SMALLER.get(asked.quantization or "", 1.0))
+
+
+def _cached_bytes(model: ModelConfig, asked: WorkerOptions) -> int:
+    """The bytes of a token of each sequence in a step, at most: layers may keep less than keys and values."""
+    dtype = model.dtype if asked.dtype == "auto" else asked.dtype
+    each = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (4 if dtype == "float32" else 2)
+    return each * (asked.max_num_seqs or _MOST_SEQUENCES)
 
 
 def _is_local(config: ServerConfig) -> bool:

@@ -35,8 +35,11 @@ class ModelMemory(Protocol):
     most_cache_bytes: int
     """The most bytes of the caches of a model whose options do not say how many."""
 
-    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, has_cache: bool) -> int:
-        """The bytes that a model with so many of weights in its files will take."""
+    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, filled: int) -> int:
+        """The bytes that a model with so many of weights in its files will take.
+
+        `filled`: the most bytes of cache that it could fill, 0 if it has none.
+        """
         ...
 
     def of_loaded(self, facts: WorkerFacts, engine: EngineConfig, replicas: int, pids: Sequence[int]) -> int:
@@ -66,14 +69,13 @@ class HostMemory:
         self.budget = int(asked * total_memory()) if asked <= 1 else int(asked)
         self.most_cache_bytes = min(_MOST_CACHE, self.budget // _CACHE_PART)
 
-    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, has_cache: bool) -> int:
+    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, filled: int) -> int:
         each = weights + OVERHEAD * engine.ranks
-        if has_cache and (share := engine.worker.gpu_memory_utilization) is not None:
-            each = int(share * total_memory())  # of the machine, for weights and caches
-        elif has_cache:
-            asked = engine.worker.kv_cache_memory_bytes
-            each += self.most_cache_bytes if asked is None else asked * engine.ranks
-        return replicas * each
+        asked, share = engine.worker.kv_cache_memory_bytes, engine.worker.gpu_memory_utilization
+        most = self.most_cache_bytes if asked is None else asked * engine.ranks
+        if share is not None and asked is None:
+            most = max(0, int(share * total_memory()) - weights)
+        return replicas * (each + min(filled, most))
 
     def of_loaded(self, facts: WorkerFacts, engine: EngineConfig, replicas: int, pids: Sequence[int]) -> int:
         computed = replicas * (facts.weight_bytes + facts.kv_bytes + OVERHEAD * engine.ranks)
@@ -100,14 +102,13 @@ class CardMemory:
         self.budget = int(asked * card_memory()) if asked <= 1 else int(asked)
         self.most_cache_bytes = self.budget // _CACHE_PART
 
-    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, has_cache: bool) -> int:
+    def estimate(self, weights: int, engine: EngineConfig, *, replicas: int, filled: int) -> int:
         each = weights // engine.ranks + CARD_OVERHEAD
-        if not has_cache:
-            return each
-        if (share := engine.worker.gpu_memory_utilization) is not None:
-            return int(share * card_memory())
-        asked = engine.worker.kv_cache_memory_bytes
-        return each + (self.most_cache_bytes if asked is None else asked)
+        asked, share = engine.worker.kv_cache_memory_bytes, engine.worker.gpu_memory_utilization
+        most = self.most_cache_bytes if asked is None else asked
+        if share is not None and asked is None:
+            most = max(0, int(share * card_memory()) - each)
+        return each + min(filled // engine.ranks, most)
 
     def of_loaded(self, facts: WorkerFacts, engine: EngineConfig, replicas: int, pids: Sequence[int]) -> int:
         return facts.device_bytes

@@ -68,6 +68,7 @@ SECTIONS: dict[str, Section] = {
     "kinds": Section(200, asked=True),
     "guesses": Section(140, asked=True),
     "sanitized": Section(300, asked=True, prefix=_SANITIZED),
+    "models": Section(200, asked=True),
     "peer": Section(900, asked=True),
 }
 """The sections by name, which are the modules of `tests/gpu/parts` too; `card` runs before all others."""

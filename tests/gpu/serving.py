@@ -41,6 +41,20 @@ def ours(bench: Workbench) -> Side:
     return Side("facet", "", command, env=_distribution(bench))
 
 
+def ours_of_several(bench: Workbench, memory: str) -> Side:
+    """Facet with the models of the file models.toml in a folder, and so much memory for them."""
+    program = [sys.executable, "-P", "-m", "server.main", "--memory", memory]
+    sizes = ["--kv-cache-memory-bytes", f"{bench.size(2048, 300)}M"]
+    if not bench.on_card:
+        sizes += ["--cpu-threads", "1"]
+
+    def command(folder: Path, model: Model, port: int) -> list[str]:
+        words = ["--models", str(folder / "models.toml"), "--port", str(port)]
+        return [*program, *words, "--device", bench.target.type, *sizes]
+
+    return Side("facet", "", command, env=_distribution(bench))
+
+
 def peer(python: str) -> Side:
     """Another server with vLLM's command line."""
     program = [python, "-m", "vllm.entrypoints.openai.api_server", "--model"]

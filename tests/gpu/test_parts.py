@@ -297,6 +297,13 @@ def test_server(tmp_path: Path) -> None:
     assert "0.6B served, 256 clients, first token" in told.names
 
 
+@pytest.mark.slow(3)
+def test_several_models(tmp_path: Path) -> None:
+    told = run("models", tmp_path)
+    check_results(told)
+    assert told.text("models, demo again") == "the same tokens"
+
+
 def test_five_packages_are_enough(tmp_path: Path) -> None:
     """The whole command, with packages that cannot be imported."""
     for name in OTHERS:

@@ -43,11 +43,12 @@ def test_a_share_is_of_the_memory_in_which_models_are() -> None:
 def test_files_and_options_tell_what_a_model_will_take() -> None:
     host, card = HostMemory(16 * GIB), CardMemory(40 * GIB)
 
-    def both(given: EngineConfig, replicas: int = 1, *, has_cache: bool = True) -> tuple[int, int]:
-        of_host = host.estimate(8 * GIB, given, replicas=replicas, has_cache=has_cache)
-        return of_host, card.estimate(8 * GIB, given, replicas=replicas, has_cache=has_cache)
+    def both(given: EngineConfig, replicas: int = 1, filled: int = 900 * GIB) -> tuple[int, int]:
+        of_host = host.estimate(8 * GIB, given, replicas=replicas, filled=filled)
+        return of_host, card.estimate(8 * GIB, given, replicas=replicas, filled=filled)
 
-    assert both(engine(), has_cache=False) == (8 * GIB + OVERHEAD, 8 * GIB + CARD_OVERHEAD)
+    assert both(engine(), filled=GIB) == (9 * GIB + OVERHEAD, 9 * GIB + CARD_OVERHEAD)
+    assert both(engine(), filled=0) == (8 * GIB + OVERHEAD, 8 * GIB + CARD_OVERHEAD)
     assert both(engine()) == (10 * GIB + OVERHEAD, 13 * GIB + CARD_OVERHEAD)
     asked = engine(kv_cache_memory_bytes=GIB)
     assert both(asked) == (9 * GIB + OVERHEAD, 9 * GIB + CARD_OVERHEAD)
@@ -56,7 +57,7 @@ def test_files_and_options_tell_what_a_model_will_take() -> None:
     asked = engine(2, kv_cache_memory_bytes=GIB)
     assert both(asked) == (10 * GIB + 2 * OVERHEAD, 5 * GIB + CARD_OVERHEAD)
     assert both(engine(), replicas=2) == (20 * GIB + 2 * OVERHEAD, 13 * GIB + CARD_OVERHEAD)
-    assert both(engine(gpu_memory_utilization=0.25)) == (16 * GIB, 20 * GIB)
+    assert both(engine(gpu_memory_utilization=0.25)) == (16 * GIB + OVERHEAD, 20 * GIB)
 
 
 def test_what_a_loaded_model_takes_is_measured_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
