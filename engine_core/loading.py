@@ -63,7 +63,7 @@ def make_loader(
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
             if isinstance(executor, InlineExecutor | RanksExecutor) and (store := executor.store) is not None:
-                parts = scheduler.cache, scheduler.waiting, scheduler.pace.line
+                parts = scheduler.cache, scheduler.waiting, scheduler.pace.line, scheduler.media
                 scheduler.disk = DiskPrefixes(store, *parts)
             _log.info(describe(facts))
             return make_ready(config, model, found, facts), scheduler, executor

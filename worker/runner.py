@@ -144,7 +144,7 @@ class Runner:
         self._failed = True  # until it has come to its end
         if self._balancer:
             self._balancer.before_step()
-        if self._media is not None and (step.encode or step.partly or step.forget or step.fresh):
+        if self._media is not None:
             self._media.update(step)
         self._cache.follow(step)
         if step.sources and self._sources is not None:
@@ -355,6 +355,7 @@ class Runner:
             media_width=(1 + tower.levels) * self._config.model.hidden_size if tower else 0,
             tower_layers=count_layers(tower),
             kept_embeddings=limits.kept_embeddings,
+            record_embeddings=self._media.record_embeddings if self._media else 0,
             most_rows=self._slots.most_guesses if samples(tasks) and processors is None else 0,
             drafts=self._config.drafter.most if self._config.drafter else 0,
             whole_media=sees_media(tower),
@@ -369,7 +370,7 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        self.store = open_store(self._config, self.facts, self._cache, self._states)
+        self.store = open_store(self._config, self.facts, self._cache, self._states, self._media)
         timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         return msgspec.structs.replace(

@@ -14,7 +14,7 @@ from math import ceil
 from engine_core.executor import ExecutorDead
 from worker.disk.block_read import BlockRead, ReadPace
 from worker.protocol import DiskTotals
-from worker.ranks.channel import DiskNews, DiskOrder, DiskTask
+from worker.ranks.channel import DiskKind, DiskNews, DiskOrder, DiskTask
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +38,13 @@ class RanksDisk:
         send: Callable[[DiskOrder], None],
         receive: Callable[[int], None],
         ranks: int,
-        *,
-        of_states: bool = False,
+        kind: DiskKind = "blocks",
     ) -> None:
         """`receive`: a function that waits so many milliseconds for messages, which `hear` is told."""
-        self._send, self._receive, self._ranks, self._of_states = send, receive, ranks, of_states
-        self._states = None if of_states else RanksDisk(send, receive, ranks, of_states=True)
+        self._send, self._receive, self._ranks = send, receive, ranks
+        self._kind: DiskKind = kind
+        others: tuple[DiskKind, ...] = ("states", "encodings") if kind == "blocks" else ()
+        self._beside = {other: RanksDisk(send, receive, ranks, other) for other in others}
         self._news: dict[int, DiskNews] = {}
         """The last news of each rank."""
         self._names: dict[int, set[bytes]] = {}
@@ -53,9 +54,12 @@ class RanksDisk:
         self.pace = ReadPace()
 
     def opened(self) -> RanksDisk | None:
-        """Return this, if all ranks keep blocks, and all of them states or none."""
+        """Return this, if all ranks keep blocks, and all of them states or none. Encodings are kept by those
+        that make some, the ranks of the first stage."""
         counts = {len(self._news), self._ranks if self.states is None else len(self.states._news)}
         if counts == {self._ranks}:
+            if self.encodings is not None:
+                self.encodings._ranks = len(self.encodings._news)
             return self
         if self._news:
             _log.warning("--kv-cache-dir: nothing is kept on disk, because some ranks have nothing to keep")
@@ -64,12 +68,21 @@ class RanksDisk:
     @property
     def states(self) -> RanksDisk | None:
         """The disk of states, if ranks keep some behind blocks."""
-        return self._states if self._states is not None and self._states._news else None
+        return self._opened("states")
+
+    @property
+    def encodings(self) -> RanksDisk | None:
+        """The disk of what towers made of media items, if ranks have some."""
+        return self._opened("encodings")
+
+    def _opened(self, kind: DiskKind) -> RanksDisk | None:
+        disk = self._beside.get(kind)
+        return disk if disk is not None and disk._news else None
 
     def hear(self, rank: int, news: DiskNews) -> None:
         """Take in what a rank tells."""
-        if news.of_states and self._states is not None:
-            self._states.hear(rank, news)
+        if news.kind != self._kind:
+            self._beside[news.kind].hear(rank, news)
             return
         self._news[rank] = news
         names = self._names.setdefault(rank, set())
@@ -165,7 +178,7 @@ class RanksDisk:
         names: list[bytes] | None = None,
         blocks: list[int] | None = None,
     ) -> None:
-        self._send(DiskOrder(task, self._of_states, number, names or [], blocks or []))
+        self._send(DiskOrder(task, self._kind, number, names or [], blocks or []))
 
     def _wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Receive messages until something is so, for so many seconds at most -> whether it is."""

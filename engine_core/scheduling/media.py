@@ -9,6 +9,7 @@ sequence lives, its items can be encoded again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -58,6 +59,18 @@ class MediaItems:
         self.partly: dict[int, int] = {}
         self.forget: list[int] = []
         """What the step that is being planned encodes, whole or partly, and forgets."""
+        self.arrived: dict[int, int] = {}
+        """The embeddings of items that the next step takes over from disk; 0: it drops what has come."""
+        self.completed: list[bytes] = []
+        """The items that are encoded when the step that is being planned is done."""
+        self.record_embeddings = max(1, facts.record_embeddings)
+        self.encoding_landed: Callable[[bytes, int, int], None] = lambda hash, number, embeddings: None
+        """What is told an item, its number and embeddings when a step has encoded it."""
+        self._kept = facts.kept_embeddings
+        self._coming: dict[bytes, Item] = {}
+        """The items whose embeddings are being read from disk, which have room here already."""
+        self._unwanted: set[bytes] = set()
+        """The items that are of no use when their reads end."""
         self._most_bytes = max(_LEAST_BYTES, int(config.mm_processor_cache_gb * (1 << 30)))
         self._most = facts.held_embeddings
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
@@ -128,7 +141,7 @@ class MediaItems:
             if not item.users:
                 self.bytes -= len(media.pixels)
                 item.media = None
-                if media.hash not in self._held:
+                if media.hash not in self._held and media.hash not in self._coming:
                     del self._items[media.hash]
 
     def places(self, seq: Sequence) -> tuple[MediaPlace, ...]:
@@ -145,9 +158,9 @@ class MediaItems:
     def begin_step(self) -> None:
         if self.sources.encoding:
             self.sources.begin_step()
-        self.encode, self.partly, self.forget = [], {}, []
+        self.encode, self.partly, self.completed = [], {}, []
         self._read.clear()
-        self._left, self._room = self._per_step, self._most
+        self._left, self._room = self._per_step, self._most - self._coming_embeddings
 
     def least(self, seq: Sequence, start: int) -> int:
         """The fewest positions from `start` on that can be computed: one, or an item that is not cut."""
@@ -172,6 +185,9 @@ class MediaItems:
             first = not (self.encode or self.partly) and (left == self._left or not self._splits)
             fits = (first or work <= left) and (work <= fitting or (first and not self._layers))
             waits = self._begun not in (None, media.hash) and fitting < inf
+            if media.hash in self._coming:
+                stop = media.at
+                break
             if item.embeddings > room or (work and (waits or not fits or item.number in self.partly)):
                 stop = media.at
                 break
@@ -191,6 +207,8 @@ class MediaItems:
         media = overlapping(seq.request.media, start, start + 1)
         if not self._layers or self.partly or not media or not self._work(media[0].hash):
             return 0.0
+        if media[0].hash in self._coming:
+            return 0.0
         if self._begun is not None and not self._items[self._begun].users:
             self._drop(self._begun)
         item = self._items[self._begun or media[0].hash]
@@ -209,6 +227,7 @@ class MediaItems:
         self.partly[item.number] = layers
         self._done += layers
         if self._done == self._layers:
+            self.completed += [self._begun] if self._begun else []
             self._begun = None
 
     def _work(self, hash: bytes) -> float:
@@ -233,6 +252,7 @@ class MediaItems:
             elif each.hash not in self._held:
                 self._bring(each)
                 self._pin(each.hash)
+                self.completed += [each.hash] if self._items[each.hash].work else []
         return before - self._left
 
     def _pin(self, hash: bytes) -> None:
@@ -246,18 +266,24 @@ class MediaItems:
     def _bring(self, media: Media) -> None:
         """Have an item encoded from this step on, after others are forgotten for which there is no room."""
         item = self._items[media.hash]
-        while self.embeddings + item.embeddings > self._most:
-            self._drop(next(iter(self._held)))
+        self._make_room(item.embeddings)
         self._held[media.hash] = item
         self.embeddings += item.embeddings
         self.encoded += item.work > 0
         shape, grid, pixels = media.shape, media.grid, media.pixels
         self.encode.append(Encode(item.number, media.kind, shape, grid, item.embeddings, pixels))
 
+    def _make_room(self, embeddings: int) -> None:
+        while self.embeddings + embeddings > self._most:
+            self._drop(next(iter(self._held)))
+
     def _drop(self, hash: bytes) -> None:
         item = self._held.pop(hash)
         self._begun = None if hash == self._begun else self._begun
-        self.forget.append(item.number)
+        if item.number in self.arrived:  # the worker was not told yet
+            self.arrived[item.number] = 0
+        else:
+            self.forget.append(item.number)
         self._let_go(hash, item)
 
     def _let_go(self, hash: bytes, item: Item) -> None:
@@ -268,10 +294,63 @@ class MediaItems:
     def lose(self) -> None:
         """Note that a step has failed: the next one begins without any embeddings (`StepInput.fresh`)."""
         self.sources.lose()
+        numbers = [*self.arrived, *(item.number for item in self._held.values())]
+        self.forget, self.arrived = [], dict.fromkeys(numbers, 0)  # or what nobody takes over would stay
         for hash, item in self._held.items():
             self._let_go(hash, item)
         self._held.clear()
         self._begun = None
+
+    # Embeddings come from a disk, and go there.
+
+    def landed(self, hashes: Iterable[bytes]) -> None:
+        """Note that a step has encoded these items."""
+        for hash in hashes:
+            if (item := self._held.get(hash)) is not None:
+                self.encoding_landed(hash, item.number, item.embeddings)
+
+    def holds(self, hash: bytes) -> bool:
+        """Whether the embeddings of a live sequence's item are there, or some of its layers are computed."""
+        return hash in self._held
+
+    def expect(self, hash: bytes) -> int | None:
+        """Give an item room for embeddings that are read from disk -> its number, or None: there is no room
+        beside those that steps may need, or the worker has not dropped yet what came of it before."""
+        item = self._items[hash]
+        if self._coming_embeddings + item.embeddings > self._kept or item.embeddings > self._room:
+            return None
+        if item.number in self.arrived:
+            return None
+        self._make_room(item.embeddings)
+        self._coming[hash] = item
+        self.embeddings += item.embeddings
+        self._room -= item.embeddings
+        return item.number
+
+    def arrive(self, hash: bytes, *, loaded: bool) -> None:
+        """Note that the read of an item has ended, and whether all of its embeddings have come."""
+        item = self._coming.pop(hash)
+        wanted = loaded and hash not in self._unwanted
+        self._unwanted.discard(hash)
+        self.arrived[item.number] = item.embeddings if wanted else 0
+        if wanted:
+            self._held[hash] = item
+        else:
+            self._let_go(hash, item)
+
+    def give_up_arrivals(self) -> None:
+        """Use nothing of what is being read."""
+        self._unwanted |= self._coming.keys()
+
+    @property
+    def _coming_embeddings(self) -> int:
+        return sum(item.embeddings for item in self._coming.values())
+
+    def take_changes(self) -> tuple[list[int], dict[int, int]]:
+        """What the next step drops and takes over from disk, which is told once."""
+        changes = self.forget, self.arrived
+        self.forget, self.arrived = [], {}
+        return changes
 
 
 def cuts_no_item(config: EngineConfig, facts: WorkerFacts) -> bool:

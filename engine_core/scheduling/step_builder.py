@@ -54,6 +54,8 @@ class PlannedStep:
     """Whether a drafter makes guesses for the next step."""
     counted: dict[int, int] = field(default_factory=dict[int, int])
     """slot -> how many of the sampled tokens may count, where guesses have bounds: those that follow them."""
+    encoded: list[bytes] = field(default_factory=list[bytes])
+    """The media items of which this step computes the last layers."""
 
     @property
     def tokens(self) -> int:
@@ -250,14 +252,15 @@ class StepBuilder:
         if not self._rows:
             return None
         media = self._media
-        encode, forget = media.encode, media.forget
+        forget, arrived = media.take_changes()
         step = StepInput(
             *(number, self.new, self._rows),
-            encode=encode,
+            encode=media.encode,
             partly=media.partly,
             forget=forget,
+            arrived=arrived,
             beams=self._beams,
-            sources=self._media.sources.encoding,
+            sources=media.sources.encoding,
         )
         bounded = self.left < inf
         return PlannedStep(
@@ -267,6 +270,7 @@ class StepBuilder:
             guessed=self._guessed,
             proposes=self._proposes,
             counted={},
+            encoded=media.completed,
         )
 
     def _count(self, seq: Sequence, count: int, start: int, *, ends: bool) -> float:

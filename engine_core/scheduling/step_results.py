@@ -66,6 +66,8 @@ class StepResults:
         seconds = self._pace.land(planned, now, output.proposing)
         if self._drafts is not None:
             self._drafts.learn(planned, seconds, output.proposing)
+        if planned.encoded:
+            self._media.landed(planned.encoded)
         outputs: OutputsByClient = {}
         number, rows = planned.step.number, planned.step.seqs
         logprobs = output.logprobs or repeat(None, len(rows))

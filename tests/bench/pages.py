@@ -1,12 +1,13 @@
 """Measures what pages cost: a second query about the same ones, a stream beside many of them, and the start.
 
-    PYTHONPATH=.:tests/support python tests/bench/pages.py rerank [--pages 100]
+    PYTHONPATH=.:tests/support python tests/bench/pages.py rerank [--pages 100] [--restart]
     PYTHONPATH=.:tests/support python tests/bench/pages.py stream [--clients 72] [--seconds 30]
     PYTHONPATH=.:tests/support python tests/bench/pages.py start [--turns 5]
 
 The model has the shape of Qwen3-VL in small, random weights in float32, and about as much work in its tower
 for each page as in its text, as the 2B model has. A page is a JPEG of 1240 x 1754, of which the model reads
-600 embeddings. Each is another file with the same pixels, so that no cache knows it.
+600 embeddings. Each is another file with the same pixels, so that no cache knows it. With `--restart` the
+second query asks a server that was started again, which finds on disk what the first has left there.
 """
 
 from __future__ import annotations
@@ -103,18 +104,32 @@ def rerank(folder: Path, asked: argparse.Namespace) -> None:
     for order in (["query", "document"], ["document", "query"]):
         template = _PAIRS.replace("ROLES", str(order)).replace("SIDE", _SIDE).replace("PART", _PART)
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
-        with closing(serve(folder, "--runner", "pooling", "--hf-overrides", _SCORES)) as server:
-            documents, seconds = [{"content": [pages.part()]} for _ in range(asked.pages)], list[float]()
-            for query in ("What was the profit in 2023?", "Who signed the report?"):
-                started = time.perf_counter()
-                body = {"query": query, "documents": documents}
-                answer = httpx.post(server.url + "/rerank", json=body, timeout=600)
-                seconds.append(time.perf_counter() - started)
-                if answer.status_code != 200:
-                    raise SystemExit(answer.text)
-            encoded, (first, second) = number(server, "facet:media_encoded_total"), seconds
+        flags = ["--runner", "pooling", "--hf-overrides", _SCORES]
+        if asked.restart:
+            flags += ["--kv-cache-dir", str(folder.parent / order[0])]
+        documents, seconds, encoded = (
+            [{"content": [pages.part()]} for _ in range(asked.pages)],
+            list[float](),
+            0.0,
+        )
+        queries = ["What was the profit in 2023?", "Who signed the report?"]
+        for part in [[query] for query in queries] if asked.restart else [queries]:
+            with closing(serve(folder, *flags)) as server:
+                seconds += [ask(server, query, documents) for query in part]
+                encoded += number(server, "facet:media_encoded_total")
+        first, second = seconds
         told = f"{first:.1f} s, then {second:.1f} s: {second / first:.2f}; {encoded:.0f} pages encoded"
         print(f"{order[0]} first: {told}", flush=True)
+
+
+def ask(server: Server, query: str, documents: list[dict[str, Any]]) -> float:
+    """The seconds in which pages are ranked."""
+    started = time.perf_counter()
+    body = {"query": query, "documents": documents}
+    answer = httpx.post(server.url + "/rerank", json=body, timeout=600)
+    if answer.status_code != 200:
+        raise SystemExit(answer.text)
+    return time.perf_counter() - started
 
 
 async def ask_without_pause(client: Client, pages: Pages) -> None:
@@ -175,6 +190,7 @@ def main() -> None:
     parser.add_argument("what", choices=["rerank", "stream", "start"])
     parser.add_argument("--shape", choices=list(_SHAPES), help="small; tiny for a stream")
     parser.add_argument("--pages", type=int, default=100)
+    parser.add_argument("--restart", action="store_true")
     parser.add_argument("--clients", type=int, default=72)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--turns", type=int, default=5)

@@ -120,6 +120,7 @@ def facts(
     kept_embeddings: int = 0,
     whole_media: bool = False,
     most_rows: int = 0,
+    record_embeddings: int = 0,
 ) -> WorkerFacts:
     return WorkerFacts(
         device="fake",
@@ -142,6 +143,7 @@ def facts(
         kept_embeddings=kept_embeddings,
         whole_media=whole_media,
         most_rows=most_rows,
+        record_embeddings=record_embeddings,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fake_cache import FakeCache
+from fake_media import FakeMedia
 from fake_states import FakeStates
 from scheduler_bench import Bench
 
@@ -32,20 +33,30 @@ class ScriptedDisk:
         self.damaged: set[bytes] = set()
         """Names of blocks that are lost when they are read."""
         self.pace = ReadPace()
-        self.cache: FakeCache | FakeStates | None = None
+        self.cache: FakeCache | FakeStates | FakeMedia | None = None
         self.states: ScriptedDisk | None = None
         """The disk of states, if the engine has some."""
+        self.encodings: ScriptedDisk | None = None
+        """The disk of what is made of pictures, if the engine takes some."""
         self._writing: dict[bytes, Entries] = {}
         self._reads: deque[BlockRead] = deque()
         self.read_blocks = 0
 
-    def serve(self, cache: FakeCache | FakeStates, states: FakeStates | None = None) -> None:
+    def serve(
+        self,
+        cache: FakeCache | FakeStates | FakeMedia,
+        states: FakeStates | None = None,
+        media: FakeMedia | None = None,
+    ) -> None:
         """Work for a new engine; what was under way for another one is lost."""
         self.cache, self._writing = cache, {}
         self._reads.clear()
         if states is not None:
             self.states = self.states or ScriptedDisk(most=1)
             self.states.serve(states)
+        if media is not None:
+            self.encodings = self.encodings or ScriptedDisk()
+            self.encodings.serve(media)
 
     def __contains__(self, name: bytes) -> bool:
         return name in self.kept
@@ -65,14 +76,16 @@ class ScriptedDisk:
     def write(self, names: list[bytes], blocks: list[int]) -> None:
         assert self.may_write and len(names) <= self.most
         assert self.cache is not None
-        self._writing = {name: self.cache.block(block) for name, block in zip(names, blocks, strict=True)}
+        found = {name: self.cache.block(block) for name, block in zip(names, blocks, strict=True)}
+        self._writing = {name: entries for name, entries in found.items() if entries is not None}
 
     def finish_write(self, *, lose: bool = False) -> None:
         if not lose:
             self.kept |= self._writing
         self._writing = {}
-        if self.states is not None:
-            self.states.finish_write(lose=lose)
+        for other in (self.states, self.encodings):
+            if other is not None:
+                other.finish_write(lose=lose)
 
     def look(self) -> None: ...
 
@@ -85,9 +98,10 @@ class ScriptedDisk:
         self._reads.append(read)
 
     def read_one(self) -> None:
-        """Read one block of the first read that has one, and one state."""
-        if self.states is not None:
-            self.states.read_one()
+        """Read one block of the first read that has one, and one state, and one record of an encoding."""
+        for other in (self.states, self.encodings):
+            if other is not None:
+                other.read_one()
         while self._reads:
             read = self._reads[0]
             if (index := read.take()) is None:
@@ -117,8 +131,9 @@ class DiskBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scripted.serve(self.worker.cache, self.worker.states)
-        parts = self.scheduler.cache, self.scheduler.waiting, self.scheduler.pace.line
+        media = self.worker.media if self.facts.record_embeddings else None
+        self.scripted.serve(self.worker.cache, self.worker.states, media)
+        parts = self.scheduler.cache, self.scheduler.waiting, self.scheduler.pace.line, self.scheduler.media
         self.scheduler.disk = self.prefixes = DiskPrefixes(self.scripted, *parts)
 
     def add(self, request: Add, client: int = 0, matcher: TokenMatcher | None = None) -> None:

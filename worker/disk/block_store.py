@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from worker.disk.block_files import BlockFile, Bytes, Head, digest_of, padded, read_head, read_record
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead, ReadPace
+from worker.disk.record_memory import RecordMemory
 from worker.protocol import DiskTotals
 
 _AT_ONCE = 16 << 20
@@ -36,22 +37,23 @@ _log = logging.getLogger(__name__)
 
 
 class BlockStore:
-    def __init__(self, folder: BlockFolder, pieces: Sequence[Bytes]) -> None:
-        """`pieces`: for each part of the cache, the bytes of all blocks [blocks, bytes]."""
-        self.block_bytes = sum(piece.shape[1] for piece in pieces)
+    def __init__(self, folder: BlockFolder, memory: RecordMemory) -> None:
+        self.block_bytes = memory.record_bytes
         self.most = max(1, _AT_ONCE // self.block_bytes)
         """The most blocks that are written at once."""
         self.write_seconds = 0.0
         """The seconds that the last write took."""
         self.states: BlockStore | None = None
         """The store of states, if layers of the model keep some behind blocks."""
+        self.encodings: BlockStore | None = None
+        """The store of what a tower made of media items, if the model has one."""
         self.pace = ReadPace()
         self.make_pages: Callable[[int], None] = lambda _: None
         """A function that returns when the first so many blocks of the cache have pages of memory."""
         self.version = 0
         """This changes whenever other names are found."""
         self._folder = folder
-        self._pieces = pieces
+        self._memory: RecordMemory | None = memory
         self._record_bytes = padded(self.block_bytes)
         self._files: dict[str, BlockFile | None] = {}
         """The files that were looked at, by name; None: one that is of no use."""
@@ -80,8 +82,8 @@ class BlockStore:
         """Take a function that calls another one behind all steps that were submitted, and one to call when
         something is done."""
         self._after_steps, self._tell = after_steps, tell
-        if self.states is not None:
-            self.states.begin(after_steps, tell)
+        for each in self._beside:
+            each.begin(after_steps, tell)
 
     def tell_blocks(self, tell: Callable[[object], None]) -> None:
         """Take a function that is called when something is done, or one block has come back."""
@@ -90,14 +92,14 @@ class BlockStore:
     def close(self) -> None:
         """End the threads; one that waits for a disk is left to itself."""
         self._tell = lambda _: None
-        if self.states is not None:
-            self.states.close()
+        for each in self._beside:
+            each.close()
         self._writes.put(None)
         for _ in range(_READERS):
             self._reads.put(None)
         for thread in self._threads:
             thread.join(0.5)
-        self._pieces, self._copies = (), self._copies[:0]  # the cache goes back to the system
+        self._memory, self._copies = None, self._copies[:0]  # the cache goes back to the system
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._index
@@ -111,13 +113,19 @@ class BlockStore:
 
     @property
     def totals(self) -> DiskTotals:
-        """The totals of blocks, and the bytes and failures of states, too."""
-        of_states = DiskTotals(0, 0, 0, 0, 0, 0) if self.states is None else self.states.totals
+        """The totals of blocks, and the bytes and failures of states and encodings, too."""
+        beside = [each.totals for each in self._beside]
         return DiskTotals(
-            *(self._written, self._bytes_written + of_states.bytes_written),
-            *(self._read, self._bytes_read + of_states.bytes_read),
-            *(self._failures + of_states.failures, max(self._folder.used, of_states.held)),
+            *(self._written, self._bytes_written + sum(each.bytes_written for each in beside)),
+            *(self._read, self._bytes_read + sum(each.bytes_read for each in beside)),
+            self._failures + sum(each.failures for each in beside),
+            max([self._folder.used, *(each.held for each in beside)]),
         )
+
+    @property
+    def _beside(self) -> list[BlockStore]:
+        """The stores of other records, which begin and end with this one."""
+        return [each for each in (self.states, self.encodings) if each is not None]
 
     # Writing.
 
@@ -136,15 +144,15 @@ class BlockStore:
         return self._rests.wait(seconds)
 
     def write(self, names: list[bytes], blocks: list[int]) -> None:
-        """Copy these blocks, `most` at most, and have the copies written. Called when it may be."""
-        began = time.monotonic()
-        for copy, block in zip(self._copies, blocks, strict=False):
-            at = 0
-            for piece in self._pieces:
-                copy[at : at + piece.shape[1]] = piece[block]
-                at += piece.shape[1]
+        """Copy these blocks, `most` at most, and have the copies written, but of those that are gone. Called
+        when it may be."""
+        began, copied = time.monotonic(), list[bytes]()
+        if self._memory is not None:
+            for name, block in zip(names, blocks, strict=True):
+                if self._memory.copy(block, self._copies[len(copied)]):
+                    copied.append(name)
         self._rests.clear()
-        self._writes.put(lambda: self._write(names, began))
+        self._writes.put(lambda: self._write(copied, began))
 
     def look(self) -> None:
         """Have files of other engines looked for, unless that was done just now."""
@@ -156,7 +164,7 @@ class BlockStore:
         """Find nothing any more, and remove all files of this identity."""
         self._index.clear()
         self.version += 1
-        if self._pieces:
+        if self._memory is not None:
             self._writes.put(self._remove_all)
         else:  # the threads have ended
             with suppress(OSError):
@@ -177,7 +185,8 @@ class BlockStore:
 
     def _write(self, names: list[bytes], began: float) -> None:
         try:
-            self._write_file(names)
+            if names:
+                self._write_file(names)
         except OSError as error:
             self._cannot_write(error)
         finally:
@@ -275,10 +284,8 @@ class BlockStore:
         return False
 
     def _bring(self, record: Bytes, block: int) -> None:
-        at = 0
-        for piece in self._pieces:
-            piece[block] = record[at : at + piece.shape[1]]
-            at += piece.shape[1]
+        if self._memory is not None:
+            self._memory.bring(block, record)
 
     def _drop(self, file: BlockFile | None) -> None:
         """Find the blocks of a file no more, but those that another file has, too."""

@@ -13,6 +13,7 @@ from worker.config import Place, WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
+from worker.disk.record_memory import BlockPieces, RecordMemory
 from worker.worker_facts import WorkerFacts
 
 _FORMAT = 1
@@ -37,15 +38,23 @@ class RememberedStates(Protocol):
     def remembered(self, first: int) -> Bytes: ...
 
 
+class EncodesMedia(Protocol):
+    """The encodings of media items; None: this worker makes none."""
+
+    @property
+    def encodings(self) -> RecordMemory | None: ...
+
+
 def open_store(
     config: WorkerConfig,
     facts: WorkerFacts,
     memory: BlockMemory,
     states: RememberedStates | None,
+    media: EncodesMedia | None,
 ) -> BlockStore | None:
     """Open the folder that the operator names; None if none is named, or if it cannot be used.
 
-    `states`: the memory of states, if layers have some.
+    `states`: the memory of states, if layers have some; `media`: what encodes media items, if there is such.
     """
     options, place = config.options, config.place
     if options.kv_cache_dir is None:
@@ -60,14 +69,19 @@ def open_store(
     folder = Path(options.kv_cache_dir).expanduser().absolute()
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
 
-    def open_one(kind: str, kept: Sequence[Bytes]) -> BlockStore:
-        return BlockStore(BlockFolder(folder, _identity(facts, kind, kept, place), int(gib * _GIB)), kept)
+    def open_one(kind: str, kept: RecordMemory, sizes: Sequence[int]) -> BlockStore:
+        return BlockStore(BlockFolder(folder, _identity(facts, kind, sizes, place), int(gib * _GIB)), kept)
+
+    def open_blocks(kind: str, kept: Sequence[Bytes]) -> BlockStore:
+        return open_one(kind, BlockPieces(kept), [piece.shape[1] for piece in kept])
 
     try:
-        store = open_one("blocks", pieces)
+        store = open_blocks("blocks", pieces)
         store.make_pages = memory.make_pages
         if states is not None:
-            store.states = open_one("states", [states.remembered(facts.max_num_seqs + 1)])
+            store.states = open_blocks("states", [states.remembered(facts.max_num_seqs + 1)])
+        if media is not None and media.encodings is not None and facts.kept_embeddings:
+            store.encodings = open_one("encodings", media.encodings, [media.encodings.record_bytes])
     except OSError as error:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", folder, error)
         return None
@@ -76,6 +90,9 @@ def open_store(
             "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",
             *(folder, store.totals.held / _GIB, gib, len(store) // len(facts.windows) * facts.block_size),
         )
+        if (kept := store.encodings) is not None:
+            used = len(kept) * kept.block_bytes / _GIB
+            _log.info("prefixes on disk: %.2f GiB are encodings of pictures for this model", used)
     return store
 
 
@@ -92,14 +109,13 @@ def _nothing_to_keep(facts: WorkerFacts) -> str | None:
     return None
 
 
-def _identity(facts: WorkerFacts, kind: str, pieces: Sequence[Bytes], place: Place) -> str:
-    """A name of all that decides the bytes of a block, or a state, beside its tokens: engines with one share
-    files.
+def _identity(facts: WorkerFacts, kind: str, sizes: Sequence[int], place: Place) -> str:
+    """A name of all that decides the bytes of a block, a state or an encoding, beside its tokens or picture:
+    engines with one share files.
 
     The fingerprint covers weights, types, kernels and the order of sums; what is left is our own Python.
     """
-    sizes = [piece.shape[1] for piece in pieces]
-    parts: tuple[object, ...] = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, sizes
+    parts: tuple[object, ...] = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, [*sizes]
     if place.size > 1:
         parts += place.tensor_rank, place.tensor_size, place.context_size, place.stage, place.stages
     digest = hashlib.sha256(repr(parts).encode())

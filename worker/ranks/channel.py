@@ -82,14 +82,15 @@ class RankPrepared(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 DiskTask = Literal["write", "read", "end", "look", "forget"]
+DiskKind = Literal["blocks", "states", "encodings"]
+"""The kinds of records that ranks keep on disk; what is said of blocks here holds for all of them."""
 
 
 class DiskOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """A task for the blocks that the rank keeps on disk, behind all steps that were sent before."""
 
     task: DiskTask
-    of_states: bool = False
-    """Whether it is about states that are remembered, and not about blocks."""
+    kind: DiskKind = "blocks"
     number: int = 0
     """The number of a read, which `end` gives up if it is not done."""
     names: list[bytes] = []
@@ -108,7 +109,7 @@ class DiskNews(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     write_seconds: float
     pause: float
     """The seconds for which nothing shall be written."""
-    of_states: bool = False
+    kind: DiskKind = "blocks"
     found: list[bytes] = []
     """The names of blocks that can be found now, and could not before."""
     lost: list[bytes] = []

@@ -8,18 +8,23 @@ from collections.abc import Callable
 
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
-from worker.ranks.channel import DiskNews, DiskOrder
+from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
 
 
 class RankDisk:
-    """Obeys a rank's orders for blocks and, if its layers have some, for states."""
+    """Obeys a rank's orders for blocks and, if it has some, for states and encodings."""
 
     def __init__(
-        self, store: BlockStore, send: Callable[[DiskNews], None], *, of_states: bool = False
+        self, store: BlockStore, send: Callable[[DiskNews], None], kind: DiskKind = "blocks"
     ) -> None:
         """`send`: a function that tells the engine something, from any thread."""
-        self._store, self._send, self._of_states = store, send, of_states
-        self._states = None if store.states is None else RankDisk(store.states, send, of_states=True)
+        self._store, self._send = store, send
+        self._kind: DiskKind = kind
+        self._beside: dict[DiskKind, RankDisk] = {}
+        if store.states is not None:
+            self._beside["states"] = RankDisk(store.states, send, "states")
+        if store.encodings is not None:
+            self._beside["encodings"] = RankDisk(store.encodings, send, "encodings")
         self._reads: dict[int, tuple[BlockRead, list[bool]]] = {}
         """By their numbers the reads that are not done, and which of their blocks were told of."""
         self._writes = 0
@@ -31,9 +36,9 @@ class RankDisk:
 
     def obey(self, order: DiskOrder) -> None:
         """Do what is ordered, or have threads do it."""
-        if order.of_states != self._of_states:
-            if self._states is not None:
-                self._states.obey(order)
+        if order.kind != self._kind:
+            if (other := self._beside.get(order.kind)) is not None:
+                other.obey(order)
             return
         match order.task:
             case "write":
@@ -74,5 +79,6 @@ class RankDisk:
                 told[at] = True
         return DiskNews(
             *(store.block_bytes, store.most, store.totals, written, store.write_seconds, store.pause),
-            *(self._of_states, found, lost, loaded, done),
+            self._kind,
+            *(found, lost, loaded, done),
         )

@@ -10,18 +10,20 @@ that came back are published like any other, so that all that follows is a prefi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from engine_core.engine_stats import DiskReport
 from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager, Find
+from engine_core.scheduling.cache.disk import Disk
+from engine_core.scheduling.cache.disk_encodings import Arrival, DiskEncodings
+from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_cost import CostLine
-from worker.disk.block_read import BlockRead, ReadPace
+from worker.disk.block_read import BlockRead
 from worker.protocol import DiskTotals
 
 _PART_OF_TIME = 0.02
@@ -32,33 +34,6 @@ _PATIENCE = 1.0
 """The seconds for which blocks are awaited at least, though computing them would take less."""
 _MOST_STORING = 60.0
 """The seconds for which an answer waits until its blocks are written at most."""
-
-
-class Disk(Protocol):
-    """Blocks that are found by name, and threads that write and read them."""
-
-    @property
-    def block_bytes(self) -> int: ...
-    @property
-    def most(self) -> int: ...
-    @property
-    def write_seconds(self) -> float: ...
-    @property
-    def pace(self) -> ReadPace: ...
-    @property
-    def states(self) -> Disk | None: ...
-    def __contains__(self, name: bytes) -> bool: ...
-    @property
-    def may_write(self) -> bool: ...
-    def rest(self, seconds: float) -> bool: ...
-    @property
-    def totals(self) -> DiskTotals: ...
-    def write(self, names: list[bytes], blocks: list[int]) -> None: ...
-    def look(self) -> None: ...
-    def forget_all(self) -> None: ...
-    def read(self, read: BlockRead) -> None: ...
-    def end(self, read: BlockRead, now: float) -> None: ...
-    def wait_for(self, read: BlockRead, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -74,14 +49,18 @@ class _Return:
     """The tokens of the prefix that were in the cache before."""
     state: BlockRead | None = None
     """The read of the state behind the prefix, if that is on disk, too."""
+    items: list[Arrival] = field(default_factory=list[Arrival])
+    """The media items behind the prefix whose encodings are being brought back, too."""
     is_void: bool = False
 
     @property
     def is_done(self) -> bool:
-        return self.read.done.is_set() and (self.state is None or self.state.done.is_set())
+        is_there = self.read.done.is_set() and (self.state is None or self.state.done.is_set())
+        return is_there and all(item.is_done for item in self.items)
 
     def wait(self, disk: Disk, now: float) -> None:
-        for read in (self.read, *([self.state] if self.state else ())):
+        items = [item.read for item in self.items if not item.is_done]
+        for read in (self.read, *([self.state] if self.state else ()), *items):
             disk.wait_for(read, self.until - now)
 
 
@@ -99,7 +78,9 @@ class _Storing:
 
 
 class DiskPrefixes:
-    def __init__(self, disk: Disk, cache: CacheManager, waiting: WaitingQueue, line: CostLine) -> None:
+    def __init__(
+        self, disk: Disk, cache: CacheManager, waiting: WaitingQueue, line: CostLine, media: MediaItems
+    ) -> None:
         self._disk = disk
         self._cache = cache
         self._waiting = waiting
@@ -115,7 +96,9 @@ class DiskPrefixes:
         """When blocks were handed over last."""
         cache.published = self._unwritten
         self._unwritten_states: dict[bytes, None] = {}
-        self._disks = [disk, *([] if disk.states is None else [disk.states])]
+        self._encodings = None if disk.encodings is None else DiskEncodings(disk.encodings, media, line)
+        others = (disk.states, disk.encodings)
+        self._disks = [disk, *[other for other in others if other is not None]]
         if cache.states is not None:
             cache.states.published = self._unwritten_states
 
@@ -135,38 +118,53 @@ class DiskPrefixes:
         return min([*(each.until for each in self._returns), *held], default=None)
 
     def fetch(self, seq: Sequence, now: float) -> bool:
-        """Have blocks brought back for a waiting sequence, once -> whether it waits for them now."""
+        """Have blocks and encodings brought back for a waiting sequence, once -> whether it waits for them
+        now."""
         if seq.was_fetched:
             return False
         seq.was_fetched = True
         for disk in self._disks:
             disk.look()
+        found, end = self._fetch_blocks(seq, now)
+        if self._encodings is not None and seq.request.media:
+            items, computing = self._encodings.fetch(seq, end)
+            if items:
+                found = found or _Return(seq, BlockRead((), ()), [], now, end)
+                found.items, found.until = items, max(found.until, now + max(_PATIENCE, computing))
+        if found is None:
+            return False
+        self._waiting.remove(seq)
+        seq.is_fetching = True
+        self._returns.append(found)
+        return True
+
+    def _fetch_blocks(self, seq: Sequence, now: float) -> tuple[_Return | None, int]:
+        """Have blocks read for a sequence, if that is of use -> and the tokens of its prefix that are cached
+        then."""
         count, prefix = self._cache.prefix_with(seq, self._disk, self._disk.states or ())
         names = [name for name, block in prefix if block is None]
         held = [block for _, block in prefix if block is not None]
         state = self._missing_state(seq, count)
+        start = self._cache.cached_tokens(seq)
         if not (names or state) or not self._cache.fits(seq):
-            return False
+            return None, start
         pool = self._cache.pool
         if len(names) + sum(not pool.users(block) for block in held) > pool.free:
-            return False
-        start = self._cache.cached_tokens(seq)
+            return None, start
         computing, reading = self._computing(start, count), self._disk.pace.expected(len(names))
         if state is not None and self._disk.states is not None:
             reading += self._disk.states.pace.expected(1)
         if reading > computing:
             self._disk.pace.doubt()
-            return False
+            return None, start
         pool.share(held)
         taken = pool.take(len(names))
         read, rest = BlockRead(names, taken), iter(taken)
         blocks = [next(rest) if block is None else block for _, block in prefix]
-        self._waiting.remove(seq)
-        seq.is_fetching = True
         behind = self._read_state(state)
-        self._returns.append(_Return(seq, read, blocks, now + max(_PATIENCE, computing), start, behind))
         self._disk.read(read)
-        return True
+        found = _Return(seq, read, blocks, now + max(_PATIENCE, computing), start, behind)
+        return found, count * self._cache.block_size
 
     def _missing_state(self, seq: Sequence, blocks: int) -> bytes | None:
         """The name of the state behind so many blocks of a prefix, if it is on disk only."""
@@ -199,7 +197,10 @@ class DiskPrefixes:
         """Publish blocks that are back, and let sequences go on whose reads are done, or take too long."""
         for each in [each for each in self._returns if each.is_done or now >= each.until]:
             self._returns.remove(each)
-            self._disk.end(each.read, now)
+            if each.read.names:
+                self._disk.end(each.read, now)
+            for item in each.items:
+                item.end(now)
             if each.state is not None:
                 self._land_state(each.state, now, is_void=each.is_void)
             for name, block, loaded in zip(each.read.names, each.read.blocks, each.read.loaded, strict=True):
@@ -222,17 +223,24 @@ class DiskPrefixes:
             self._rest(_PATIENCE)
 
     def write(self, now: float, *, idle: bool) -> bool:
-        """Have some published blocks written, or else states, if it is time -> whether there were any."""
+        """Have some encodings written, or else published blocks, or else states, if it is time -> whether any
+        were."""
         for queue in (self._unwritten, self._unwritten_states):
             while len(queue) > 2 * self._cache.pool.count:  # the disk does not keep up
                 del queue[next(iter(queue))]
-        if not (self._unwritten or self._urgent or self._unwritten_states):
+        encoded = {} if self._encodings is None else self._encodings.unwritten
+        if not (self._unwritten or self._urgent or self._unwritten_states or encoded):
             return False
         due = self._written + max(disk.write_seconds for disk in self._disks) / _PART_OF_TIME
         if not (idle or self._urgent) and now < due:
             return False
         queues, states = (self._urgent, self._unwritten), self._cache.states
-        wrote = self._write_to(self._disk, queues, self._cache.pool.find, idle=idle)
+        wrote = False
+        if (
+            self._encodings is not None and not self._urgent
+        ):  # a page took longer than its blocks, in fewer bytes
+            wrote = self._write_to(self._encodings.disk, [encoded], self._encodings.find, idle=idle)
+        wrote = wrote or self._write_to(self._disk, queues, self._cache.pool.find, idle=idle)
         if not wrote and states is not None and self._disk.states is not None:
             wrote = self._write_to(self._disk.states, [self._unwritten_states], states.find, idle=idle)
         if wrote:
@@ -309,5 +317,7 @@ class DiskPrefixes:
         self._unwritten_states.clear()
         for each in self._returns:
             each.is_void, each.until = True, 0.0
+        if self._encodings is not None:
+            self._encodings.forget()
         for disk in self._disks:
             disk.forget_all()

@@ -19,6 +19,7 @@ from engine_core.ranks.ranks_disk import RanksDisk
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
+from worker.disk.record_memory import BlockPieces
 from worker.protocol import Sampling
 from worker.ranks.channel import DiskNews, DiskOrder
 from worker.ranks.rank_disk import RankDisk
@@ -34,7 +35,7 @@ class Served:
         made = np.random.default_rng(seed)
         self.memories = [made.integers(0, 256, (BLOCKS, 5000 + rank), np.uint8) for rank in range(RANKS)]
         self.stores = [
-            BlockStore(BlockFolder(folder, f"rank{rank}", 1 << 30), [memory])
+            BlockStore(BlockFolder(folder, f"rank{rank}", 1 << 30), BlockPieces([memory]))
             for rank, memory in enumerate(self.memories)
         ]
         self.told: SimpleQueue[tuple[int, DiskNews]] = SimpleQueue()
@@ -142,7 +143,7 @@ def test_a_read_that_is_given_up_brings_nothing_more(open_ranks: Callable[[int],
 def test_ranks_that_differ_keep_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = RanksDisk(lambda _: None, lambda _: None, RANKS)
     assert disk.opened() is None and not caplog.text, "nobody has asked for it"
-    store = BlockStore(BlockFolder(tmp_path, "one", 1 << 30), [np.zeros((BLOCKS, 64), np.uint8)])
+    store = BlockStore(BlockFolder(tmp_path, "one", 1 << 30), BlockPieces([np.zeros((BLOCKS, 64), np.uint8)]))
     RankDisk(store, lambda news: disk.hear(0, news))
     assert disk.opened() is None and "some ranks have nothing to keep" in caplog.text
     store.close()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from fake_media import picture, seen_tokens
-from fake_worker import FakeWorker, Landed, facts, reference, vectors_of
+from fake_worker import Landed, facts, reference, vectors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.prompt_media import Media
-from engine_core.protocol import Add, CacheMiss, Failed, Tokens
+from engine_core.protocol import Add, CacheMiss, Failed
 from engine_core.scheduling import media
-from engine_core.scheduling.step_builder import PlannedStep
 from worker.buffers import Buffer
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
@@ -30,7 +28,7 @@ def asks(id: int, *hashes: bytes, length: int = 4, text: int = 1, **changes: obj
     """A request with pictures, a token of text before each of them, and some at the end."""
     items = tuple(picture(each, 1 + at * (length + 1), length) for at, each in enumerate(hashes))
     tokens = [7] * (len(hashes) * (length + 1)) + [9] * text
-    return add(id, tokens, media=items, **changes)
+    return add(id, tokens, media=items, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def bench(
@@ -242,7 +240,7 @@ def test_bytes_are_freed_when_their_requests_end() -> None:
         pixels = memoryview(bytes([id] * 3))
         alive.append(weakref.ref(pixels))
         made.add(replace(asks(id), media=(picture(b"%d" % id, 0, 1, pixels=pixels),)))
-    del pixels
+        del pixels
     gc.disable()  # nothing here waits for the search for garbage
     try:
         made.abort((0, 2))
@@ -322,79 +320,3 @@ def test_texts_computed_whole_have_all_their_items_in_one_step() -> None:
 def as_text(request: Add) -> Add:
     """The same prompt, to be pooled."""
     return pool(request.id, request.tokens, media=request.media)
-
-
-class FaultyWorker(FakeWorker):
-    """Fails some steps after it has forgotten and encoded what they say, or half of it."""
-
-    chance: random.Random
-
-    def launch(self, step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
-        try:
-            if (step.fresh or not self.failed) and self.chance.random() < 0.06:
-                if self.chance.random() < 0.5:
-                    self.media.follow(replace(step, seqs=[]), {})
-                raise RuntimeError("this step fails by chance")
-            return super().launch(step, following)
-        except Exception as error:
-            self.failed = True
-            return Landed(error)
-
-
-class FaultyBench(Bench):
-    failing = False
-
-    def step(self) -> bool:
-        self.now += 1
-        waits = self.failing and self.in_flight
-        may_plan = not waits and self.scheduler.may_plan(len(self.in_flight))
-        plan = self.scheduler.schedule(self.now) if may_plan else None
-        if plan is not None:
-            step = replace(plan.step, fresh=self.failing)
-            self.failing = False
-            self.in_flight.append((plan, self.worker.launch(step)))
-        elif self.in_flight:
-            self._land(*self.in_flight.popleft())
-        return bool(plan or self.scheduler.live or self.in_flight)
-
-    def _land(self, plan: PlannedStep, landed: Landed) -> None:
-        results = self.scheduler.results
-        if isinstance(landed.output, Exception):
-            assert "chance" in str(landed.output) or self.failing, landed.output
-            behind, self.failing = self.failing, True
-            self.collect(results.land_failed(plan, self.now, short_of_memory=False, behind=behind))
-        else:
-            self.collect(results.land(plan, landed.output, self.now))
-
-
-def test_after_failed_steps_items_are_encoded_again() -> None:
-    seen = Counter()
-    for seed in range(150):
-        rnd = random.Random(seed)
-        limits = facts(
-            most_embeddings=rnd.choice([4, 9, 40]),
-            kept_embeddings=rnd.choice([0, 0, 5]),
-            max_num_batched_tokens=rnd.choice([8, 64]),
-            num_blocks=20,
-        )
-        limits = replace(limits, tower_layers=rnd.choice([0, 1, 3, 9]))
-        gap = rnd.choice([None, 0.5])
-        made = FaultyBench(config(steps_ahead=rnd.choice([0, 1, 2]), max_token_gap_ms=gap), limits)
-        made.worker = FaultyWorker(limits)
-        made.worker.chance = rnd
-        reads = rnd.random() < 0.5
-        todo = deque(
-            asks(id, *rnd.choices((CAT, DOG, OWL), k=rnd.randint(0, 3)), streams=reads) for id in range(10)
-        )
-        requests = list(todo)
-        while todo or made.scheduler.live or made.in_flight:
-            if todo and rnd.random() < 0.5:
-                made.add(todo.popleft())
-            made.step()
-            assert made.now < 3000, f"no end with seed {seed}"
-        for request in requests:
-            last = made.outputs[0, request.id][-1]
-            seen[type(last)] += 1
-            assert not isinstance(last, Tokens) or right(made, request), f"seed {seed}"
-        seen["encoded"] += made.scheduler.media.encoded
-    assert seen[Tokens] > 1000 and seen[Failed] > 20 and seen["encoded"] > 800, seen

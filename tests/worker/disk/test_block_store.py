@@ -19,6 +19,7 @@ from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
+from worker.disk.record_memory import BlockPieces
 
 BLOCKS, SIZES = 40, (700, 5000, 64)
 GENEROUS = 1 << 30
@@ -37,7 +38,7 @@ def name_of(block: int) -> bytes:
 def open_store(
     folder: Path, pieces: list[Bytes], identity: str = "one", budget: int = GENEROUS
 ) -> BlockStore:
-    return BlockStore(BlockFolder(folder, identity, budget), pieces)
+    return BlockStore(BlockFolder(folder, identity, budget), BlockPieces(pieces))
 
 
 def write(store: BlockStore, blocks: list[int]) -> None:
@@ -196,14 +197,14 @@ def test_damaged_files_give_no_wrong_block(part: int, tmp_path: Path) -> None:
     store = open_store(tmp_path, right)
     store.most = 1
     write(store, list(range(BLOCKS)) + list(range(BLOCKS, BLOCKS)))
-    early = open_store(tmp_path, memory(2))
+    early_memory = memory(2)
+    early = open_store(tmp_path, early_memory)
     for path in files(tmp_path):
         damage(rnd, path)
     late_memory = memory(1)
     late = open_store(tmp_path, late_memory)
-    early_memory = early._pieces  # pyright: ignore[reportPrivateUsage]
     lost = 0
-    for reader, found in ((late, late_memory), (early, list(early_memory))):
+    for reader, found in ((late, late_memory), (early, early_memory)):
         for block in range(BLOCKS):
             [loaded] = read(reader, [block])
             wrong += loaded and not same(found, right, block)
@@ -250,7 +251,7 @@ def test_a_process_that_is_killed_anywhere_leaves_whole_files_or_none(
                 record[0, : sum(SIZES)] = np.concatenate([piece[block] for piece in right])
                 digest = block_files.digest_of(name_of(block), record[0])
                 head = block_files.Head("one", record.shape[1], [name_of(block)], [digest])
-                folder.write([head.encode(), memoryview(record).cast("B")])
+                folder.write([head.encode(), record.data.cast("B")])
         except Killed:
             pass
     found = memory(1)

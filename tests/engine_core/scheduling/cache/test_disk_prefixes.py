@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from fake_media import seen_tokens
 from fake_worker import facts, reference, vectors_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_bench import random_media
 from scheduler_bench import add, config, pool
 from scripted_disk import DiskBench, ScriptedDisk
 
 from engine_core.engine_stats import DiskReport
-from engine_core.protocol import Pooled, Tokens
+from engine_core.protocol import Add, Pooled, Tokens
 from worker.protocol import Pooling
 
 TOKENS = [1 + number * number % 47 for number in range(60)]
@@ -187,17 +189,14 @@ def test_random_requests_with_a_disk_that_loses_what_it_likes(
         windows=windows,
         tasks=tasks,
         remembered_states=states,
+        most_embeddings=6,
+        kept_embeddings=rnd.choice([0, 6, 20]),
+        record_embeddings=2,
     )
     chosen = config(max_token_gap_ms=0, scheduling_policy=rnd.choice(["fcfs", "priority"]))
     for _ in range(3):
         served = DiskBench(chosen, limits, depth=rnd.choice([0, 1]), scripted=disk)
-        requests = {}
-        for id in range(8):
-            tokens = TOKENS[: rnd.randrange(1, 30)] + [rnd.randrange(1, 4) for _ in range(rnd.randrange(3))]
-            pools = rnd.random() < 0.3 and "token_embed" in tasks
-            pins = rnd.random() < 0.3
-            made = pool(id, tokens, "token_embed", pins=pins) if pools else add(id, tokens, pins=pins)
-            requests[id] = made
+        requests = {id: random_request(rnd, id, tasks) for id in range(8)}
         todo = list(requests.values())
         ended: set[int] = set()
         for _ in range(rnd.choice([30, 2000])):
@@ -214,9 +213,21 @@ def test_random_requests_with_a_disk_that_loses_what_it_likes(
                 continue
             if isinstance(request.params, Pooling):
                 [only] = outputs
-                assert isinstance(only, Pooled) and only.vectors == vectors_of(request.tokens, request.params)
+                assert isinstance(only, Pooled) and only.vectors == vectors_of(
+                    seen_tokens(request), request.params
+                )
                 continue
-            assert served.text(id) == reference(request.tokens, 4)
+            assert served.text(id) == reference(seen_tokens(request), 4)
+
+
+def random_request(rnd: random.Random, id: int, tasks: tuple[str, ...]) -> Add:
+    """A request, which may have pictures and be pooled if tokens can be."""
+    tokens = TOKENS[: rnd.randrange(1, 30)] + [rnd.randrange(1, 4) for _ in range(rnd.randrange(3))]
+    pools, pins = "token_embed" in tasks, rnd.random() < 0.3
+    media = random_media(rnd, tokens) if pools else ()
+    if pools and rnd.random() < 0.3:
+        return pool(id, tokens, "token_embed", pins=pins, media=media)
+    return add(id, tokens, pins=pins, media=media)
 
 
 def act(rnd: random.Random, served: DiskBench, ended: set[int]) -> None:
@@ -232,8 +243,9 @@ def act(rnd: random.Random, served: DiskBench, ended: set[int]) -> None:
     if rnd.random() < 0.1 and disk.kept:
         name = rnd.choice(sorted(disk.kept))
         disk.damaged.add(name) if rnd.random() < 0.5 else disk.kept.pop(name)
-    if rnd.random() < 0.1 and disk.states is not None and disk.states.kept:
-        disk.states.kept.pop(rnd.choice(sorted(disk.states.kept)))
+    for other in (disk.states, disk.encodings):
+        if rnd.random() < 0.1 and other is not None and other.kept:
+            other.kept.pop(rnd.choice(sorted(other.kept)))
     if live and rnd.random() < 0.03:
         key = rnd.choice(live)
         ended.add(key[1])
