@@ -100,6 +100,10 @@ class ServedAdapters:
             raise self.unknown(name)
         return None
 
+    async def frontend_of(self, name: str) -> Frontend:
+        """The frontend for a request that names an adapter. Raises ApiError if there is none."""
+        return self.chosen(name) or await self.look_for(name)
+
     async def look_for(self, name: str) -> Frontend:
         """The frontend for a request whose adapter nobody has loaded. Raises ApiError if it cannot be."""
         assert self._resolver is not None

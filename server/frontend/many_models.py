@@ -39,6 +39,14 @@ class MediaLimit(NamedTuple):
     """The most bytes of all media of a request."""
 
 
+class Named(NamedTuple):
+    """What a name means."""
+
+    state: ModelState
+    adapter: str = ""
+    """The adapter of that model that is meant, if one is."""
+
+
 class ManyModels:
     """The models of one server. Requests are given to the frontend of one of them."""
 
@@ -91,21 +99,30 @@ class ManyModels:
         return [(name, state) for state in allowed for name in self.names_of(state)]
 
     def find(self, name: str | None, caller: Caller | None = None) -> ModelState:
-        """The model of a name, or the first if none is given, among those that a client may use.
+        """The model of a name, which an adapter of it may have. Raises NotFound."""
+        return self.find_named(name, caller).state
 
-        Raises NotFound, which says what there is.
-        """
+    def find_named(self, name: str | None, caller: Caller | None = None) -> Named:
+        """The model and the adapter of a name, or the first model if none is given, among those that a client
+        may use. Raises NotFound, which says what there is."""
         names = dict(self.named(caller))
         if (not name or name in ANY_MODEL) and names:
-            return next(iter(names.values()))
+            return Named(next(iter(names.values())))
         name = name or ""
         found = names.get(name) or names.get(name.removesuffix(TAG))
         if found is None:
             found = next((one for one in names.values() if one.entry.config.engine.model == name), None)
-        if found is None:
-            known = ", ".join(names) or "none that your key is for"
-            raise NotFound(f"The model `{name[:200]}` does not exist. This server has: {known}", "model")
-        return found
+        if found is not None:
+            return Named(found)
+        states = list(dict.fromkeys(names.values()))
+        adapters = {own: state for state in states for own in state.entry.adapters}
+        if (own := next((each for each in (name, name.removesuffix(TAG)) if each in adapters), "")) != "":
+            return Named(adapters[own], own)
+        base, _, own = name.rpartition(":")
+        if own and (state := names.get(base)) is not None and state.entry.takes_adapters:
+            return Named(state, own)
+        known = ", ".join((*names, *adapters)) or "none that your key is for"
+        raise NotFound(f"The model `{name[:200]}` does not exist. This server has: {known}", "model")
 
     def use(self, entries: Sequence[ModelEntry]) -> None:
         """Serve these models from now on. Requests of others are answered to their end."""
@@ -128,8 +145,8 @@ class ManyModels:
 
     def move(self, alias: str, state: ModelState) -> None:
         """Have a name mean another model from now on. Requests that it has brought go on where they are."""
-        if any(alias == one.entry.name for one in self.states):
-            raise BadRequest(f"`{alias}` is the name of a model, and no alias.", "alias")
+        if any(alias in (one.entry.name, *one.entry.adapters) for one in self.states):
+            raise BadRequest(f"`{alias}` is the name of a model or of an adapter, and no alias.", "alias")
         self._names[alias] = state
 
     def _add(self, entry: ModelEntry) -> ModelState:

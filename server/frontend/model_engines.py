@@ -16,9 +16,11 @@ from engine_core.client.client import EngineClient
 from engine_core.config import Address
 from engine_core.startup import find_checkpoint, make_worker_config
 from models.config import ModelConfig, read_config
+from models.lora_config import TENSORS_FILE
 from models.pooling.entity_files import ARCHITECTURE as GLINER
 from server.access.keyring import Access
 from server.errors import ApiError, Unavailable
+from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
@@ -31,6 +33,8 @@ from worker.options import WorkerOptions
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
 """Files with weights; a checkpoint is read from the first kind that it has."""
+_LAID_OUT = 1.3
+"""What an adapter takes for each byte of its file."""
 _SMALLER = {"int8": 0.6, "int8-dynamic": 0.6, "int4": 0.4}
 """What is left of weights of 16 bits that are quantized when they are loaded."""
 _MOST_SEQUENCES = 1024
@@ -107,6 +111,9 @@ class ModelEngines:
         frontend = Frontend(config, state.client, state.metrics, self._access)
         try:
             await frontend.start()
+            if state.entry.takes_adapters:
+                frontend.adapters = ServedAdapters(frontend)
+                await frontend.adapters.start()
         except (ValueError, OSError, ApiError) as error:
             await self.unload(slot, frontend)
             raise _cannot_load(state, str(error)) from error
@@ -187,7 +194,8 @@ class ModelEngines:
             (runner.convert == "classify", "classify"),
         )
         state.tasks = (next((task for is_it, task in kinds if is_it), "embed"),)
-        weights, replicas = _weight_bytes(folder, model, config), config.replicas.size
+        weights = _weight_bytes(folder, model, config) + _adapter_bytes(config)
+        replicas = config.replicas.size
         filled = _cached_bytes(model, config.engine.worker) * state.max_len if generates else 0
         return self._memory.estimate(weights, config.engine, replicas=replicas, filled=filled)
 
@@ -217,6 +225,12 @@ def _cached_bytes(model: ModelConfig, asked: WorkerOptions) -> int:
     dtype = model.dtype if asked.dtype == "auto" else asked.dtype
     each = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (4 if dtype == "float32" else 2)
     return each * (asked.max_num_seqs or _MOST_SEQUENCES)
+
+
+def _adapter_bytes(config: ServerConfig) -> int:
+    """The bytes of the adapters that are loaded with a model, as far as they are on this machine."""
+    files = [Path(each.path).expanduser() / TENSORS_FILE for each in config.adapters.modules]
+    return math.ceil(_LAID_OUT * sum(path.stat().st_size for path in files if path.is_file()))
 
 
 def _is_local(config: ServerConfig) -> bool:

@@ -120,13 +120,13 @@ class EngineNumbers(Collector):
         told = {number: stats.adapters for number, stats in stats_of.items() if stats.adapters is not None}
         if not told:
             return
-        names = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+        names = ["model_name", "max_lora", "waiting_lora_adapters", "running_lora_adapters"]
         info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of live requests.", labels=names)
         waiting, running = (
             ",".join(sorted({name for one in lists for name in one}))
             for lists in ([one.waiting for one in told.values()], [one.running for one in told.values()])
         )
-        info.add_metric([str(self._max_loras), waiting, running], time.time())
+        info.add_metric([self._model, str(self._max_loras), waiting, running], time.time())
         held = GaugeMetricFamily("facet:lora_resident", "Adapters that workers hold.", labels=LABELS)
         loads = HistogramMetricFamily("facet:lora_load_seconds", "Seconds to load one.", labels=LABELS)
         for number, one in told.items():

@@ -57,7 +57,7 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def modules(self) -> list[AdapterModule]:
         """The adapters to load at the start. Raises ValueError if what names them is wrong."""
-        return [_read_module(given) for given in self.lora_modules]
+        return [read_module(given) for given in self.lora_modules]
 
     def check(self, model_names: tuple[str, ...]) -> None:
         """Raises ValueError if an adapter cannot have its name, or may be looked for nowhere."""
@@ -84,7 +84,7 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-def _read_module(given: object) -> AdapterModule:
+def read_module(given: object) -> AdapterModule:
     if isinstance(given, str) and not given.lstrip().startswith("{"):
         name, equals, path = given.partition("=")
         if not equals or not name.strip() or not path.strip():

@@ -9,20 +9,21 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from engine_core.config import WORKERS
+from server.options.adapter_options import read_module
 from server.options.media_options import MEDIA
 from server.options.option_sources import read_fields
 from server.options.option_table import Option, OptionError, VllmFlag
 from server.options.server_config import ANSWERS, TEXT, ServerConfig
 from worker.host.machine import hides_cards
 from worker.host.nvidia import cards_here, cuda_of_torch, why_unusable
-from worker.options import MEMORY, MODEL, SCHEDULER
+from worker.options import ADAPTERS, MEMORY, MODEL, SCHEDULER
 
-_GROUPS = (MODEL, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS)
+_GROUPS = (MODEL, ADAPTERS, MEMORY, WORKERS, SCHEDULER, TEXT, MEDIA, ANSWERS)
 """Groups of options that a model may have for itself. Others are those of the whole server."""
 _OF_SERVER = ("models", "memory", "served_model_name", "enable_sleep_mode", "device")
 
@@ -39,6 +40,15 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     """Whether it is loaded at the start and stays."""
     config: ServerConfig
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that are loaded with it."""
+        return [module.name for module in self.config.adapters.modules]
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.config.engine.worker.lora.enable_lora
 
 
 class GivenModel(msgspec.Struct, frozen=True):
@@ -90,8 +100,26 @@ def read_models(
         beside = path.parent / str(values["model"])
         if beside.exists():
             values["model"] = str(beside)
+        _find_adapters_beside(values, path.parent, where)
         found.append(msgspec.structs.replace(own, values=values))
     return found
+
+
+def _find_adapters_beside(values: dict[str, object], folder: Path, where: str) -> None:
+    """Have paths of adapters mean those beside the file, where there are some."""
+    try:
+        modules = [read_module(each) for each in cast("list[object]", values.get("lora_modules", []))]
+    except ValueError as error:
+        raise OptionError(f"{where}: {error}") from error
+    if modules:
+        found = (msgspec.structs.replace(each, path=_beside(folder, each.path)) for each in modules)
+        values["lora_modules"] = [msgspec.to_builtins(each) for each in found]
+    if folders := cast("list[str]", values.get("lora_dir", [])):
+        values["lora_dir"] = [_beside(folder, each) for each in folders]
+
+
+def _beside(folder: Path, path: str) -> str:
+    return str(folder / path) if (folder / path).is_dir() else path
 
 
 def _take(table: dict[str, Any], where: str) -> GivenModel:
@@ -128,7 +156,7 @@ def check_models(entries: Sequence[ModelEntry]) -> None:
     """Raises OptionError if the models cannot be served together."""
     known: dict[str, ModelEntry] = {}
     for entry in entries:
-        for name in (entry.name, *entry.aliases):
+        for name in (entry.name, *entry.aliases, *entry.adapters):
             if (other := known.setdefault(name, entry)) is not entry:
                 raise OptionError(
                     f"{other.config.engine.model} and {entry.config.engine.model} would both be called "
@@ -139,6 +167,7 @@ def check_models(entries: Sequence[ModelEntry]) -> None:
 
 def _check_model(entry: ModelEntry) -> None:
     config, engine = entry.config, entry.config.engine
+    orders = config.adapters.allow_runtime_lora and entry.takes_adapters
     if engine.model.startswith(("/", "./", "../", "~")) and not Path(engine.model).expanduser().exists():
         raise OptionError(f"there is no {engine.model}")  # else it would be missed when it is asked for
     alone = {
@@ -150,6 +179,7 @@ def _check_model(entry: ModelEntry) -> None:
         "--enable-elastic-ep": config.enable_elastic_ep,
         "--api-server-count": config.api_server_count > 1,
         "--enable-sleep-mode": engine.enable_sleep_mode,
+        "--allow-runtime-lora": orders,
         "--server-dev-mode": config.server_dev_mode,
         "--profiler-config": bool(engine.worker.profiler_config),
         "--io-processor-plugin": config.plugins.io_processor_plugin is not None,

@@ -128,6 +128,8 @@ class Given(NamedTuple):
 
         Raises OptionError if any of them cannot be served.
         """
+        if self.values.get("lora_modules"):
+            raise OptionError("--lora-modules are those of one model: give them in a file of --models")
         if self.values.get("served_model_name"):
             raise OptionError("--served-model-name is for one model: give names in a file of --models")
         file, ignored = self.values.get("models"), list[VllmFlag]()
@@ -139,8 +141,6 @@ class Given(NamedTuple):
         for model in given:
             name = model.name or shown_name(str(model.values["model"]))
             config = _build({**self.values, **model.values, "served_model_name": [name]})
-            if config.engine.worker.lora.enable_lora:
-                raise OptionError("adapters are for a server of one model: leave out the others, or adapters")
             found.append(ModelEntry(name=name, config=config, aliases=model.aliases, pinned=model.pinned))
         check_models(found)
         return numbered(found, known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
-from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, TooLate, error_body
-from server.frontend.many_models import ManyModels
-from server.frontend.model_engines import ModelState
+from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, NotFound, TooLate, error_body
+from server.frontend.frontend import Frontend
+from server.frontend.many_models import ManyModels, Named
 from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
@@ -81,7 +81,10 @@ class ModelChoice:
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
         asked = read_asked(raw)
         caller: Caller | None = scope.get("caller")
-        state = self._find(scope, asked, caller)
+        named = self._find(scope, asked, caller)
+        state = named.state
+        if recorded and named.adapter:
+            raise NotFound(f"`{named.adapter}` is an adapter, and those answer no recordings.", "model")
         if caller is not None:
             scope["caller"] = caller.for_model(self._models.names_of(state))
         from_outside = scope["server"] is not None  # calls of this server's own want the status of an error
@@ -90,7 +93,7 @@ class ModelChoice:
         BODY_MEMORY.taken += held
         async with AsyncExitStack() as stack:
             try:
-                waits = self._wait(scope, receive, stack, state, answer)
+                waits = self._wait(scope, receive, stack, named, answer)
                 await (waits if recorded else while_connected(receive, waits))
             except ApiError as error:
                 if not answer.has_begun:
@@ -100,23 +103,24 @@ class ModelChoice:
                 BODY_MEMORY.give_back(held)
             await self._app(scope, receive if recorded else with_body(raw, receive), answer.send)
 
-    def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> ModelState:
+    def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> Named:
         named = name_asked(scope, asked)
         if (
             named is None and asked is None and scope["method"] != "GET"
         ):  # it is refused, by whichever is there
-            loaded = (state for _, state in self._models.named(caller) if state.slot.served is not None)
-            return next(loaded, None) or self._models.find(None, caller)
-        return self._models.find(named, caller)
+            loaded = (Named(one) for _, one in self._models.named(caller) if one.slot.served is not None)
+            return next(loaded, None) or self._models.find_named(None, caller)
+        return self._models.find_named(named, caller)
 
     async def _wait(
-        self, scope: Scope, receive: Receive, stack: AsyncExitStack, state: ModelState, answer: _Answer
+        self, scope: Scope, receive: Receive, stack: AsyncExitStack, named: Named, answer: _Answer
     ) -> None:
-        """Enter a model when it is loaded."""
+        """Enter a model when it is loaded, and its adapter is found."""
+        state = named.state
         until = latest_begin(scope, receive, self._models.config.access, scope["arrived"])
         own = scope["server"] is None  # a line of a batch, or a response in the background
         using = self._models.using(state, background=own)
-        entering = asyncio.ensure_future(stack.enter_async_context(using))
+        entering = asyncio.ensure_future(_enter(stack, using, named.adapter))
         patience = OPEN_AFTER
         try:
             while not entering.done():
@@ -131,6 +135,13 @@ class ModelChoice:
         finally:
             entering.cancel()
             await asyncio.wait([entering])
+
+
+async def _enter(
+    stack: AsyncExitStack, using: AbstractAsyncContextManager[Frontend], adapter: str
+) -> Frontend:
+    frontend = await stack.enter_async_context(using)
+    return await frontend.adapters.frontend_of(adapter) if adapter else frontend
 
 
 class _Answer:

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine_core.adapters.messages import AdapterState
 from server.access.client_identity import caller_of
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
-from server.errors import BadRequest, Forbidden, Unavailable
+from server.errors import BadRequest, Forbidden, NotFound, Unavailable
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
-from server.frontend.many_models import ManyModels
+from server.frontend.many_models import ManyModels, Named
 from server.frontend.model_engines import ModelState
 from server.http.endpoint import Endpoint
 from server.http.sse import json_response
@@ -103,7 +103,10 @@ async def list_models(request: Request) -> Response:
     server = server_of(request)
     if isinstance(server, ManyModels):
         named = server.named(caller_of(request))
-        return json_response(ModelList([_card_of_several(name, state) for name, state in named]))
+        cards = [_card_of_several(name, state) for name, state in named]
+        for state in dict.fromkeys(state for _, state in named):
+            cards += [_adapter_of_several(name, Named(state, own)) for name, own in _adapter_names(state)]
+        return json_response(ModelList(cards))
     cards = [_card(name, server) for name in server.facts.model_names]
     if server.adapters is not None:
         cards += [_card_of_adapter(server.adapters, state) for state in server.adapters.states]
@@ -115,7 +118,10 @@ async def retrieve_model(name: str, request: Request) -> Response:
     """Show one model; its name may contain slashes."""
     server = server_of(request)
     if isinstance(server, ManyModels):
-        return json_response(_card_of_several(name, server.find(name, caller_of(request))))
+        named = server.find_named(name, caller_of(request))
+        if named.adapter:
+            return json_response(_adapter_of_several(name, named))
+        return json_response(_card_of_several(name, named.state))
     if server.adapters is not None and (state := server.adapters.find(name)) is not None:
         return json_response(_card_of_adapter(server.adapters, state))
     server.check_model(name)
@@ -208,6 +214,28 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
         media=None if taken is None else CardMedia(*taken),
         permission=[_permission(name, created)],
     )
+
+
+def _adapter_names(state: ModelState) -> list[tuple[str, str]]:
+    """The names by which requests reach the adapters of one of several models, and their own names."""
+    served, given = state.slot.served, state.entry.adapters
+    loaded = [] if served is None or served.adapters is None else served.adapters.states
+    others = [each.adapter.name for each in loaded if each.adapter.name not in given]
+    return [(name, name) for name in given] + [(f"{state.entry.name}:{name}", name) for name in others]
+
+
+def _adapter_of_several(name: str, named: Named) -> ModelCard:
+    state, own = named
+    served = state.slot.served
+    adapters: ServedAdapters | None = None if served is None else served.adapters
+    found = None if adapters is None else adapters.find(own)
+    if found is None and own not in state.entry.adapters:
+        raise NotFound(f"The model `{name[:200]}` is not loaded.", "model")
+    of_model = _card_of_several(name, state)
+    card = of_model if adapters is None or found is None else _card_of_adapter(adapters, found)
+    several = {"id": name, "state": of_model.state, "model": of_model.model, "pinned": of_model.pinned}
+    several |= {"memory": None, "parent": state.entry.name, "root": card.root if found else own}
+    return msgspec.structs.replace(card, **several)
 
 
 def _permission(name: str, created: int) -> dict[str, object]:

@@ -35,6 +35,8 @@ def run(arguments: Sequence[str], command: str) -> int:
 def _of_several(card: dict[str, Any]) -> tuple[str, str, str]:
     """The state of one of several models, the memory that it takes or took, and what else there is to say."""
     alias = f"alias of {card['model']}" if card["model"] != card["id"] else ""
+    if parent := card.get("parent"):
+        return card["state"], "", f"adapter of {parent}"
     pinned = "pinned" if card["pinned"] else ""
     memory = f"{card['memory'] >> 20} MiB" if card["memory"] else "?"
     return card["state"], memory, alias or pinned

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from chromium import PROGRAM, browser
 from live import LONG, LiveServer, events, serving, wait_until
+from written_adapters import write_adapter
 
 from models.checkpoint.hub import DEMO
 from server.commands import run
@@ -29,10 +30,14 @@ model = "demo"
 name = "story"
 aliases = ["prod"]
 pinned = true
+lora-modules = ["told=./adapters/told"]
 
 [[models]]
 model = "./copy"
 name = "copy"
+lora-modules = [{name = "early", path = "./adapters/early"}]
+lora-resolver = true
+lora-dir = ["./adapters"]
 
 [[models]]
 model = "./broken"
@@ -57,6 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("models")
     for name in ("copy", "broken", "third", "fourth"):
         shutil.copytree(DEMO, found / name)
+    for seed, name in enumerate(("told", "early", "late")):
+        write_adapter(found / "adapters" / name, DEMO, seed)
     for path in (found / "broken").glob("*.safetensors"):
         os.truncate(path, 1000)
     (found / "models.toml").write_text(FILE)
@@ -133,6 +140,26 @@ def test_a_model_is_loaded_when_it_is_asked_for(server: LiveServer) -> None:
     metrics = server.get("/metrics").text
     assert metrics.count("# TYPE vllm:prompt_tokens_total counter") == 1
     assert 'vllm:prompt_tokens_total{engine="0",model_name="copy"}' in metrics
+
+
+def test_adapters_are_reached_by_their_names_and_loaded_with_their_models(server: LiveServer) -> None:
+    before = cards(server)
+    assert {name: before[name]["parent"] for name in ("told", "early")} == {"told": "story", "early": "copy"}
+    plain, told, early = (complete(server, name) for name in ("story", "told", "early"))
+    assert len({plain, told, early}) == 3
+    assert complete(server, "copy:early") == early
+    assert complete(server, "copy:late") not in (plain, told, early)
+    after = cards(server)
+    assert (after["copy:late"]["parent"], after["early"]["state"]) == ("copy", "loaded")
+    assert server.get("/v1/models/copy:late").json()["id"] == "copy:late"
+    for name in ("late", "story:late", "copy:none"):
+        assert server.post("/v1/completions", {**PROMPT, "model": name}).status_code == 404, name
+    metrics = server.get("/metrics").text
+    assert metrics.count("# TYPE vllm:lora_requests_info gauge") == 1
+    lines = [line.rpartition(" ")[0] for line in metrics.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    assert server.post("/models/unload", {"model": "early"}).is_success  # the model that has it
+    assert complete(server, "early") == early
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")

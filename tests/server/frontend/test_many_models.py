@@ -6,7 +6,7 @@ import pytest
 
 from server.access.client_identity import Caller
 from server.access.key_file import Key
-from server.errors import NotFound
+from server.errors import BadRequest, NotFound
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import HostMemory
 from server.options.model_list import ModelEntry
@@ -15,6 +15,27 @@ from server.options.server_options import parse
 
 def caller(*models: str) -> Caller:
     return Caller(owner="alice", key=Key(name="alice", sha256="0" * 64, models=list(models)))
+
+
+async def test_adapters_are_found_by_their_names_and_behind_those_of_their_models() -> None:
+    flags = (["--enable-lora"], ["--lora-modules", "sql=/a"], [])
+    entries = [
+        ModelEntry(id=id, name=name, aliases=(f"{name}:2",), config=parse([f"org/{name}", *given], {}))
+        for id, (name, given) in enumerate(zip(("first", "second", "third"), flags, strict=True))
+    ]
+    models = ManyModels(entries[0].config, entries, HostMemory(1 << 30), lambda *order: None)
+    first, second, _ = models.states
+    for name in ("sql", "sql:latest", "second:sql", "second:2:sql"):
+        assert models.find_named(name) == (second, name.removesuffix(":latest").rpartition(":")[2])
+    assert models.find_named("first:2") == (first, "")
+    assert models.find_named("first:late") == (first, "late")
+    assert models.find_named("sql", caller("second")) == (second, "sql")
+    for name, key in (("third:late", None), ("late", None), ("sql", caller("first"))):
+        with pytest.raises(NotFound):
+            models.find_named(name, key)
+    with pytest.raises(BadRequest, match="or of an adapter"):
+        models.move("sql", first)
+    models.close()
 
 
 async def test_a_key_sees_and_uses_its_models_alone() -> None:

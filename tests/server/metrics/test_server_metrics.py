@@ -230,7 +230,7 @@ def test_adapters_are_named_and_counted_by_their_names() -> None:
     own.count_tokens(0, 5)
     own.finished("stop")
     found = values(metrics)
-    labels = '{max_lora="8",running_lora_adapters="a,b",waiting_lora_adapters="late"}'
+    labels = '{max_lora="8",model_name="m",running_lora_adapters="a,b",waiting_lora_adapters="late"}'
     assert found[f"vllm:lora_requests_info{labels}"] > 1e9
     assert found[f"facet:lora_load_seconds_count{LABELS}"] == found[f"facet:lora_resident{LABELS}"] == 2
     for name, value in {"requests": 1, "prompt_tokens": 7, "generation_tokens": 5}.items():

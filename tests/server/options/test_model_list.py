@@ -55,6 +55,17 @@ def test_a_command_line_may_name_several() -> None:
     assert not read(["demo"], {}).has_several
 
 
+def test_adapters_are_those_of_one_model(tmp_path: Path) -> None:
+    own = "lora-modules = ['sql=./sql', {name = 'tell', path = 'owner/repo/tell'}]\nlora-dir = ['.']"
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "models.toml").write_text(FILE + own)
+    story, other = models("--models", str(tmp_path / "models.toml"), "--max-loras", "2", "--enable-lora")
+    assert (story.adapters, other.adapters) == ([], ["sql", "tell"])
+    assert [each.path for each in other.config.adapters.modules] == [str(tmp_path / "sql"), "owner/repo/tell"]
+    assert other.config.adapters.lora_dir == [str(tmp_path)]
+    assert [one.config.engine.worker.lora.max_loras for one in (story, other)] == [2, 2]
+
+
 def test_a_model_that_has_not_changed_keeps_its_id(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(FILE)
@@ -106,6 +117,8 @@ def test_cards_are_used_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None
         (["demo", "org/b", "--distributed-executor-backend", "ray"], "backend ray is for a server of one"),
         (["demo", "org/b", "--api-server-count", "2"], "--api-server-count"),
         (["demo", "org/b", "--enable-sleep-mode"], "--enable-sleep-mode"),
+        (["demo", "org/b", "--lora-modules", "a=b"], "--lora-modules are those of one model"),
+        (["demo", "org/b", "--enable-lora", "--allow-runtime-lora"], "--allow-runtime-lora is for a server"),
         (["demo", "./nowhere"], "there is no ./nowhere"),
         (["demo", "--models", "x"], "leave out the others"),
     ],
@@ -127,6 +140,14 @@ def test_what_cannot_be_served_together_is_refused_by_name(arguments: list[str],
         ("[[models]]\nmodel = 'demo'\npinned = 1", "true or false"),
         ("[[models]]\nmodel = 'demo'\naliases = 'x'", "a list of names"),
         ("[[models]]\nmodel = 'demo'\nname = ''", "1 to 200 characters"),
+        (
+            "[[models]]\nmodel = 'demo'\nlora-modules = ['x']",
+            "model 1: --lora-modules: 'x' should be name=path",
+        ),
+        (
+            "[[models]]\nmodel = 'demo'\nlora-modules = ['a=b']\n[[models]]\nmodel = 'org/b'\nname = 'a'",
+            "would both be called a",
+        ),
         ("[[models]", "is not TOML"),
     ],
 )

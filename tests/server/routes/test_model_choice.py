@@ -15,7 +15,7 @@ from fake_api import post_scope
 from server.access.keyring import Access
 from server.batches.app_call import OwnerCalls
 from server.errors import ApiError, NotFound, Unavailable
-from server.frontend.many_models import ManyModels
+from server.frontend.many_models import ManyModels, Named
 from server.options.server_options import parse
 from server.routes import model_choice
 from server.routes.model_choice import ModelChoice
@@ -48,6 +48,9 @@ class FakeModels:
         if not found:
             raise NotFound(f"no {name}")
         return found[0]
+
+    def find_named(self, name: str | None, caller: Any = None) -> Named:
+        return Named(self.find(name, caller))
 
     def named(self, caller: Any = None) -> list[Any]:
         return [(state.entry.name, state) for state in self.states]
