@@ -158,6 +158,8 @@ class EncodeSource(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     length: int
     """The positions that the encoder gives."""
     blocks: list[int]
+    partly: bool = False
+    """Whether only some layers of the encoder are computed in the step that brings it, and others later."""
 
 
 class NewSeq(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -253,6 +255,9 @@ class StepInput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fa
     what has come of it is dropped."""
     sources: list[EncodeSource] = []
     """The sources that are encoded before the rows are computed."""
+    source_layers: int = 0
+    """How many layers of the encoder are computed of the source that came partly, in this step or last. With
+    the last layer its keys and values are written."""
     beams: list[BeamToken] = []
     """What is written, copied and shared before the rows are computed."""
 

@@ -58,6 +58,7 @@ from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
 from worker.sources import (
+    encoder_layers,
     find_alignment,
     find_source_model,
     open_sources,
@@ -147,8 +148,8 @@ class Runner:
         if self._media is not None:
             self._media.update(step)
         self._cache.follow(step)
-        if step.sources and self._sources is not None:
-            self._sources.encode(step.sources)
+        if self._sources is not None and (step.sources or step.source_layers or step.fresh):
+            self._sources.update(step)
         if not step.seqs:
             return self._take_part(step)
         stage = self._stage
@@ -362,6 +363,7 @@ class Runner:
             whole_prompts=sees_prompts(tower),
             processes_logits=processors is not None,
             source_kind=source_kind(model),
+            source_layers=encoder_layers(source),
             source_len=source.source_len if source else 0,
             source_shape=source.source_shape if source else (0, 0),
             num_source_blocks=self._cache.source_blocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Literal, cast
 
 import torch
@@ -13,7 +14,8 @@ from models.layers.cross_attention import SourceInput, SourceModel, cross_layers
 from models.model import ServedModel
 from models.pooling.alignment import Alignment
 from models.vision.blocks import segments
-from worker.protocol import EncodeSource
+from models.vision.tower import InLayers, advance, finish
+from worker.protocol import EncodeSource, StepInput
 from worker.tables.sources import SourceTable
 
 
@@ -37,14 +39,37 @@ def source_kind(model: ServedModel) -> Literal["", "tokens", "audio"]:
 class StepSources:
     def __init__(self, model: SourceModel, block_size: int, target: torch.device, dtype: torch.dtype) -> None:
         self._model, self._block_size, self._target, self._dtype = model, block_size, target, dtype
+        self._layers = encoder_layers(model)
+        self._begun: InLayers[None] | None = None
+        """The encoding of a source, of whose layers some are left:"""
+        self._left = 0
 
     @torch.inference_mode()
-    def encode(self, sources: Sequence[EncodeSource]) -> None:
-        """Encode the sources of a step together."""
+    def update(self, step: StepInput) -> None:
+        """Encode the sources of a step together, and of one that came partly the layers that it names."""
+        if step.fresh:
+            self._begun = None
+        if whole := [each for each in step.sources if not each.partly]:
+            finish(self._computation(whole))
+        for each in step.sources:
+            if each.partly:
+                self._begun, self._left = self._computation([each]), self._layers
+        if step.source_layers:
+            self._go_on(step.source_layers)
+
+    def _go_on(self, layers: int) -> None:
+        if self._begun is None:
+            raise ValueError("a step goes on with a source that none before it has begun")
+        self._left -= layers
+        advance(self._begun, layers if self._left > 0 else inf)
+        if self._left <= 0:
+            self._begun = None
+
+    def _computation(self, sources: Sequence[EncodeSource]) -> InLayers[None]:
         step = segments([each.length for each in sources], self._target)
         places = torch.cat([self._places(each) for each in sources])
         step.slot_mapping, step.block_size = places.to(self._target), self._block_size
-        self._model.encode([self._on_device(each) for each in sources], step)
+        return self._model.encode([self._on_device(each) for each in sources], step)
 
     def _places(self, source: EncodeSource) -> Tensor:
         """The places of the positions of a source."""
@@ -60,6 +85,12 @@ class StepSources:
         values = torch.frombuffer(source.features.data, dtype=torch.float16 if half else torch.float32)
         features = values.view(bands, frames).to(self._target, self._dtype, copy=True)
         return SourceInput(None, features)
+
+
+def encoder_layers(source: SourceModel | None) -> int:
+    """The layers of an encoder behind each of which it may pause."""
+    modules = () if source is None else source.modules()
+    return sum(getattr(module, "pauses", False) for module in modules)
 
 
 def open_sources(

@@ -74,6 +74,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, gc=False):
     answer is known, and shares its blocks only with equal prompts."""
     cosine_scores: CosineScores | None = None
     """Learned with vectors of pictures and texts; None: the model was not trained to compare them."""
+    source_layers: int = 0
+    """The layers of the encoder of sources behind each of which it may pause; 0: it does not."""
     source_kind: Literal["", "tokens", "audio"] = ""
     """What the encoder of the model reads, if it is an encoder-decoder."""
     source_len: int = 0

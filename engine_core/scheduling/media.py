@@ -156,7 +156,7 @@ class MediaItems:
     # A step is planned.
 
     def begin_step(self) -> None:
-        if self.sources.encoding:
+        if self.sources.encoding or self.sources.layers:
             self.sources.begin_step()
         self.encode, self.partly, self.completed = [], {}, []
         self._read.clear()

@@ -12,6 +12,7 @@ from math import inf
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
+from engine_core.protocol import Add
 from engine_core.scheduling.cache.states import StepStates
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.sequence import Sequence
@@ -113,7 +114,7 @@ class StepBuilder:
         starve; if prompts, or media items, are computed whole, it gets all.
         """
         request = seq.request
-        if request.source is not None and seq.slot is None and not self._media.sources.may_begin(request):
+        if request.source is not None and seq.slot is None and not self._may_encode(request):
             return 0
         least = 1 if start >= seq.media_end else self._media.least(seq, start)
         if self._longest and not alone and self.may_split:
@@ -123,11 +124,26 @@ class StepBuilder:
             gap = self._in_time(gap, start, least)
         if start >= seq.media_end:
             return gap
-        fitting = self._line.encoded(max(self.left, 0.0)) if self._rows else inf
+        fitting = self._fitting
         count = self._media.reach(seq, start, gap, fitting)
         if not count and fitting < inf:
             self._encode(self._media.encode_partly(seq, start, fitting))
         return count
+
+    @property
+    def _fitting(self) -> float:
+        """The embeddings that can be computed in the time that is left; the first row waits for all."""
+        return self._line.encoded(max(self.left, 0.0)) if self._rows else inf
+
+    def _may_encode(self, request: Add) -> bool:
+        """Whether the source of a request is encoded, or can be in this step. If not, layers of the encoder
+        that fit are added."""
+        sources, fitting = self._media.sources, self._fitting
+        if sources.may_begin(request, fitting):
+            return True
+        if fitting < inf:
+            self._encode(sources.encode_partly(request, fitting))
+        return False
 
     def _in_time(self, gap: int, start: int, least: int) -> int:
         """How many of `gap` tokens fit into the time that is left; the first prompt gets `least` anyway."""
@@ -261,6 +277,7 @@ class StepBuilder:
             arrived=arrived,
             beams=self._beams,
             sources=media.sources.encoding,
+            source_layers=media.sources.layers,
         )
         bounded = self.left < inf
         return PlannedStep(

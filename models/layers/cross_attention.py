@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -37,8 +37,9 @@ class SourceModel(Protocol):
     source_shape: tuple[int, int]
     """The bands and frames of a recording's features; (0, 0) if it reads tokens."""
 
-    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> None:
-        """Encode sources, packed as `step` says, and have each layer write its keys and values.
+    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> Generator[None, None, None]:
+        """Encode sources, packed as `step` says, and have each layer write its keys and values. Where layers
+        of the encoder have `pauses = True`, the computation may pause behind each of them.
 
         A source gives the same bits alone and beside any others.
         """

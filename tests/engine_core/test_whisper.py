@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tiny_whisper import END, FIRST_STAMP, IDS, make
 
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Pooled, Source
+from engine_core.scheduling.step_builder import StepBuilder
 from server.speech.words import token_times
 from worker.buffers import Buffer
-from worker.protocol import Pooling, Sampling, Timestamps
+from worker.protocol import Pooling, Sampling, StepInput, Timestamps
+from worker.sources import StepSources
 
 OUTPUT = 8
 SOUNDS = [np.random.default_rng(seed).normal(size=(80, 3000)).astype(np.float32) for seed in range(3)]
@@ -81,6 +84,25 @@ def test_chunks_preemption_and_a_pool_of_one_source_change_no_bit(
         assert engine.stats().preemptions
     if options.get("num_gpu_blocks_override") == 4:
         assert engine.ready.worker.num_source_blocks == 94
+
+
+def test_an_encoder_that_pauses_behind_each_layer_gives_the_same_bits(
+    whisper: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = whisper
+    requests = [asked(id) for id in range(3)]
+    expected, _ = answer_all(folder, requests)
+    layers, update = list[int](), StepSources.update
+
+    def noted(self: StepSources, step: StepInput) -> None:
+        layers.append(step.source_layers)
+        update(self, step)
+
+    monkeypatch.setattr(StepSources, "update", noted)
+    monkeypatch.setattr(StepBuilder, "_fitting", property(lambda step: 1.0 if step.rows else inf))
+    found, engine = answer_all(folder, requests, 1)
+    assert found == expected and engine.ready.worker.source_layers == 2
+    assert layers == [0, 1, 1, 1, 1], "one whole, since nobody waited, and two layer by layer"
 
 
 @pytest.mark.parametrize("stamped", [True, False])

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from engine_core.protocol import Source
 from worker.buffers import Buffer
-from worker.protocol import NewSeq, StepInput
+from worker.protocol import EncodeSource, NewSeq, StepInput
 
 
 def source(name: str, length: int = 10) -> Source:
@@ -24,17 +24,35 @@ def number_of(source: Source, block_size: int) -> int:
 class FakeSources:
     """What was written to each block of sources, of which every row of a slot reads its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 0) -> None:
+        self._layers = layers
+        self._begun: tuple[EncodeSource, int] | None = None
+        """The source of which some layers were computed, and how many are left."""
         self._blocks: dict[int, int] = {}
         self._slots: dict[int, Sequence[int]] = {}
         self.encoded = 0
 
     def follow(self, step: StepInput) -> None:
+        self._begun = None if step.fresh else self._begun
         for each in step.sources:
-            features = bytes(each.features.data) if each.features else b""
-            for index, block in enumerate(each.blocks):
-                self._blocks[block] = _entry(features, each.length, index)
-            self.encoded += 1
+            if each.partly:
+                self._begun = each, self._layers
+            else:
+                self._write(each)
+        if step.source_layers:
+            assert self._begun is not None, "layers of a source that nobody has begun"
+            source, left = self._begun
+            assert 0 < step.source_layers <= left
+            self._begun = source, left - step.source_layers
+            if not self._begun[1]:
+                self._write(source)
+                self._begun = None
+
+    def _write(self, source: EncodeSource) -> None:
+        features = bytes(source.features.data) if source.features else b""
+        for index, block in enumerate(source.blocks):
+            self._blocks[block] = _entry(features, source.length, index)
+        self.encoded += 1
 
     def begin(self, new: NewSeq) -> None:
         self._slots[new.slot] = new.source_blocks

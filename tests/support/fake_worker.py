@@ -170,7 +170,7 @@ class FakeWorker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self.cache = FakeCache(facts)
-        self.media, self.sources = FakeMedia(facts), FakeSources()
+        self.media, self.sources = FakeMedia(facts), FakeSources(facts.source_layers)
         self.adapters = FakeAdapters()
         self._rows: dict[int, _Row] = {}
         self.states = None if facts.remembered_states is None else FakeStates(facts.remembered_states)

@@ -8,6 +8,7 @@ encoder reads stays until it ends, so that it can be encoded again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from msgspec.structs import replace
 
@@ -28,6 +29,18 @@ class _Held:
     users: int = 0
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A source of which steps have computed some layers of the encoder."""
+
+    add: Add
+    """The request for which it was begun."""
+    source: Source
+    blocks: list[int]
+    """Blocks that nobody finds before all layers are planned."""
+    done: int = 0
+
+
 class SourceBlocks:
     """Decides which sources a step encodes, and into which blocks."""
 
@@ -39,10 +52,14 @@ class SourceBlocks:
         """The bytes of the features of all live requests."""
         self._caches = config.enable_prefix_caching
         self._size = facts.block_size
+        splits = self._caches and config.enable_chunked_prefill and facts.cuts_prompts
+        self._layers = facts.source_layers if splits else 0
+        self._begun: _Begun | None = None
         self._per_step = config.max_num_encoder_input_tokens or facts.max_num_batched_tokens
         self.encoding: list[EncodeSource] = []
-        """What the step that is being planned encodes."""
-        self._left = self._per_step
+        self.layers = 0
+        """What the step that is being planned encodes, and how many layers of a source that is begun."""
+        self._left: float = self._per_step
         """The positions that the step that is being planned can still encode."""
         self._live: dict[str, _Held] = {}
 
@@ -76,42 +93,101 @@ class SourceBlocks:
         if not held.users:
             self.bytes -= _bytes(source)
             del self._live[source.hash]
+            if self._begun is not None and self._begun.source.hash == source.hash:
+                self._drop_begun()
 
     # A step is planned.
 
     def begin_step(self) -> None:
-        self.encoding, self._left = [], self._per_step
+        self.encoding, self.layers, self._left = [], 0, self._per_step
 
     def fits(self, add: Add) -> bool:
         """Whether the blocks of a request's source are there, or there is room for them."""
-        source = add.source
-        return source is None or self._find(add, source) is not None or self._count(source) <= self.pool.free
+        source, begun = add.source, self._begun
+        if source is None or self._find(add, source) is not None:
+            return True
+        return self._count(source) <= self.pool.free + (len(begun.blocks) if begun else 0)
 
-    def may_begin(self, add: Add) -> bool:
-        """Whether the step has room to encode a request's source; the first one of a step need not fit."""
+    def may_begin(self, add: Add, fitting: float) -> bool:
+        """Whether a request's source is encoded, or the step has room to encode what is left of it: in its
+        budget, and in the positions that are `fitting` into its time. The first one of a step need not fit
+        into the budget, nor, where its layers cannot be divided among steps, into the time."""
         if (source := add.source) is None or self._find(add, source) is not None:
             return True
-        return not self.encoding or source.length <= self._left
+        begun = self._is_begun(add)
+        if fitting < inf and (self._begun is not None) != begun:
+            return False  # another one comes first
+        work, first = self._work(source, begun), not (self.encoding or self.layers)
+        if begun and self.layers:
+            return False
+        return (first or work <= self._left) and (work <= fitting or (first and not self._layers))
 
-    def admit(self, add: Add) -> tuple[list[int], int]:
+    def encode_partly(self, add: Add, fitting: float) -> float:
+        """Have layers of the encoder computed for the source of a request that may not begin, as many as fit,
+        or for the one that is begun, for which others wait. Returns the positions that they are worth. The
+        step must have rows, or it might not be run."""
+        if not self._layers or self.layers or add.source is None:
+            return 0.0
+        source, done = (begun.source, begun.done) if (begun := self._begun) else (add.source, 0)
+        least = int(not self.encoding)
+        layers = min(max(least, int(fitting * self._layers / source.length)), self._layers - done)
+        if not layers or (begun is None and self._count(source) > self.pool.free):
+            return 0.0
+        if begun is None:
+            begun = self._begun = _Begun(add, source, self.pool.take(self._count(source)))
+            told = EncodeSource(source.tokens, source.features, source.length, begun.blocks, partly=True)
+            self.encoding.append(told)
+        begun.done += layers
+        self.layers = layers
+        if begun.done == self._layers:
+            self._publish(begun.add, source, begun.blocks)
+            self._drop_begun()  # it is found by its name
+            self.encoded += 1
+        return source.length * layers / self._layers
+
+    def admit(self, add: Add) -> tuple[list[int], float]:
         """The blocks of a request's source, and how many of its positions the step has to encode for it."""
         if (source := add.source) is None:
             return [], 0
+        begun = self._begun
         if (found := self._find(add, source)) is not None:
             self.pool.share(found)
             self.reused += 1
             return found, 0
-        blocks = self.pool.take(self._count(source))
-        for block, name in zip(blocks, self._names(add, source), strict=True):
-            self.pool.publish(block, name)
-        self.encoding.append(EncodeSource(source.tokens, source.features, source.length, blocks))
-        self._left -= source.length
         self.encoded += 1
-        return blocks, source.length
+        if begun is not None and self._is_begun(add):
+            blocks, work, self._begun = begun.blocks, self._work(source, begun=True), None
+            self.layers = self._layers - begun.done
+        else:
+            if self._count(source) > self.pool.free:
+                self._drop_begun()
+            blocks, work = self.pool.take(self._count(source)), source.length
+            self.encoding.append(EncodeSource(source.tokens, source.features, source.length, blocks))
+        self._publish(add, source, blocks)
+        self._left -= work
+        return blocks, work
 
     def lose(self) -> None:
-        """Note that a step has failed, which may have been to encode what is published."""
+        """Note that a step has failed, which may have been to encode what is published or begun."""
+        self._drop_begun()
         self.pool.withdraw_all()
+
+    def _publish(self, add: Add, source: Source, blocks: list[int]) -> None:
+        for block, name in zip(blocks, self._names(add, source), strict=True):
+            self.pool.publish(block, name)
+
+    def _is_begun(self, add: Add) -> bool:
+        return self._begun is not None and self._begun.add.salt == add.salt  # which tells the source, too
+
+    def _work(self, source: Source, begun: bool) -> float:
+        """The positions of a source that are still to be computed."""
+        done = self._begun.done if self._begun and begun else 0
+        return source.length * (1 - done / self._layers) if done else source.length
+
+    def _drop_begun(self) -> None:
+        if self._begun is not None:
+            self.pool.release(self._begun.blocks)
+            self._begun = None
 
     def _count(self, source: Source) -> int:
         return -(-source.length // self._size)

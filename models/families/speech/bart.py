@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, family_fields
-from models.context import ForwardContext
+from models.context import ForwardContext, use_context
 from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_spec import DecoderSpec, Norms
@@ -25,6 +25,7 @@ from models.layers.embedding import Embedding
 from models.layers.linear import frozen
 from models.layers.rotary import Rope
 from models.model import ModelSetup
+from models.vision.tower import InLayers
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _NORMS_AFTER: dict[str, Any] = {
@@ -98,9 +99,12 @@ class BartForConditionalGeneration(EncoderDecoderForCausalLM):
             bias = weights.take("final_logits_bias", [1, self.lm_head.span.size], dtype=torch.float32)[0]
             self.logits_bias = bias if bool(bias.any()) else None
 
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
         ids = torch.cat([each.ids for each in sources if each.ids is not None])
-        return self.encoder(ids, step.positions)
+        with use_context(step):
+            states = self.encoder(ids, step.positions)
+        yield from ()  # it is computed without a pause
+        return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = super().logits(hidden)

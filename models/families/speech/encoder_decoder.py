@@ -21,6 +21,7 @@ from models.layers.norm import enter
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.parallel import Parallel
+from models.vision.tower import InLayers
 
 EPS = 1e-5
 NORMS_BEFORE = Norms(before_attention="self_attn_layer_norm", before_mlp="final_layer_norm")
@@ -109,12 +110,12 @@ class EncoderDecoderForCausalLM(DecoderForCausalLM):
         super().__init__(setup)
 
     @abstractmethod
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
         """What the encoder gives of the sources [S, hidden_size], packed as `step` says."""
         ...
 
-    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> None:
+    def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[None]:
+        states = yield from self.encoded(sources, step)
         with use_context(step):
-            states = self.encoded(sources, step)
             for layer in cross_layers(self.modules()):
                 layer.write(states)

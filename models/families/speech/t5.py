@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size, family_fields
-from models.context import ForwardContext
+from models.context import ForwardContext, use_context
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
@@ -27,6 +27,7 @@ from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.rank_shares import Span
 from models.pooling.sentence_files import Mode
+from models.vision.tower import InLayers
 
 _NAMES = {
     "layers": "block",
@@ -156,9 +157,12 @@ class T5ForConditionalGeneration(EncoderDecoderForCausalLM):
         _read_biases(cast("Decoder", self.model), self.heads, self.own.buckets(ahead=False), scope)
         self.encoder.read(weights, embeddings=False)
 
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
         ids = torch.cat([each.ids for each in sources if each.ids is not None])
-        return self.encoder(ids, step.positions)
+        with use_context(step):
+            states = self.encoder(ids, step.positions)
+        yield from ()  # it is computed without a pause
+        return states
 
 
 class MT5ForConditionalGeneration(T5ForConditionalGeneration):

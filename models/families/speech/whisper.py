@@ -33,7 +33,7 @@ from models.parallel.rank_shares import Span
 from models.plain_files import read_object
 from models.pooling.alignment import Alignment
 from models.vision.blocks import WHOLE, Learned, TowerLayer, TowerLayers, TowerNames
-from models.vision.tower import finish
+from models.vision.tower import InLayers
 
 _WINDOW = 3
 """The frames that a convolution reads for each row that it gives."""
@@ -97,10 +97,11 @@ class WhisperEncoder(nn.Module):
         self.layers = TowerLayers(fields.encoder_layers, lambda: WhisperEncoderLayer(size, fields))
         self.layer_norm = LayerNorm(size, EPS)
 
-    def forward(self, features: Sequence[Tensor], step: ForwardContext) -> Tensor:
+    def forward(self, features: Sequence[Tensor], step: ForwardContext) -> InLayers[Tensor]:
         rows = self.conv2(self.conv1([each.t() for each in features]))
         stream = torch.cat([each + self.embed_positions.weight for each in rows])
-        return enter(self.layer_norm, *finish(self.layers(step, stream)))[0]
+        delta, stream = yield from self.layers(step, stream)
+        return enter(self.layer_norm, delta, stream)[0]
 
 
 class WhisperDecoderLayer(CrossLayer):
@@ -133,7 +134,7 @@ class WhisperForConditionalGeneration(EncoderDecoderForCausalLM):
         super().pull(weights)
         load(self.encoder, weights / "model.encoder")
 
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> Tensor:
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
         return self.encoder([each.features for each in sources if each.features is not None], step)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from fake_sources import number_of, source
+from fake_steps import Landed
 from fake_worker import VOCAB, facts, text_after
 from msgspec.structs import replace
 from scheduler_bench import Bench, add, config, pool
 
 from engine_core.protocol import Add, Failed, Source
 from worker.buffers import Buffer
+from worker.protocol import StepBounds, StepInput
 from worker.worker_facts import WorkerFacts
 
 SIZE = 4
@@ -38,6 +41,8 @@ def check_blocks(bench: Bench) -> None:
     """Assert that blocks of sources count the sequences that hold them."""
     pool = bench.scheduler.media.sources.pool
     users = Counter(block for seq in bench.scheduler.running for block in seq.source_blocks)
+    begun = bench.scheduler.media.sources._begun  # pyright: ignore[reportPrivateUsage]
+    users.update(begun.blocks if begun else ())
     assert all(pool.users(block) == users[block] for block in range(pool.count))
     assert pool.free == pool.count - len(users)
 
@@ -103,6 +108,67 @@ def test_a_step_encodes_no_more_than_its_budget_unless_one_alone_is_larger() -> 
     bench = Bench(config(max_num_encoder_input_tokens=1), speech())
     bench.serve(add(0, [1, 2], source=source("a")))
     assert bench.worker.sources.encoded == 1
+
+
+def layered(layers: int = 6, **changes: int) -> WorkerFacts:
+    return replace(speech(**changes), source_layers=layers)
+
+
+def begin_partly(depth: int = 0) -> Bench:
+    """A bench whose steps have begun to encode the source of request 1, beside a stream."""
+    bench = Bench(config(max_token_gap_ms=1.0, steps_ahead=depth), layered(num_source_blocks=6), depth)
+    bench.add(add(0, [1, 2], 60, source=source("a"), streams=True))
+    bench.steps(6)
+    bench.add(add(1, [3, 2], source=source("b")))
+    while not (bench.scheduler.media.sources._begun):  # pyright: ignore[reportPrivateUsage]
+        assert bench.step()
+    return bench
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_while_somebody_reads_a_stream_layers_of_an_encoder_are_divided_among_steps(depth: int) -> None:
+    bench = begin_partly(depth)
+    seen, launch = list[StepInput](), bench.worker.launch
+
+    def noted(step: StepInput, following: Callable[[], StepBounds] | None = None) -> Landed:
+        seen.append(step)
+        return launch(step, following)
+
+    bench.worker.launch = noted
+    bench.add(add(2, [5], source=source("c")))
+    while bench.step():
+        check_blocks(bench)
+    layers = [step.source_layers for step in seen if step.source_layers]
+    assert len(layers) > 3 and max(layers) < 6
+    assert bench.worker.sources.encoded == 3
+    for request in (
+        add(0, [1, 2], 60, source=source("a")),
+        add(1, [3, 2], source=source("b")),
+        add(2, [5], source=source("c")),
+    ):
+        assert bench.text(request.id) == expected(request)
+
+
+@pytest.mark.parametrize("ends", ["it is aborted", "a step fails", "another one takes its place"])
+def test_a_source_that_is_begun_may_be_given_up(ends: str) -> None:
+    bench = begin_partly()
+    if ends == "it is aborted":
+        bench.scheduler.abort([(0, 1)], bench.now)
+    elif ends == "a step fails":
+        planned = bench.scheduler.schedule(bench.now)
+        assert planned is not None
+        bench.collect(
+            bench.scheduler.results.land_failed(planned, bench.now, short_of_memory=False, behind=False)
+        )
+    else:
+        bench.scheduler.abort([(0, 0)], bench.now)
+        bench.add(add(2, [5], source=source("c"), priority=-1))
+        bench.add(add(3, [5], source=source("d"), priority=-1))
+    check_blocks(bench)
+    bench.run()
+    check_blocks(bench)
+    if ends != "it is aborted":
+        assert bench.text(1) == expected(add(1, [3, 2], source=source("b")))
 
 
 def test_what_a_failed_step_was_to_encode_is_encoded_again() -> None:
