@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import zmq
 
 from engine_core.grammar.compile_queue import CompileQueue, Key
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Ready, Spelling, Tokens
+from engine_core.intake.static_queries import StaticQueries
+from engine_core.protocol import Add, Failed, Grammar, OutputsByClient, Pooled, Ready, Spelling, Tokens
 from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.scheduler import Scheduler
 
@@ -20,6 +22,8 @@ class Intake:
         self._ready = ready
         self._compile_queue: CompileQueue | None = None
         """Requests whose grammar is being compiled, once tokens are known by their bytes."""
+        self._queries = StaticQueries.open(Path(ready.folder))
+        """What answers queries without a step, if the model reads only documents."""
         self.adapters = adapters
         self._outputs: OutputsByClient = {}
         self.use(scheduler)
@@ -66,12 +70,15 @@ class Intake:
         self._compile_queue.spell(spelling)
 
     def add(self, client: int, request: Add, matcher: TokenMatcher | None = None) -> None:
-        if request.grammar is None or matcher is not None:
+        if self._queries is not None and (answer := self._queries.answer(request)) is not None:
+            refused = self._scheduler.refusal(client, request, elsewhere=len(self))
+            self.answer(client, refused or answer)
+        elif request.grammar is None or matcher is not None:
             self._add_compiled(client, request, matcher)
         elif refused := self._compile(client, request, request.grammar):
             self.answer(client, refused)
 
-    def answer(self, client: int, answer: Failed | Tokens) -> None:
+    def answer(self, client: int, answer: Failed | Tokens | Pooled) -> None:
         self._outputs.setdefault(client, []).append(answer)
 
     def _compile(self, client: int, request: Add, grammar: Grammar) -> Failed | None:

@@ -40,8 +40,9 @@ _WEIGHTS = {
     "dummy": (),
 }
 # Sub-folders hold other formats (original/, onnx/, gguf/), but for those that begin with a number: the
-# modules of sentence-transformers (1_Pooling/, 2_Dense/). consolidated* is the same weights a second time.
-_NEVER = ("[!0-9]*/*", "consolidated*")
+# modules of sentence-transformers (1_Pooling/, 2_Dense/), and with a route (query_0_..., document_0_...).
+# consolidated* is the same weights a second time.
+_NEVER = ("[!0-9qd]*/*", "consolidated*")
 _GGUF = "*.gguf"
 _NEVER_BESIDE_GGUF = ("*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
 """A GGUF file may lie in a sub-folder, but what describes its model lies at the top."""

@@ -22,6 +22,7 @@ from models.pooling.representations import (
     read_flag_heads,
     token_vectors,
 )
+from models.pooling.routed_folder import query_weights
 from models.pooling.sentence_files import Mode, Modules, Step, read_modules
 from models.pooling.text_files import TextFacts, read_texts
 
@@ -68,6 +69,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # weights of tokens, and vectors of tokens
     sparse: Splade | TokenWeights | None = None
+    static_queries: bool = False
+    """Whether queries have static weights of their tokens, and are not read by the model."""
     ends_sparse: bool = False
     """Whether the vector of a text is a sparse one, because its last step keeps few numbers."""
     token_vectors: TokenVectors = TokenVectors()
@@ -194,6 +197,7 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         normalize=modules.normalize,
         dimensions=asked.dimensions or texts.truncate_dim,
         sparse=splade or weights,
+        static_queries=query_weights(folder) is not None,
         ends_sparse=modules.is_sparse and modules.splade is None,
         token_vectors=vectors or TokenVectors(),
         entities=read_entities(config),

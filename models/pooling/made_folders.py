@@ -16,6 +16,7 @@ import msgspec
 
 from models.gguf.folder import made_once
 from models.plain_files import FileError, check_regular, read_object
+from models.pooling import routed_folder
 from models.pooling.entity_files import GLINER_FILE, make_config
 from models.pooling.sentence_files import list_modules, read_file
 
@@ -51,6 +52,8 @@ def find_or_make(folder: Path, make_private: Callable[[str, Path], Path]) -> Pat
     modules = list_modules(folder)
     if modules and modules[0].kind == _STATIC:
         return _make_static(folder, folder / modules[0].path, make_private("static", folder))
+    if routed_folder.is_routed(folder):
+        return _make_routed(folder, make_private("routed", folder))
     path = folder / "config.json"
     if not path.is_file():
         is_gliner = (folder / GLINER_FILE).is_file()
@@ -61,6 +64,13 @@ def find_or_make(folder: Path, make_private: Callable[[str, Path], Path]) -> Pat
     if config.get("architectures") == ["HF_ColBERT"]:
         return _make_colbert(folder, config, make_private("colbert", folder))
     return folder
+
+
+def _make_routed(folder: Path, cache: Path) -> Path:
+    def fill(made: Path) -> None:
+        routed_folder.fill(folder, made, _write)
+
+    return made_once(cache, routed_folder.files_of(folder), Path(__file__).parent, fill)
 
 
 def _make_gliner(folder: Path, cache: Path) -> Path:

@@ -192,7 +192,7 @@ class TextReader:
         keep, texts_of = self._keep(params), self.facts.pooling.texts
         encoded = iter(
             self.tokenizer.encode_many(
-                texts, self.adds_special_to(texts[0] if texts else ""), keep, left=self.truncation.left
+                texts, self._adds_special(texts[:1], params), keep, left=self.truncation.left
             )
         )
         of_text = self._without_prompt(params)
@@ -203,6 +203,11 @@ class TextReader:
             else _filled(self._checked(self._cut(source, keep), index, params), params, expansion)
             for index, source in enumerate(sources, first)
         ]
+
+    def _adds_special(self, texts: Sequence[str], params: Pooling) -> bool:
+        """Whether special tokens come with such texts: not with queries whose tokens have static weights."""
+        weighed = params.query and self.facts.pooling.static_queries
+        return not weighed and self.adds_special_to(texts[0] if texts else "")
 
     def _keep(self, params: Pooling) -> int | None:
         """The number of tokens to which a text is cut: models may read shorter queries than documents."""

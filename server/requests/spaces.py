@@ -85,6 +85,8 @@ def find_space(facts: Facts, params: Pooling, prompt: str = NONE, values: str = 
         return None
     steps = _steps(facts.pooling, params.task)
     pooling = made.pooling if facts.pooling.include_prompt else f"{made.pooling}_without_prompt"
+    if params.query and facts.pooling.static_queries:
+        pooling = "static"
     weights, reading = made.digest, facts.reading_digest
     normalized = made.normalized if params.use_activation is None else params.use_activation
     return Space(

@@ -16,6 +16,7 @@ import torch
 
 from models.fingerprint import digest_weights
 from models.parallel.rank_shares import most_ranks_of
+from models.pooling.routed_folder import QUERIES
 from models.pooling.sentence_files import Normalize
 from models.quantization.config import MADE_ON_LOADING, read_quantization
 from worker.config import WorkerConfig
@@ -66,6 +67,7 @@ def _digest_vectors(config: WorkerConfig, weights: str) -> str:
     folder, options, pooling = Path(config.folder), config.options, config.pooling
     steps = [step for step in (*pooling.token_steps, *pooling.steps) if not isinstance(step, Normalize)]
     beside = [step.folder for step in steps] + [head.file for head in pooling.heads_of_tokens if head.file]
+    beside += [QUERIES] if pooling.static_queries else []
     processors = [path.read_bytes() for name in _PROCESSORS if (path := folder / name).is_file()]
     parts = (
         weights,
