@@ -208,9 +208,7 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         activation=_activation(head, texts, num_labels),
         classifier_tokens=classifier_tokens,
         two_way=two_way,
-        logit_mean=next(
-            (v for v in (asked.logit_mean, asked.logit_bias) if v is not None), _JINA_MEAN if ranks else 0.0
-        ),
+        logit_mean=_logit_mean(asked, _JINA_MEAN if ranks else 0.0),
         logit_sigma=1.0 if asked.logit_sigma is None else asked.logit_sigma,
         task=_task(asked.task),
         use_activation=asked.activates,
@@ -218,6 +216,10 @@ def read_pooling(folder: Path, config: ModelConfig, pooler_config: Mapping[str, 
         texts=texts,
         use_sep_token=head.use_sep_token,
     )
+
+
+def _logit_mean(asked: PoolerConfig, usual: float) -> float:
+    return next((value for value in (asked.logit_mean, asked.logit_bias) if value is not None), usual)
 
 
 def _as_queries(texts: TextFacts, architecture: str) -> TextFacts:

@@ -13,6 +13,7 @@ from models.families.encoders.encoder import (
     plain_layers,
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import VocabularyNames
 from models.model import ModelSetup
 
 _NAMES = LayerNames(
@@ -63,4 +64,10 @@ AlbertModel, AlbertForSequenceClassification, AlbertForTokenClassification = enc
     partial(Head, dense=("albert.pooler", "pooler")),
     prefix=("albert",),
     heads=("predictions", "sop_classifier", "classifier"),
+    vocabulary=VocabularyNames(
+        dense="predictions.dense",
+        norm=("predictions.LayerNorm",),
+        decoder="predictions.decoder",
+        bias=("predictions.bias",),
+    ),
 )

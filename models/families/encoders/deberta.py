@@ -15,6 +15,7 @@ from models.config import ConfigError, ModelConfig, family_fields
 from models.context import context
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderFields, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import BERT_NAMES
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, activation_kind
 from models.layers.norm import LayerNorm
@@ -245,5 +246,6 @@ DebertaModel, DebertaForSequenceClassification, DebertaForTokenClassification = 
     partial(Head, dense=("pooler.dense",), activation=F.gelu),
     prefix=("deberta",),
     heads=("classifier", "pooler", "cls", "lm_predictions", "mask_predictions"),
+    vocabulary=BERT_NAMES,
     hides_tokens=False,
 )

@@ -49,9 +49,9 @@ DistilBertModel, DistilBertForSequenceClassification, DistilBertForTokenClassifi
     heads=("vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier"),
     vocabulary=VocabularyNames(
         dense="vocab_transform",
-        norm="vocab_layer_norm",
+        norm=("vocab_layer_norm",),
         decoder="vocab_projector",
-        bias="vocab_projector.bias",
+        bias=("vocab_projector.bias",),
         eps=_EPS,
     ),
 )

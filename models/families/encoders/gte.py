@@ -14,6 +14,7 @@ from models.families.encoders.encoder import (
     LayerNames,
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import ROBERTA_NAMES
 from models.layers.mlp import GatedMLP
 from models.layers.rotary import Rotary, read_rope
 from models.model import ModelSetup
@@ -85,4 +86,5 @@ GteModel, GteForSequenceClassification, GteForTokenClassification = encoder_clas
     partial(Head, dense=("new.pooler.dense", "gte.pooler.dense")),
     prefix=("new", "gte"),
     heads=("lm_head", "classifier"),
+    vocabulary=ROBERTA_NAMES,
 )

@@ -142,9 +142,9 @@ def _vocabulary(setup: ModelSetup, trunk: ModernBert) -> VocabularyHead:
     fields = family_fields(setup.config, ModernBertFields)
     names = VocabularyNames(
         dense="head.dense",
-        norm="head.norm",
+        norm=("head.norm",),
         decoder="decoder",
-        bias="decoder.bias",
+        bias=("decoder.bias",),
         activation=fields.classifier_activation,
         eps=fields.norm_eps,
         dense_bias=fields.classifier_bias,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from models.config import ConfigError, Eps, Size, family_fields
 from models.context import context
 from models.families.encoders.encoder import Embeddings, Encoder, EncoderLayer, LayerNames
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.vocabulary_head import BERT_NAMES
 from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, GatedMLP, activation_kind
 from models.layers.rotary import Rope, Rotary, plain_rope, read_rope
@@ -203,4 +205,5 @@ NomicBertModel, NomicBertForSequenceClassification, NomicBertForTokenClassificat
     partial(Head, dense=("nomic_bert.pooler.dense", "bert.pooler.dense")),
     prefix=("nomic_bert", "bert"),
     heads=("cls", "classifier"),
+    vocabulary=replace(BERT_NAMES, dense_bias=None, has_bias=False),
 )

@@ -61,6 +61,17 @@ def checkpoint(folder: Path, **fields: object) -> dict[str, Tensor]:
         for name in ("self.query", "self.key", "self.value", "output.dense"):
             linear(f"{scope}.attention.{name}", SIZE, SIZE)
         norm(f"{scope}.attention.output.LayerNorm")
+        if "use_qk_norm" in fields:
+            for name in (
+                "attention.self.layer_norm_q",
+                "attention.self.layer_norm_k",
+                "layer_norm_1",
+                "layer_norm_2",
+            ):
+                norm(f"{scope}.{name}")
+            linear(f"{scope}.mlp.up_gated_layer", SIZE, 2 * INNER, bias=False)
+            linear(f"{scope}.mlp.down_layer", INNER, SIZE)
+            continue
         linear(f"{scope}.mlp.gated_layers", SIZE, 2 * INNER, bias=False)
         linear(f"{scope}.mlp.wo", INNER, SIZE)
         norm(f"{scope}.mlp.layernorm")
@@ -84,13 +95,21 @@ def hidden(w: dict[str, Tensor], text: Text, gate: Callable[[Tensor], Tensor]) -
     bias = -torch.tensor(SLOPES)[:, None, None] * (at[:, None] - at[None]).abs()
     for layer in range(LAYERS):
         scope = f"encoder.layer.{layer}"
-        q, k, v = (
-            linear(x, f"{scope}.attention.self.{name}").view(len(text), HEADS, -1).transpose(0, 1)
-            for name in ("query", "key", "value")
-        )
+        q, k, v = (linear(x, f"{scope}.attention.self.{name}") for name in ("query", "key", "value"))
+        if normed := f"{scope}.layer_norm_1.weight" in w:
+            q, k = (
+                norm(each, f"{scope}.attention.self.layer_norm_{name}") for name, each in (("q", q), ("k", k))
+            )
+        q, k, v = (each.view(len(text), HEADS, -1).transpose(0, 1) for each in (q, k, v))
         odds = (q @ k.transpose(1, 2) / math.sqrt(SIZE // HEADS) + bias).softmax(-1)
         heads = (odds @ v).transpose(0, 1).flatten(1)
+        given = x
         x = norm(linear(heads, f"{scope}.attention.output.dense") + x, f"{scope}.attention.output.LayerNorm")
+        if normed:
+            x = norm(x + given, f"{scope}.layer_norm_1")
+            ups, gates = linear(x, f"{scope}.mlp.up_gated_layer").split(INNER, dim=-1)
+            x = norm(linear(gate(gates) * ups, f"{scope}.mlp.down_layer") + x, f"{scope}.layer_norm_2")
+            continue
         gates, ups = linear(x, f"{scope}.mlp.gated_layers").split(INNER, dim=-1)
         x = norm(linear(gate(gates) * ups, f"{scope}.mlp.wo") + x, f"{scope}.mlp.layernorm")
     return x
@@ -103,6 +122,14 @@ def test_hidden_states(tmp_path: Path, kind: str, gate: Callable[[Tensor], Tenso
     expected = [hidden(tensors, text, gate) for text in TEXTS]
     assert_near(run(load_ranks(tmp_path), TEXTS), expected)
     assert_near(run(load_ranks(tmp_path, 2), TEXTS), expected)
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_norms_of_queries_and_keys(tmp_path: Path) -> None:
+    tensors = checkpoint(tmp_path, use_qk_norm=True)
+    assert_near(run(load_ranks(tmp_path), TEXTS), [hidden(tensors, text, F.gelu) for text in TEXTS])
+    with pytest.raises(ConfigError, match="with one rank"):
+        load_ranks(tmp_path, 2)
 
 
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
