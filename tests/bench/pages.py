@@ -1,13 +1,19 @@
-"""Measures what pages cost: a second query about the same ones, a stream beside many of them, and the start.
+"""Measures what pages cost: a second query about the same ones, a stream beside many of them, and the start;
+and what large pictures cost others.
 
     PYTHONPATH=.:tests/support python tests/bench/pages.py rerank [--pages 100] [--restart]
     PYTHONPATH=.:tests/support python tests/bench/pages.py stream [--clients 72] [--seconds 30]
     PYTHONPATH=.:tests/support python tests/bench/pages.py start [--turns 5]
+    PYTHONPATH=.:tests/support python tests/bench/pages.py large [--clients 8] [--pictures 1000]
 
 The model has the shape of Qwen3-VL in small, random weights in float32, and about as much work in its tower
 for each page as in its text, as the 2B model has. A page is a JPEG of 1240 x 1754, of which the model reads
 600 embeddings. Each is another file with the same pixels, so that no cache knows it. With `--restart` the
 second query asks a server that was started again, which finds on disk what the first has left there.
+
+`large` serves a tiny LLaVA. It tells how long a JPEG of 1600 x 1200 takes from its body to the tokens of its
+prompt; the gaps of a stream and the times of `/health` alone and while clients send pictures of 20
+megapixels; and what the API process has grown by after so many pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import re
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -29,7 +35,7 @@ from typing import Any
 
 import httpx
 from pictured import write_pictured
-from pictured_chat import QWEN, write_chat_files
+from pictured_chat import LLAVA, QWEN, write_chat_files, write_llava
 from PIL import Image, ImageDraw
 from qwen_pictured import FIELDS, TOKENS
 from safetensors import safe_open
@@ -41,6 +47,8 @@ from server.bench.startup_benchmark import measure
 
 _SHAPES = {"small": (384, 10, 192, 4), "tiny": (128, 4, 64, 3)}
 """The width and the layers of the text, and those of the tower."""
+_LONGEST = 1 << 15
+"""The tokens of the stream beside large pictures, at most."""
 _SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 _PART = "{% if c.type == 'image' %}" + _SEEN + "{% else %}{{ c.text }}{% endif %}"
 _SIDE = (
@@ -70,8 +78,8 @@ def write_model(folder: Path, shape: str) -> None:
 class Pages:
     """URLs of pages without end. The number of each stands in a comment at the beginning of its file."""
 
-    def __init__(self) -> None:
-        page = Image.new("RGB", (1240, 1754), "white")
+    def __init__(self, width: int = 1240, height: int = 1754) -> None:
+        page = Image.new("RGB", (width, height), "white")
         draw = ImageDraw.Draw(page)
         for line in range(60):
             text = f"{line} " + "Some words that a page may have. " * 6
@@ -132,9 +140,9 @@ def ask(server: Server, query: str, documents: list[dict[str, Any]]) -> float:
     return time.perf_counter() - started
 
 
-async def ask_without_pause(client: Client, pages: Pages) -> None:
+async def ask_without_pause(client: Client, pages: Pages, most: int = 4) -> None:
     while True:
-        content = [pages.part() for _ in range(4)] + [{"type": "text", "text": "What do these say?"}]
+        content = [pages.part() for _ in range(most)] + [{"type": "text", "text": "What do these say?"}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "ignore_eos": True}
         status = await client.post("/v1/chat/completions", json.dumps(body).encode(), bytearray().extend)
         if status != 200:
@@ -185,20 +193,82 @@ def start(folder: Path, asked: argparse.Namespace) -> None:
     print(f"ready after {whole:.2f} s, text alone {text:.2f} s: {ratio:.2f}; tower read in {tower:.3f} s")
 
 
+async def time_health(client: Client, seconds: list[float]) -> None:
+    while True:
+        started = time.perf_counter()
+        await client.get("/health")
+        seconds.append(time.perf_counter() - started)
+        await asyncio.sleep(0.02)
+
+
+async def large_pictures(server: Server, clients: int, seconds: float) -> str:
+    """The gaps of a stream, and the times of `/health`, while so many clients send large pictures."""
+    pictures, times, health = Pages(5472, 3648), list[float](), list[float]()
+    body = {"prompt": "Once", "max_tokens": _LONGEST - 8, "ignore_eos": True, "stream": True}
+    with closing(Client(server.url)) as client:
+        tasks = [asyncio.create_task(ask_without_pause(client, pictures, 1)) for _ in range(clients)]
+        await asyncio.sleep(3 if clients else 0)  # processes that prepare have started
+        tasks.append(asyncio.create_task(time_health(client, health)))
+        note = lambda _: times.append(time.perf_counter())  # noqa: E731
+        sent = client.post("/v1/completions", json.dumps(body).encode(), note)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(sent, seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    cuts, waits = quantiles([b - a for a, b in pairwise(times)], n=100), sorted(health)
+    told = f"gaps p50 {1000 * cuts[49]:.1f}, p99 {1000 * cuts[98]:.1f} ms"
+    return f"{told}; /health {1000 * median(waits):.1f} ms, at most {1000 * waits[-1]:.0f}"
+
+
+def resident(server: Server) -> float:
+    """The MiB of memory that the API process has."""
+    [kib] = re.findall(r"VmRSS:\s*(\d+)", Path(f"/proc/{server.http_pid}/status").read_text())
+    return int(kib) / 1024
+
+
+def large(folder: Path, asked: argparse.Namespace) -> None:
+    with closing(
+        serve(folder, "--mm-processor-cache-gb", "0.001", "--max-model-len", str(_LONGEST))
+    ) as server:
+        pages, seconds = Pages(1600, 1200), list[float]()
+        for _ in range(20):
+            body = {"messages": [{"role": "user", "content": [pages.part()]}]}
+            started = time.perf_counter()
+            httpx.post(server.url + "/tokenize", json=body).raise_for_status()
+            seconds.append(1000 * (time.perf_counter() - started))
+        print(f"1600 x 1200: {median(seconds):.0f} ms from the body to its tokens", flush=True)
+        for clients in (0, asked.clients, 0, asked.clients):
+            told = asyncio.run(large_pictures(server, clients, asked.seconds / 4))
+            print(f"{clients} clients with large pictures: {told}", flush=True)
+        if asked.pictures:
+            small, before = Pages(320, 240), resident(server)
+            for _ in range(asked.pictures):
+                body = {"messages": [{"role": "user", "content": [small.part()]}], "max_tokens": 1}
+                httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).raise_for_status()
+            print(f"after {asked.pictures} pictures: {resident(server) - before:+.1f} MiB", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["rerank", "stream", "start"])
+    parser.add_argument("what", choices=["rerank", "stream", "start", "large"])
     parser.add_argument("--shape", choices=list(_SHAPES), help="small; tiny for a stream")
     parser.add_argument("--pages", type=int, default=100)
     parser.add_argument("--restart", action="store_true")
-    parser.add_argument("--clients", type=int, default=72)
+    parser.add_argument("--clients", type=int, help="72; 8 for large pictures")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--pictures", type=int, default=0)
     asked = parser.parse_args()
+    asked.clients = asked.clients or (8 if asked.what == "large" else 72)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        write_model(folder, asked.shape or ("tiny" if asked.what == "stream" else "small"))
-        {"rerank": rerank, "stream": stream, "start": start}[asked.what](folder, asked)
+        if asked.what == "large":
+            text = LLAVA["text_config"] | {"max_position_embeddings": _LONGEST}
+            write_llava(folder, text_config=text)
+        else:
+            write_model(folder, asked.shape or ("tiny" if asked.what == "stream" else "small"))
+        {"rerank": rerank, "stream": stream, "start": start, "large": large}[asked.what](folder, asked)
 
 
 if __name__ == "__main__":

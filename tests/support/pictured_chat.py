@@ -55,9 +55,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def write_llava(folder: Path) -> tuple[nn.Module, Tokenizer]:
+def write_llava(folder: Path, **changes: Any) -> tuple[nn.Module, Tokenizer]:
     """Saves a random LLaVA whose pictures have four tokens."""
-    model = write_pictured("LlavaForConditionalGeneration", folder, LLAVA, SETTINGS)
+    model = write_pictured("LlavaForConditionalGeneration", folder, LLAVA | changes, SETTINGS)
     return model, write_chat_files(folder, {PICTURE: "<image>"}, "<image>")
 
 

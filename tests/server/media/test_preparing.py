@@ -85,6 +85,7 @@ async def test_a_process_that_is_late_or_dies_takes_its_item_alone() -> None:
         await preparer.prepare(PICTURE)
         pid = preparer._processes[0].pid
         assert pid is not None
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0), "it gives way"
         os.kill(pid, signal.SIGSTOP)
         late = await refusal(preparer, MediaFile(saved(NOISE, "BMP")))
         assert (late.status, late.message) == (
