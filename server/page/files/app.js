@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, the sidebar, the theme, keys that work everywhere.
 
-import { byId, kept, keep } from "./dom.js";
+import { byId, kept, keep, reveal } from "./dom.js";
 import { ABILITIES, abilities, beginModels, chosen } from "./models.js";
 import { beginChat, showChat, stopAnswer, useModel } from "./chat/chat.js";
 import { mark } from "./chat/conversations.js";
@@ -26,6 +26,7 @@ function open(name, rest) {
   if (name !== view) leaveView();
   leaveView = () => {};
   view = name;
+  reveal();
   for (const id of ["chat", "task", "live"]) byId(id).hidden = id !== (ABILITIES.slice(1).includes(name) ? "task" : name);
   byId("open-settings").hidden = name !== "chat";
   byId("settings").hidden ||= name !== "chat";

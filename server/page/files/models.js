@@ -1,7 +1,7 @@
 // Which models the server has, which one is chosen, and what it can do.
 
 import { ApiError, get } from "./api.js";
-import { byId, element, kept, keep, number } from "./dom.js";
+import { byId, element, kept, keep, number, reveal } from "./dom.js";
 
 /**
  * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string,
@@ -99,6 +99,7 @@ export async function beginModels(act) {
 function showState(text) {
   byId("state").textContent = text;
   byId("state").hidden = !text;
+  if (text) reveal();
 }
 
 async function waitReady() {

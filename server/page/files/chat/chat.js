@@ -78,7 +78,7 @@ function beginScrolling() {
 
 /** The chosen model is another one. */
 export function useModel(card) {
-  loadMarkdown().then(show);
+  setTimeout(() => loadMarkdown().then(show));  // when the page can be used
   allowPictures(card.media);
   drawFirst(card, (text) => { byId("input").value = text; say(); });
 }
@@ -138,7 +138,7 @@ function show() {
   byId("stop").hidden = !busy;
   byId("send").hidden = busy;
   document.title = current.title ? `${current.title} · Facet` : "Facet";
-  follow();
+  if (path.length) follow();
 }
 
 function follow() {
