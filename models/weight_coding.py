@@ -11,16 +11,26 @@ import msgspec
 
 from models.plain_files import FileError, read_json
 
-WHOLE, E4M3, E2M1, IQ4 = "whole", "e4m3", "e2m1", "iq4"
+WHOLE, E4M3, E2M1, IQ4, NF4, FP4 = "whole", "e4m3", "e2m1", "iq4", "nf4", "fp4"
 """What a code means: a whole number; a number of 8 bits with four of exponent and three of mantissa; one of 4
-bits with two of exponent and one of mantissa; one of 16 whole numbers that lie closer near 0."""
+bits with two of exponent and one of mantissa; one of 16 whole numbers that lie closer near 0; one of the 16
+numbers of bitsandbytes, in either kind."""
+UNROUNDED = (E4M3, NF4, FP4)
+"""The kinds that are multiplied as floats, with inputs that are not rounded."""
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = tuple(level / 12 for level in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 LEVELS: Mapping[str, tuple[float, ...]] = {
     E2M1: (*_E2M1, *(-level for level in _E2M1)),
     IQ4: (*(-127, -104, -83, -65, -49, -35, -22, -10), *(1, 13, 25, 38, 53, 69, 89, 113)),
+    NF4: (
+        *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ),
+    FP4: (*_FP4, *(-level for level in _FP4)),
 }
-"""The 16 numbers that codes of 4 bits stand for, by kind: mxfp4's, and those of GGUF's IQ4_NL and IQ4_XS."""
+"""The 16 numbers that codes of 4 bits stand for, by kind: mxfp4's, those of GGUF's IQ4_NL and IQ4_XS, and
+those of bitsandbytes."""
 
 
 PLAIN_BITS = 16

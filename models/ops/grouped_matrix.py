@@ -9,7 +9,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from models.weight_coding import E4M3, LEVELS, WHOLE
+from models.weight_coding import E4M3, LEVELS, UNROUNDED, WHOLE
 
 _MOST_IN_GROUP = 128
 """Inputs of the largest groups that kernels know. Larger ones are divided: all pieces have the same scale."""
@@ -57,7 +57,7 @@ class Grouped:
     input_scale: float | None = None
     """What inputs are divided by before they are rounded to 8 bits; None: by scales of their own."""
     kind: str = WHOLE
-    """What codes mean, as in `weight_coding.py`. Only WHOLE has offsets."""
+    """What codes mean, as in `weight_coding.py`, in the number type of the model. Only WHOLE has offsets."""
     minimums: Tensor | None = None
     """[N, groups] as scales: what is added to each element of a group. Then codes count from 0."""
     factors: Factors | None = None
@@ -180,7 +180,7 @@ class Grouped:
         if self.kind == E4M3:
             return self.codes.contiguous().view(torch.float8_e4m3fn).float()
         if levels := LEVELS.get(self.kind):
-            return torch.tensor(levels, dtype=torch.float32, device=self.device)[self.codes.int()]
+            return torch.tensor(levels, dtype=self.dtype, device=self.device).float()[self.codes.int()]
         zeros = self.zero_code if self.offsets is None else self._spread(self.offsets.float())
         return self.codes.float() - zeros
 
@@ -259,9 +259,9 @@ def from_column(matrix: Grouped, start: int) -> Grouped:
 def with_input_bits(matrix: Matrix, bits: int | None) -> Matrix:
     """The same matrix, with inputs that may be rounded to so many bits; None: as it says itself.
 
-    Numbers of fp8 and plain matrices are multiplied without rounding in any case.
+    Codes that become floats, and plain matrices, are multiplied without rounding in any case.
     """
-    if bits is None or not isinstance(matrix, Grouped) or matrix.kind == E4M3:
+    if bits is None or not isinstance(matrix, Grouped) or matrix.kind in UNROUNDED:
         return matrix
     return replace(matrix, input_bits=bits)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.ops.grouped_matrix import Factors, Grouped
-from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
+from models.weight_coding import E2M1, E4M3, FP4, IQ4, NF4, WHOLE
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ FORMS: Mapping[str, Callable[[Shape], Grouped]] = {
         s.made(4, 32, s.small(32, -32, 32), IQ4), factors=Factors(8, s.numbers(256) / 32)
     ),
     "mxfp4": lambda s: s.made(4, 32, s.powers(), E2M1),
+    "nf4": lambda s: s.made(4, 64, s.numbers(64).float(), NF4),
+    "fp4": lambda s: s.made(4, 64, s.numbers(64).float(), FP4),
 }
 """By the name that a form has in GGUF, or of the method that has it."""
 

@@ -21,7 +21,7 @@ from models.ops.expert_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
 from models.ops.pooling_ops import Segments
 from models.state_rows import NOWHERE, StateRow, state_columns
-from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
+from models.weight_coding import E2M1, E4M3, IQ4, NF4, WHOLE
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _WRITTEN = {
@@ -308,6 +308,8 @@ def _quantized_cases(made: torch.Generator, dtype: torch.dtype) -> list[Case]:
         (1, 2, _e4m3(made, dtype)),
         (13, 2, _e4m3(made, dtype)),
         (3, 2, _two_levels(made, dtype, 4, IQ4)),
+        (1, 2, replace(_grouped(made, dtype, 4, False), kind=NF4)),
+        (13, 1, replace(_grouped(made, dtype, 4, False), kind=NF4)),
         (9, 1, _two_levels(made, dtype, 5, WHOLE)),
         (1, 1, _two_levels(made, dtype, 6, WHOLE)),
         (7, 1, replace(_grouped(made, dtype, 4, False), kind=E2M1, scales=_powers(made))),

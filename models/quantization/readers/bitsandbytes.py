@@ -1,23 +1,27 @@
 """The tensors of bitsandbytes: two codes a byte, the first in its high half, whose numbers a table holds, and
 scales of blocks of all rows in a line, which may be codes themselves; or bytes [outputs, inputs] with scales.
 
-Matrices of 4 bits are widened: no kernel here multiplies numbers of any table.
+Matrices of 4 bits are widened if blocks do not end with rows, and where kernels have no such table: on CUDA.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import msgspec
 import torch
 from torch import Tensor
 
 from models.checkpoint.weights import Weights
-from models.ops.grouped_matrix import Grouped
+from models.ops.grouped_matrix import Grouped, Matrix, from_column
 from models.quantization.readers.pieces import covering, grouped, refuse
-from models.weight_coding import Coding
+from models.weight_coding import FP4, LEVELS, NF4, Coding
 from models.weight_pieces import Cut
 
 MAIN = "weight"
 _STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+_BLOCK = 64
+"""Groups are multiples of this: so sections, of which a row has up to 8, begin with units of codes."""
 _FLOATS = ("float32", "float16", "bfloat16")
 _PARTS = {
     "absmax": (*_FLOATS, "uint8"),
@@ -36,8 +40,8 @@ class _State(msgspec.Struct, frozen=True):
     nested_offset: float = 0.0
 
 
-def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Tensor | None:
-    """Read a matrix [outputs, inputs] or a piece of it, widened; None if only headers are compared."""
+def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut | None) -> Matrix | None:
+    """Read a matrix [outputs, inputs] or a piece of it; None if only headers are compared."""
     if not scope.is_real:
         return None
     total, by_rows = shape[0] * shape[1], cut is not None and cut.dim == 0
@@ -54,11 +58,30 @@ def read_4bit(scope: Weights, coding: Coding, shape: tuple[int, int], cut: Cut |
     state = _read_state(scope, parts, shape)
     codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=-1).flatten()[places]
     first = start // state.blocksize
-    scales = _scales(parts, state)[first : -(-stop // state.blocksize)].repeat_interleave(state.blocksize)
+    scales = _scales(parts, state)[first : -(-stop // state.blocksize)]
+    table = parts["quant_map"].float()
+    in_rows = shape[1] % state.blocksize == 0 and state.blocksize % _BLOCK == 0
+    if scope.device.type == "cpu" and in_rows and (kind := _kind_of(table)) is not None:
+        of_rows = codes.view(-1, shape[1]), scales.view(-1, shape[1] // state.blocksize)
+        matrix = replace(grouped(scope, coding, *of_rows), kind=kind, group=state.blocksize)
+        return matrix if cut is None or by_rows else _columns(matrix, cut)
     behind = start - first * state.blocksize
-    numbers = parts["quant_map"].float()[codes.int()] * scales[behind : behind + stop - start]
-    plain = numbers.view(-1, shape[1])
+    each = scales.repeat_interleave(state.blocksize)[behind : behind + stop - start]
+    plain = (table[codes.int()] * each).view(-1, shape[1])
     return (plain if cut is None or by_rows else cut.of(plain)).to(scope.dtype)
+
+
+def _kind_of(table: Tensor) -> str | None:
+    """The kind of codes that mean these numbers; None: kernels have no such table."""
+    known = ((kind, torch.tensor(LEVELS[kind], device=table.device)) for kind in (NF4, FP4))
+    return next((kind for kind, levels in known if torch.allclose(levels, table, atol=1e-6)), None)
+
+
+def _columns(matrix: Grouped, cut: Cut) -> Grouped:
+    """The piece of a whole matrix that has some of its columns."""
+    scales = matrix.scales[:, cut.start // matrix.group : -(-cut.stop // matrix.group)]
+    piece = replace(matrix, codes=cut.of(matrix.codes), scales=scales, inputs=cut.stop - cut.start)
+    return from_column(piece, cut.start)
 
 
 def _read_state(scope: Weights, parts: dict[str, Tensor], shape: tuple[int, int]) -> _State:

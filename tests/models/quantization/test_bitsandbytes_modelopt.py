@@ -14,9 +14,13 @@ from safetensors.torch import load_file, save_file
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
+from models.checkpoint.files import open_source
+from models.checkpoint.weights import Reading, Weights
 from models.config import ConfigError, read_config
+from models.ops.grouped_matrix import Grouped, widen
 from models.quantization.config import check_quantization, read_quantization
-from models.weight_pieces import WeightsError
+from models.quantization.matrices import read_matrix
+from models.weight_pieces import Cut, WeightsError
 
 pytestmark = pytest.mark.slow(2)
 
@@ -147,6 +151,29 @@ def test_logits_are_those_of_the_plain_checkpoint(name: str, llama: Path, tmp_pa
     config, change = CASES[name]
     packed, plain = write_both(llama, tmp_path, config, change)  # pyright: ignore[reportArgumentType]
     assert_logits(packed, hf_logits(plain, PROMPT), PROMPT, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"), [("nf4 with scales of scales", True), ("blocks across rows", False)]
+)
+def test_matrices_stay_4_bits_where_blocks_end_with_rows(
+    name: str, stays: bool, llama: Path, tmp_path: Path
+) -> None:
+    packed, plain = write_both(llama, tmp_path, *CASES[name])  # pyright: ignore[reportArgumentType]
+    config = read_config(packed)
+    quantization = read_quantization(config)
+    reading = Reading(
+        open_source(packed, "auto"),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        quantization=quantization,
+    )
+    scope = Weights(reading).at("model.layers.0.mlp.up_proj")
+    for cut in (None, Cut(0, 28, 56), Cut(1, 16, 32)):
+        matrix = read_matrix(scope, (112, 64), cut)
+        assert isinstance(matrix, Grouped) == stays
+        expected = load_file(plain / "model.safetensors")[f"{scope.path}.weight"]
+        torch.testing.assert_close(widen(matrix), expected if cut is None else cut.of(expected))
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)

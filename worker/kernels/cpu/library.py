@@ -238,7 +238,7 @@ _LONGEST = {
     "tile_runs.c",
     "attention.c",
     "attention_latent.c",
-    "tile_e4m3.c",
+    "tile_floats.c",
     "experts.c",
 }
 """The sources that take three quarters of the time: compiled first, so that all threads end together."""

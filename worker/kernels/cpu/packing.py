@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, alike, widen, with_input_bits
-from models.weight_coding import E2M1, E4M3, IQ4, WHOLE
+from models.weight_coding import E2M1, E4M3, FP4, IQ4, NF4, UNROUNDED, WHOLE
 from worker.host.memory import Arena, huge_pages
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.quantization import HEAD, UNITS, Scheme
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SCALE_KINDS = {**KINDS, torch.float16: 2, torch.float8_e8m0fnu: 3, torch.uint8: 4, torch.int8: 5}
 """The number types of scales, and of minimums and factors: `scale` in `csrc/weights.h`."""
-CODES = (WHOLE, E4M3, E2M1, IQ4)
+CODES = (WHOLE, E4M3, E2M1, IQ4, NF4, FP4)
 """The kinds of codes: `codes` in `csrc/weights.h`."""
 
 _LEAST_GROUP = 8
@@ -222,7 +222,7 @@ class Packer:
         factors = first.factors
         described = _Weights(
             *(None, outputs, first.codes.shape[1], KINDS[first.dtype], gated, sections),
-            *(first.bits, first.group, 16 if first.kind == E4M3 else first.input_bits),  # kernels round none
+            *(first.bits, first.group, 16 if first.kind in UNROUNDED else first.input_bits),
             CODES.index(first.kind),
             scale=SCALE_KINDS[first.scales.dtype],
             offsets=any(part.offsets is not None for part in parts),

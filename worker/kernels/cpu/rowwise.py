@@ -44,12 +44,16 @@ def bind(library: Library) -> Operations:
 def _embeddings(library: Library) -> Operations:
     look_up = library.function("embed", quick=True)
     widen = library.function("embed_packed", quick=True)
-    levels = {kind: torch.tensor(numbers, dtype=torch.float32) for kind, numbers in LEVELS.items()}
+    levels = {
+        (kind, numbers): torch.tensor(LEVELS[kind], dtype=numbers).float()
+        for kind in LEVELS
+        for numbers in KINDS
+    }
     turn = library.function("angles", quick=True)
 
     def embed(ids: Tensor, weight: Tensor) -> Tensor:
         if type(weight) is Packed:
-            table = levels.get(CODES[weight.described.codes])
+            table = levels.get((CODES[weight.described.codes], weight.numbers))
             out, ids = empty((len(ids), weight.inputs), weight.numbers), ids.contiguous()
             widen(ids.data_ptr(), weight.address, address(table), out.data_ptr(), len(ids))
             return out

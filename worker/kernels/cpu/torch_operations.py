@@ -19,7 +19,7 @@ from models.ops.expert_ops import WITHOUT_GATES
 from models.ops.grouped_matrix import Grouped, Matrix, stacked, widen, with_input_bits
 from models.ops.lora_ops import Added, with_adapters
 from models.ops.tree_sum import add_in_pairs
-from models.weight_coding import E4M3
+from models.weight_coding import UNROUNDED
 from worker.kernels.cpu.quantization import HEAD, Quantized, Scheme, round_inputs
 
 Table = Mapping[str, Callable[..., Any]]
@@ -119,7 +119,7 @@ def _multiply(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
     if weight.order is not None:
         x = F.pad(x, (0, 1))[:, weight.order.long()]  # the place -1 is the zero behind the last input
     pieces = x.float().chunk(weight.sections, dim=1)
-    if weight.form.kind != E4M3:
+    if weight.form.kind not in UNROUNDED:
         pieces = [round_inputs(piece, weight.scheme) for piece in pieces]
     out = add_in_pairs(
         [

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped
 from models.ops.tree_sum import add_in_pairs
-from models.weight_coding import E2M1, E4M3, IQ4, LEVELS
+from models.weight_coding import E2M1, E4M3, FP4, IQ4, LEVELS, NF4
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
 from worker.kernels.cpu.packing import Packed
@@ -81,7 +81,7 @@ def test_the_largest_sums_of_bytes_fit(table: Table, name: str, code: str) -> No
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("kind", [E2M1, IQ4])
+@pytest.mark.parametrize("kind", [E2M1, IQ4, NF4, FP4])
 def test_every_code_of_four_bits_is_exact(table: Table, kind: str) -> None:
     """A 1 becomes 32639 and a scale when inputs are rounded, whose product may be off by the last digit."""
     codes = torch.arange(16, dtype=torch.uint8).expand(5, 16)
@@ -103,7 +103,9 @@ def test_the_least_powers_of_two_are_exact(table: Table) -> None:
     torch.testing.assert_close(table["linear"](x, table["pack"](matrix)), expected, rtol=3e-7, atol=0)
 
 
-@pytest.mark.parametrize(("name", "most"), [("Q4_K", 4.7), ("Q5_K", 5.7), ("Q6_K", 6.6), ("mxfp4", 4.3)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("Q4_K", 4.7), ("Q5_K", 5.7), ("Q6_K", 6.6), ("mxfp4", 4.3), ("nf4", 4.6)]
+)
 def test_memory_is_that_of_the_file(table: Table, name: str, most: float) -> None:
     """A matrix takes so many bits for each element: at most 3 % more than GGUF's blocks."""
     packed = table["pack"](FORMS[name](Shape(320, 1024)))

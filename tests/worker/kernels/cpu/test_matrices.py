@@ -73,7 +73,7 @@ def test_infinity_and_nan_stay_in_their_row(level: str, kind: str, dtype: torch.
     for wrong in (torch.nan, torch.inf):
         x[7, 132] = wrong
         out = table["linear"](x, packed)
-        rounds_inputs = kind not in ("plain", "e4m3")
+        rounds_inputs = kind not in ("plain", "e4m3", "nf4", "fp4")
         assert not out[7].isfinite().any() and (out[7].isnan().all() or not rounds_inputs)
         out[7] = clean[7]
         assert torch.equal(out, clean)

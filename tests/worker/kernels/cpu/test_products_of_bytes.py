@@ -94,7 +94,7 @@ def test_inputs_of_a_run_are_rounded_on_one_scale() -> None:
     shape = Shape(3, 512, torch.bfloat16, 8)
     rounded = {name: Quantized.kept(form(shape)).scheme.group for name, form in FORMS.items()}
     of_runs = dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), 256)
-    assert rounded == {**dict.fromkeys(FORMS, 32), **of_runs}
+    assert rounded == {**dict.fromkeys(FORMS, 32), "nf4": 64, "fp4": 64, **of_runs}
     assert Quantized.kept(FORMS["Q6_K"](replace(shape, input_bits=16))).scheme.group == 16
     assert Quantized.kept(FORMS["Q6_K"](shape), 8).scheme.group == 64, "sections of 64 inputs"
 

@@ -51,7 +51,7 @@ INLINE void lay_rows(uint32_t *to, const char *const *rows, long count, long byt
 }
 
 // Whether products are added to totals where they are made, and not stored first.
-INLINE int adds_to_totals(const weights *w) { return w->bits && w->codes != E4M3 && is_read_in_place(w); }
+INLINE int adds_to_totals(const weights *w) { return w->bits && !are_floats(w) && is_read_in_place(w); }
 
 // A tile of gathered rows and what it is multiplied with. The first tile of a panel reads it from memory.
 typedef struct {

@@ -1,7 +1,7 @@
 // The ways to compute tiles of rows times a panel, one for each form of a matrix.
 #pragma once
 
-#include "tile_e4m3.h"
+#include "tile_floats.h"
 #include "tile_quantized.h"
 
 // The functions that compute tiles: by vectors, or from a quantized matrix.
@@ -17,7 +17,7 @@ enum { METHOD_ROWS = VEC_ROWS > QUANTIZED_ROWS ? VEC_ROWS : QUANTIZED_ROWS };  /
 
 static method method_for(const weights *w) {
     if (!w->bits) return (method){VEC_ROWS, laid_dwords(w), 1, lay_dwords, multiply_vec};
-    if (w->codes == E4M3) return (method){TILE_ROWS, e4m3_dwords(w), TILES_AT_ONCE, lay_e4m3, multiply_e4m3};
+    if (are_floats(w)) return (method){TILE_ROWS, floats_dwords(w), TILES_AT_ONCE, lay_floats, multiply_floats};
     method whole = {QUANTIZED_ROWS, quantized_dwords(w), 1, lay_quantized, multiply_in_place};
     if (!is_read_in_place(w) || is_looked_up(w)) whole.tiles = TILES_AT_ONCE, whole.multiply = multiply_unpacked;
     return whole;

@@ -34,7 +34,7 @@ typedef struct {
     int bits;         // bits of an element: 8, 6, 5 or 4
     int group;        // inputs that share a scale: a power of 2 from 8 to 128, and a multiple of a unit
     int input_bits;   // bits to which inputs are rounded: 16 or 8
-    int codes;        // what elements mean: WHOLE, E4M3, E2M1 or IQ4
+    int codes;        // what elements mean: one of those below
     int scale;        // the type of scales and minimums
     int offsets;      // whether groups have them
     int minimums;     // whether groups have them, which are added to each element; then codes count from 0
@@ -43,8 +43,11 @@ typedef struct {
     const int *order;  // [inputs] the place of each input in a row of x, or -1 for a zero; NULL: as they come
 } weights;
 
-enum { WHOLE, E4M3, E2M1, IQ4 };                                // `coding.py` says what they mean
+enum { WHOLE, E4M3, E2M1, IQ4, NF4, FP4 };                  // `weight_coding.py` says what they mean
 enum { FLOAT16 = BFLOAT16 + 1, POWER, UNSIGNED, SIGNED };  // types of scales only: of 8 bits are all but the first
+
+// Whether codes become floats, with which inputs are multiplied as they are: else both are whole numbers.
+INLINE int are_floats(const weights *w) { return w->codes == E4M3 || w->codes >= NF4; }
 
 // A part of the rows of a matrix as it was loaded. Parts lie anywhere; each is contiguous.
 typedef struct {

@@ -1,10 +1,11 @@
-// Tiles of rows times a panel of bytes in e4m3 (one sign, four bits of exponent, three of mantissa).
+// Tiles of rows times a panel of codes that become floats: bytes in e4m3 (one sign, four bits of exponent, three of
+// mantissa), and codes of 4 bits with a table of any numbers.
 //
 // A chunk of a panel is widened once for all tiles, or if a few rows are all there is, in registers: to pairs of
-// bfloat16, which hold every number of e4m3, where inputs are bfloat16 and the processor multiplies those, else to
-// float32. Inputs are not rounded. Each group is added up in the order of its inputs, multiplied by its scale and added
+// bfloat16, which hold every number, where inputs are bfloat16 and the processor
+// multiplies those, else to float32. Inputs are not rounded. Each group is added up in the order of its inputs, multiplied by its scale and added
 // to the output, for any number of rows in the same way.
-#include "tile_e4m3.h"
+#include "tile_floats.h"
 
 #include "chunk.h"
 
@@ -18,30 +19,77 @@ typedef struct {
 INLINE int in_pairs(const weights *w) { return DOTS && w->kind == BFLOAT16; }
 INLINE long flat_dwords(const weights *w) { return ceil_div(w->inputs * width_of(w->kind), 4); }
 
-long e4m3_dwords(const weights *w) { return flat_dwords(w) * (widened(w) ? 2 : 1); }
+long floats_dwords(const weights *w) { return flat_dwords(w) * (widened(w) ? 2 : 1); }
 
 // Several sections of bfloat16 are even, so no pair belongs to two.
-void lay_e4m3(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
+void lay_floats(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
     lay_first_dwords(to, x, stride, rows, flat_dwords(w), w);
+}
+
+// The 16 numbers of a table in the type of the model: as floats, all of them or the lower and the upper ones, and as the
+// bytes of bfloat16.
+typedef struct {
+    vec floats[16 / LANES];
+    whole below, above;
+} levels;
+
+INLINE levels levels_for(const weights *w) {
+    static const float nf4[] = {-1.0f,          -0.6961928f,  -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f,
+                                -0.091050036f,  0.0f,         0.0795803f,   0.1609302f,  0.2461123f,   0.33791524f,
+                                0.44070983f,    0.562617f,    0.72295684f,  1.0f};
+    static const float fp4[] = {0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 6.0f / 12, 2.0f / 12, 3.0f / 12,
+                                0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12};
+    const float *numbers = w->codes == NF4 ? nf4 : fp4;
+    uint16_t words[16];
+    int8_t below[16], above[16];
+    levels to;
+    for (int i = 0; i < 16 / LANES; i++) {
+        vec_store(words + i * LANES, vec_load(numbers + i * LANES, FLOAT32), BFLOAT16);
+        to.floats[i] = w->kind == BFLOAT16 ? vec_load(words + i * LANES, BFLOAT16) : vec_load(numbers + i * LANES, FLOAT32);
+    }
+    for (int i = 0; i < 16; i++) below[i] = (int8_t)words[i], above[i] = (int8_t)(words[i] >> 8);
+    to.below = table_of(below), to.above = table_of(above);
+    return to;
+}
+
+// The lowest four bits of each lane, as numbers of the table.
+INLINE vec level_of(whole codes, const levels *table) {
+#if LANES == 16
+    return _mm512_permutexvar_ps((__m512i)codes, table->floats[0]);
+#else
+    __m256i places = (__m256i)codes, upper = _mm256_slli_epi32(places, 28);
+    vec low = _mm256_permutevar8x32_ps(table->floats[0], places);
+    return _mm256_blendv_ps(low, _mm256_permutevar8x32_ps(table->floats[1], places), _mm256_castsi256_ps(upper));
+#endif
+}
+
+// The codes of a quad as bytes: a line of a panel holds one, or two of 4 bits.
+INLINE whole quad_in(const whole *line, int second, int bits) {
+    whole codes = whole_load(line);
+    return bits == 8 ? codes : second ? high_nibbles(codes) : low_nibbles(codes);
 }
 
 // The exponents of float32 begin at -127 and those of e4m3 at -7: so fields that are moved to their places mean 2^120
 // times too little. A product makes numbers right that have no leading 1, too.
-INLINE vec widened_byte(whole quad, int byte) {
+INLINE vec widened_byte(whole quad, int byte, int bits, const levels *table) {
+    if (bits == 4) return level_of(whole_down(quad, 8 * byte), table);
     whole fields = (whole_up(quad, 24 - 8 * byte) >> 4) & whole_all(0x87f00000u);
     return vec_mul(vec_of_bits(fields), vec_all(0x1p120f));
 }
 
-INLINE void widen_to_floats(vec *to, const whole *from, long quads) {
-    for (long quad = 0; quad < quads; quad++, from += COLUMNS)
+INLINE void widen_to_floats(vec *to, const whole *from, long quads, int bits, const levels *table) {
+    for (long quad = 0; quad < quads; quad++)
         for (int byte = 0; byte < 4; byte++, to += COLUMNS)
-            for (int c = 0; c < COLUMNS; c++) to[c] = widened_byte(whole_load(from + c), byte);
+            for (int c = 0; c < COLUMNS; c++) {
+                whole codes = quad_in(from + quad * bits / 8 * COLUMNS + c, quad % 2, bits);
+                to[c] = widened_byte(codes, byte, bits, table);
+            }
 }
 
 #if DOTS
 // The two bytes of bfloat16 are looked up by the upper and the lower half of a code; those of numbers without a leading
 // 1 by their mantissa. First, the pairs of inputs that belong into a vector are brought into the same half of each lane.
-INLINE void widen_quads(vec *first, vec *second, whole quads) {
+INLINE void widen_quads(vec *first, vec *second, whole quads, int bits, const levels *table) {
     const __m512i halves = _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100);
     const __m512i upper = _mm512_set4_epi32((int)0xc3c2c1c0, (int)0xbfbebdbc, 0x43424140, 0x3f3e3d3c);
     const __m512i lower = _mm512_set4_epi32((int)0xf0e0d0c0, (int)0xb0a09080, 0x70605040, 0x30201000);
@@ -49,6 +97,12 @@ INLINE void widen_quads(vec *first, vec *second, whole quads) {
     const __m512i small_lower = _mm512_set4_epi32(0, 0, 0x60402000, (int)0xc0800000);
     const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128), exponent = _mm512_set1_epi8(0x78);
     __m512i codes = _mm512_shuffle_epi8((__m512i)quads, halves);
+    if (bits == 4) {
+        whole low = looked_up(table->below, (whole)codes), high = looked_up(table->above, (whole)codes);
+        *first = _mm512_castsi512_ps(_mm512_unpacklo_epi8((__m512i)low, (__m512i)high));
+        *second = _mm512_castsi512_ps(_mm512_unpackhi_epi8((__m512i)low, (__m512i)high));
+        return;
+    }
     __m512i low = _mm512_and_si512(codes, nibble);
     __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
     __mmask64 small = _mm512_testn_epi8_mask(codes, exponent);
@@ -59,26 +113,35 @@ INLINE void widen_quads(vec *first, vec *second, whole quads) {
     *second = _mm512_castsi512_ps(_mm512_unpackhi_epi8(below, above));
 }
 #else
-INLINE void widen_quads(vec *first, vec *second, whole quads) { *first = *second = vec_of_bits(quads); }
+INLINE void widen_quads(vec *first, vec *second, whole quads, int bits, const levels *table) {
+    *first = *second = widened_byte(quads, 0, bits, table);
+}
 #endif
 
-INLINE void widen_to_pairs(vec *to, const whole *from, long quads) {
-    for (long i = 0; i < quads * COLUMNS; i++) {
-        vec *pair = to + i / COLUMNS * 2 * COLUMNS + i % COLUMNS;
-        widen_quads(pair, pair + COLUMNS, whole_load(from + i));
-    }
+INLINE void widen_to_pairs(vec *to, const whole *from, long quads, int bits, const levels *table) {
+    for (long quad = 0; quad < quads; quad++, to += 2 * COLUMNS)
+        for (int c = 0; c < COLUMNS; c++) {
+            whole codes = quad_in(from + quad * bits / 8 * COLUMNS + c, quad % 2, bits);
+            widen_quads(to + c, to + COLUMNS + c, codes, bits, table);
+        }
+}
+
+INLINE void widen_codes(vec *to, const whole *from, long quads, int pairs, int bits, const levels *table) {
+    if (pairs) widen_to_pairs(to, from, quads, bits, table);
+    else widen_to_floats(to, from, quads, bits, table);
 }
 
 // Widens groups; -> the beginning of the next one.
 INLINE const char *widen_groups(floats *to, const groups *from, const weights *w) {
     const char *panel = from->panel;
     vec *codes = to->codes, minimums[COLUMNS];
+    levels table = levels_for(w);
     for (long group = from->group; group < from->end; group++) {
         const whole *bytes = (const whole *)(panel + group_head_bytes(w));
         long quads = quads_in(w, group);
         load_head(to->scales[group - from->group], minimums, panel, NULL, w, 0, COLUMNS);
-        if (in_pairs(w)) widen_to_pairs(codes, bytes, quads);
-        else widen_to_floats(codes, bytes, quads);
+        if (w->bits == 4) widen_codes(codes, bytes, quads, in_pairs(w), 4, &table);
+        else widen_codes(codes, bytes, quads, in_pairs(w), 8, &table);
         codes += quads * (in_pairs(w) ? 2 : 4) * COLUMNS;
         panel += bytes_in(w, group);
     }
@@ -140,26 +203,31 @@ enum { DIRECT_PAIRS = DOTS ? 12 : 1, DIRECT_FLOATS = LANES == 16 ? 4 : 2 };
 INLINE long direct_rows(const weights *w) { return in_pairs(w) ? DIRECT_PAIRS : DIRECT_FLOATS; }
 
 // Adds the products of a quad of each row with those of the columns, which are widened in registers.
-INLINE void add_quad(vec sums[][COLUMNS], const uint32_t *x, int rows, int pairs, const whole *codes) {
+INLINE void add_quad(vec sums[][COLUMNS], const uint32_t *x, int rows, int pairs, const whole *line, int second, int bits,
+                     const levels *table) {
     vec wide[2][COLUMNS];
-    for (int c = 0; pairs && c < COLUMNS; c++) widen_quads(&wide[0][c], &wide[1][c], whole_load(codes + c));
+    whole codes[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) codes[c] = quad_in(line + c, second, bits);
+    for (int c = 0; pairs && c < COLUMNS; c++) widen_quads(&wide[0][c], &wide[1][c], codes[c], bits, table);
     for (int i = 0; i < (pairs ? 2 : 4); i++, x += rows) {
-        for (int c = 0; !pairs && c < COLUMNS; c++) wide[0][c] = widened_byte(whole_load(codes + c), i);
+        for (int c = 0; !pairs && c < COLUMNS; c++) wide[0][c] = widened_byte(codes[c], i, bits, table);
         if (pairs) step_bfloat16(sums, x, rows, COLUMNS, (const uint32_t *)wide[i]);
         else add_products(sums, x, rows, COLUMNS, wide[0]);
     }
 }
 
 // Multiplies rows with a group; -> where the rows go on.
-INLINE const uint32_t *add_directly(int rows, int pairs, const uint32_t *x, const groups *from, const weights *w, float *out) {
+INLINE const uint32_t *add_directly(int rows, int pairs, int bits, const uint32_t *x, const groups *from, const weights *w,
+                                    const levels *table, float *out) {
     vec sums[TILE_ROWS][COLUMNS], scales[COLUMNS], minimums[COLUMNS];
     const char *codes = from->panel + group_head_bytes(w);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < COLUMNS; c++) sums[r][c] = vec_zero();
-    for (long left = quads_in(w, from->group); left > 0; left--, codes += PANEL * 4, x += (pairs ? 2 : 4) * rows) {
+    for (long left = quads_in(w, from->group); left > 0; left -= 8 / bits, codes += PANEL * 4) {
         _mm_prefetch(codes + AHEAD_BYTES, _MM_HINT_T0);
         _mm_prefetch(codes + AHEAD_BYTES + 64, _MM_HINT_T0);
-        add_quad(sums, x, rows, pairs, (const whole *)codes);
+        for (int second = 0; second < 8 / bits; second++, x += (pairs ? 2 : 4) * rows)
+            add_quad(sums, x, rows, pairs, (const whole *)codes, second, bits, table);
     }
     load_head(scales, minimums, from->panel, NULL, w, 0, COLUMNS);
     for (int r = 0; r < rows; r++) {
@@ -171,10 +239,13 @@ INLINE const uint32_t *add_directly(int rows, int pairs, const uint32_t *x, cons
     return x;
 }
 
-#define DIRECTLY(n, pairs) \
-    case n: return add_directly(n, pairs, x, from, w, out);
+#define DIRECTLY(n, pairs)                                                               \
+    case n:                                                                              \
+        if (w->bits == 4) return add_directly(n, pairs, 4, x, from, w, table, out); \
+        return add_directly(n, pairs, 8, x, from, w, table, out);
 
-static const uint32_t *add_directly_of(long rows, const uint32_t *x, const groups *from, const weights *w, float *out) {
+static const uint32_t *add_directly_of(long rows, const uint32_t *x, const groups *from, const weights *w,
+                                       const levels *table, float *out) {
 #if DOTS
     if (in_pairs(w)) {
         switch (rows) {
@@ -193,11 +264,12 @@ static const uint32_t *add_directly_of(long rows, const uint32_t *x, const group
     return x;
 }
 
-// Multiplies a tile with the groups of a section that are whole quads, which are all but perhaps the last.
+// Multiplies a tile with the groups of a section that are whole units, which are all but perhaps the last.
 INLINE const uint32_t *add_whole_groups(long rows, const uint32_t *x, groups *from, const weights *w, float *out) {
-    long end = section_groups(w) - (section_inputs(w) % 4 != 0);
+    long end = section_groups(w) - (section_inputs(w) % (4 * unit_quads(w->bits)) != 0);
+    levels table = levels_for(w);
     for (; from->group < end; from->group++) {
-        x = add_directly_of(rows, x, from, w, out);
+        x = add_directly_of(rows, x, from, w, &table, out);
         from->panel += bytes_in(w, from->group);
     }
     return x;
@@ -209,11 +281,11 @@ INLINE float *out_of(const tiles *t, long tile, const weights *w, long section) 
     return place_of_section(t->sums[tile], t->rows[tile], w, section, t->apart);
 }
 
-// Multiplies tiles, whose rows are as `lay_e4m3` wrote them.
-void multiply_e4m3(const tiles *t, const weights *w, long panel) {
+// Multiplies tiles, whose rows are as `lay_floats` wrote them.
+void multiply_floats(const tiles *t, const weights *w, long panel) {
     floats wide;
     tile_place places[TILES_AT_ONCE];
-    long step = PANEL * (in_pairs(w) ? 2 : 1) / t->count, share = FLOATS * PANEL / t->count;
+    long step = PANEL * (in_pairs(w) ? 2 : 1) * w->bits / 8 / t->count, share = FLOATS * PANEL * w->bits / 8 / t->count;
     groups from = {.panel = (const char *)panel_of(w, panel)};
     for (long i = 0; i < t->count; i++) places[i].x = t->x[i];
     for (long section = 0; section < w->sections; section++) {
