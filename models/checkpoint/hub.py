@@ -27,7 +27,7 @@ _ADAPTER = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?P<folder>(/\w[\w.-]*)*)")
 """An adapter on the hub: a repository, or a folder in one."""
 _BUILT_IN = ("demo", "minilm")
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model")
+_ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm")
 _OF_ADAPTERS = ("adapter_model.safetensors", "*.json", "*.jinja")
 _HEADS = ("sparse_linear.*", "colbert_linear.*")
 """The layers of BGE-M3 beside its checkpoint."""

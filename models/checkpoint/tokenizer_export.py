@@ -2,8 +2,8 @@
 
     python -P -m models.checkpoint.tokenizer_export FOLDER TARGET [--trust-remote-code]
 
-It is a process of its own, because only transformers can read all those files, and the server never imports
-transformers.
+It is a process of its own, because only transformers can read nearly all of those files, and the server never
+imports transformers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+from models.checkpoint.marian_tokenizer import SOURCE, write_marian
+
 
 def export(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The file is written aside and moved, so that a second server never reads half of it.
+    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+        written = Path(aside) / "tokenizer.json"
+        if (folder / SOURCE).is_file():
+            write_marian(folder, written)
+        else:
+            _write(folder, written, trust_remote_code=trust_remote_code)
+        target.mkdir(exist_ok=True)
+        written.replace(target / "tokenizer.json")
+
+
+def _write(folder: Path, path: Path, *, trust_remote_code: bool) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -23,12 +38,7 @@ def export(folder: Path, target: Path, *, trust_remote_code: bool) -> None:
         raise ValueError(
             f"{type(tokenizer).__name__} has no fast form, so it cannot be written as tokenizer.json"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # The file is written aside and moved, so that a second server never reads half of it.
-    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-        tokenizer.backend_tokenizer.save(str(Path(aside) / "tokenizer.json"))
-        target.mkdir(exist_ok=True)
-        (Path(aside) / "tokenizer.json").replace(target / "tokenizer.json")
+    tokenizer.backend_tokenizer.save(str(path))
 
 
 def main() -> None:

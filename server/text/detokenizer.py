@@ -14,6 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from models.checkpoint.marian_tokenizer import MARK
+
 BROKEN = "\ufffd"
 
 FIRST_MARK = 0xD800
@@ -255,6 +257,8 @@ def byte_decoding(decoder: object) -> ByteDecoding | None:
         case ["Metaspace"] if steps[0].get("replacement") == "▁":
             keeps = steps[0].get("prepend_scheme", "always") == "never"
             return ByteDecoding(metaspace_bytes, strip=0 if keeps else -1)
+        case ["Replace", "Metaspace"] if steps[0].get("pattern") == {"String": MARK}:
+            return ByteDecoding(lambda token: metaspace_bytes(token.removeprefix(MARK)), strip=-1)
         case ["Replace", "ByteFallback", "Fuse"] if _is_space_mark(steps[0]):
             return ByteDecoding(sentencepiece_bytes, "facet-byte-fallback")
         case ["Replace", "ByteFallback", "Fuse", "Strip"] if _is_space_mark(steps[0]):

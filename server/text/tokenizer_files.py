@@ -24,7 +24,8 @@ from server.text.tokenizer import NoTokenizer, Tokenizer
 
 CONVERSION_SECONDS = 300
 _SOURCES = (
-    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer_config.json",
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "source.spm",
+    "tokenizer_config.json",
 )  # fmt: skip
 
 _PALIGEMMA = """
@@ -203,6 +204,6 @@ def _run_conversion(folder: Path, target: Path, *, trust_remote_code: bool) -> N
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise TokenizerError(
-            f"the model has no tokenizer.json, and transformers cannot make one: {reason}; "
+            f"the model has no tokenizer.json, and none can be made: {reason}; "
             "name a folder or hub id that has one with --tokenizer"
         )
