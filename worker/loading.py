@@ -28,6 +28,9 @@ from worker.host.memory import ReadPages, release_after_loading
 from worker.pooling import offered_tasks, whole_tasks
 from worker.steps.drafting import Drafter
 
+_ADAPTING = {"linear", "gated_linear", "hold_adapters", "lora"}
+"""The operations that a device must have to compute adapters."""
+
 
 def load_options(
     config: WorkerConfig, device: Device, dtype: torch.dtype, parallel: Parallel, max_len: int
@@ -70,13 +73,15 @@ def hold_adapters(
     if not lora.enable_lora:
         return None
     place = config.place
-    if device.target.type != "cpu" or place.expert_replicas > 1:
-        what = (
-            f"this is {device.name}" if device.target.type != "cpu" else "replicas share this model's experts"
-        )
+    if place.expert_replicas > 1:
         raise ValueError(
-            f"--enable-lora needs a CPU, without shared experts, and {what}: serve the adapter's own folder, "
-            "which merges it into its base"
+            "--enable-lora: replicas share this model's experts: serve the adapter's own folder, which "
+            "merges it into its base"
+        )
+    if wrong := sorted(_ADAPTING - device.kernels.keys()) if device.target.type != "cpu" else []:
+        raise ValueError(
+            f"--enable-lora: {device.name} computes {' and '.join(wrong)} wrong: pass --device cpu, or serve "
+            "the adapter's own folder, which merges it into its base"
         )
     if lora.fully_sharded_loras and place.tensor_size > 1:
         raise ValueError(

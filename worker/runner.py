@@ -257,7 +257,7 @@ class Runner:
             shares=self._layout.shares,
             on_axes=getattr(find_tower(self._model), "three_axes", False),
             processors=open_processors(self._config, self._device.target, limits.max_num_seqs),
-            adapted_tasks=self._adapters.tasks if self._adapters else None,
+            adapting=self._adapters,
             sources=open_table(
                 self._model, limits.max_num_seqs, limits.block_size, self._cache.source_blocks
             ),

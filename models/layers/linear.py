@@ -15,7 +15,6 @@ from models import ops
 from models.checkpoint.weights import Weights
 from models.context import context
 from models.ops.grouped_matrix import Grouped, Matrix, halves, stacked
-from models.ops.lora_ops import LayerAdapters
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
@@ -92,7 +91,7 @@ class Linear(nn.Module):
     bias: nn.Parameter | None
     places: Sequence[Place] = ()
     """The places in the checkpoint of the parts, one after the other, or of all as one part."""
-    adapters: LayerAdapters | None = None  # None: there can be none
+    adapters: Any = None  # those that `ops.lora` takes; None: there can be none
 
     def __init__(
         self,

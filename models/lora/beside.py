@@ -23,7 +23,7 @@ from models.lora_config import (
     split_name,
 )
 from models.ops.grouped_matrix import widen
-from models.ops.lora_ops import Block, LayerAdapter
+from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
 
@@ -31,11 +31,22 @@ Parts = Mapping[str, Stored]
 """The tensors of a module by their kinds."""
 
 
-def open_adapters(layers: Iterable[Linear], most: int, most_rank: int) -> None:
-    """Let the layers of a loaded model have adapters with the numbers 1 to `most`, up to this rank."""
-    for layer in layers:
-        scopes = len({place.scope for place in layer.places})
-        layer.adapters = ops.hold_adapters(layer.weight, most, scopes * most_rank)
+def open_adapters(layers: Sequence[Linear], most: int, rank: int, in_step: int) -> AdapterStore:
+    """Let the layers of a loaded model have adapters, as `ops.hold_adapters` says."""
+    places = [layer.places for layer in layers]
+    scopes = [len({place.scope for place in own}) for own in places]
+    given = zip(layers, scopes, map(len, places), strict=True)
+    hold = ops.hold_adapters if layers else ops.SPECIFIED["hold_adapters"]
+    store: AdapterStore = hold(
+        [
+            Adaptable(layer.weight, layer.inputs.length, sum(layer.widths), own, pieces + 1)
+            for layer, own, pieces in given
+        ],
+        *(most, rank, in_step),
+    )
+    for layer, held in zip(layers, store.layers, strict=True):
+        layer.adapters = held
+    return store
 
 
 def adaptable_layers(modules: Iterable[nn.Module], tower: Iterable[nn.Module]) -> Iterator[Linear]:
@@ -55,6 +66,8 @@ class AdapterPull:
     layers: list[Linear]
     base: Callable[[], Weights]
     """A function that opens the weights of the model."""
+    biases: Mapping[Linear, Tensor]
+    """The biases of layers, in float32 and on the host."""
     elsewhere: Sequence[str] = ()
     """The scopes of layers that other stages hold, which see to what the adapter has for these."""
 
@@ -78,11 +91,11 @@ class AdapterPull:
             raise places.refuse(self.folder, missing)
         self._weights: Weights | None = None
 
-    def pull(self) -> Iterator[tuple[Linear, LayerAdapter]]:
-        """What the adapter changes of each layer that it changes."""
-        for layer in self.layers:
+    def pull(self) -> Iterator[tuple[int, LayerAdapter]]:
+        """What the adapter changes of each layer that it changes, by the layers' places."""
+        for at, layer in enumerate(self.layers):
             if any(place.scope in self._modules for place in layer.places):
-                yield layer, self._of_layer(layer)
+                yield at, self._of_layer(layer)
 
     def _of_layer(self, layer: Linear) -> LayerAdapter:
         first_of: dict[str, int] = {}
@@ -90,7 +103,7 @@ class AdapterPull:
         blocks: list[Block] = []
         factors: list[Tensor] = []
         shifts: list[Tensor] = []
-        start = 0
+        start, bias = 0, self.biases.get(layer)
         for place in layer.places:
             rows = place.rows.length
             module, parts = self._modules.get(place.scope, ("", {}))
@@ -104,7 +117,7 @@ class AdapterPull:
                 factors.append(self._factor(layer, place, module, parts, a, b))
             else:
                 factors.append(torch.ones(rows))
-            old = None if layer.bias is None else layer.bias[start : start + rows].float()
+            old = None if bias is None else bias[start : start + rows]
             shifts.append(self._shift(layer, place, module, parts, old))
             start += rows
         factor, shift = torch.cat(factors), torch.cat(shifts)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoint.files import read_safetensors
 from models.lora_config import (
@@ -41,10 +39,28 @@ def read_head(folder: Path, config: AdapterConfig, size: int, *, causal: bool) -
     )
 
 
-def _classifier(
-    folder: Path, config: AdapterConfig, size: int, *, causal: bool
-) -> Callable[[Tensor], Tensor]:
-    """The function of hidden states [K, size] that gives [K, labels], all in float32."""
+class _Classifier(nn.Module):
+    """A function of hidden states [K, size] that gives [K, labels], all in float32."""
+
+    def __init__(self, *layers: tuple[Tensor, Tensor | None]) -> None:
+        """`layers`: weights and biases, between which is a tanh."""
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for weight, bias in layers:
+            layer = nn.Linear(*weight.shape[::-1], bias=bias is not None, device="meta")
+            given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+            layer.load_state_dict(given, assign=True)
+            self.layers.append(layer.requires_grad_(False))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first, *others = self.layers
+        rows = first(rows)
+        for layer in others:
+            rows = layer(rows.tanh())
+        return rows
+
+
+def _classifier(folder: Path, config: AdapterConfig, size: int, *, causal: bool) -> _Classifier:
     stored = read_safetensors(folder / TENSORS_FILE)
     found = {
         name.removeprefix(PREFIX).partition(f"{config.head}.")[2]: tensor.read(None).to(
@@ -61,7 +77,7 @@ def _classifier(
     weight, bias = found.pop("weight", None), found.pop("bias", None)
     if weight is not None and not found:
         _check(folder, weight, bias, (config.labels, size))
-        return lambda rows: F.linear(rows, weight, bias)
+        return _Classifier((weight, bias))
     inner, inner_bias, outer, outer_bias = (
         found.pop(f"{name}.{part}", None) for name in ("dense", "out_proj") for part in ("weight", "bias")
     )
@@ -73,7 +89,7 @@ def _classifier(
         )
     _check(folder, inner, inner_bias, (size, size))
     _check(folder, outer, outer_bias, (config.labels, size))
-    return lambda rows: F.linear(F.linear(rows, inner, inner_bias).tanh(), outer, outer_bias)
+    return _Classifier((inner, inner_bias), (outer, outer_bias))
 
 
 def _check(folder: Path, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> None:

@@ -5,7 +5,7 @@ y = factor * (W x + B (A x)) + shift + bias. Rows without an adapter keep their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,8 +41,22 @@ class LayerAdapter:
         return sum(each.nbytes for each in tensors if each is not None)
 
 
+@dataclass(frozen=True, eq=False)
+class Adaptable:
+    """A layer that may have adapters."""
+
+    weight: Tensor
+    """Its matrix [outputs, inputs], as `pack` returned it."""
+    inputs: int
+    outputs: int
+    scopes: int
+    """The modules of a checkpoint whose outputs it has, each of which has a rank of its own."""
+    pieces: int
+    """The most pieces of its outputs that are made of other numbers A x than their neighbours."""
+
+
 class PreparedAdapter(Protocol):
-    """An adapter of a layer in the form of the device."""
+    """An adapter in the form of the device."""
 
     @property
     def nbytes(self) -> int: ...
@@ -62,6 +76,65 @@ class LayerAdapters(Protocol):
     def drop(self, number: int) -> None:
         """Give it up again, if it is there."""
         ...
+
+
+class AdapterStore(Protocol):
+    """The adapters of a model. `prepare` may run beside steps, the other methods run between two of them."""
+
+    layers: Sequence[Any]
+    """What `lora` takes of each layer."""
+
+    def prepare(self, changes: Iterable[tuple[int, LayerAdapter]]) -> PreparedAdapter:
+        """Lay out what an adapter changes of layers, which are told by their places."""
+        ...
+
+    def enter(self, number: int, prepared: Any) -> None:
+        """Let steps compute with what was prepared, under a number that no adapter has."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Give it up again, if it is there."""
+        ...
+
+    def bring(self, numbers: Iterable[int]) -> None:
+        """Have these adapters where the next step reads them; 0 is none."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Apart:
+    """An adapter, of which each layer holds its own part."""
+
+    parts: Sequence[tuple[LayerAdapters, PreparedAdapter]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prepared.nbytes for _, prepared in self.parts)
+
+
+class HeldByLayers:
+    """The store of layers that each hold their own part of adapters, always where steps read it."""
+
+    def __init__(self, layers: Sequence[LayerAdapters]) -> None:
+        self.layers = layers
+        self._entered: dict[int, _Apart] = {}
+
+    def prepare(self, changes: Iterable[tuple[int, LayerAdapter]]) -> _Apart:
+        layers = ((self.layers[at], adapter) for at, adapter in changes)
+        return _Apart([(layer, layer.prepare(adapter)) for layer, adapter in layers])
+
+    def enter(self, number: int, prepared: _Apart) -> None:
+        self._entered[number] = prepared
+        for layer, part in prepared.parts:
+            layer.enter(number, part)
+
+    def drop(self, number: int) -> None:
+        if number in self._entered:
+            for layer, _ in self._entered.pop(number).parts:
+                layer.drop(number)
+
+    def bring(self, numbers: Iterable[int]) -> None:
+        """Do nothing: all are there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +162,12 @@ class HeldAdapters:
         self.held.pop(number, None)
 
 
-def hold_adapters(weight: Tensor, most: int, numbers: int) -> LayerAdapters:
-    """Make the place for adapters of the layer with this packed matrix.
+def hold_adapters(layers: Sequence[Adaptable], most: int, rank: int, in_step: int) -> AdapterStore:
+    """Make the store of the adapters of these layers.
 
-    They are numbered 1 to `most`, and have up to so many `numbers` A x.
+    They are numbered 1 to `most`, up to `in_step` of which are in a step, and have up to this rank.
     """
-    return HeldAdapters()
+    return HeldByLayers([HeldAdapters() for _ in layers])
 
 
 def lora(x: Tensor, adapters: Any, rows: AdapterRows) -> Added:

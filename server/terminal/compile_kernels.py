@@ -70,10 +70,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     for flag, words in _CHOICES.items():
         parser.add_argument(flag, choices=words, default=words[0], help=f"As for serve ({words[0]}).")
-    parser.add_argument("--block-size", type=int, default=64, metavar="N", help="As for serve (64).")
+    for flag, default in (("--block-size", 64), ("--max-lora-rank", 16)):
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"As for serve ({default}).")
     for flag, short in _COUNTS.items():
         parser.add_argument(flag, short, type=int, default=1, metavar="N", help="As for serve (1).")
-    parser.add_argument("--enable-expert-parallel", action="store_true", help="As for serve.")
+    for flag in ("--enable-expert-parallel", "--enable-lora"):
+        parser.add_argument(flag, action="store_true", help="As for serve.")
     return parser
 
 

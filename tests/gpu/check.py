@@ -67,6 +67,7 @@ SECTIONS: dict[str, Section] = {
     "families": Section(290, asked=True),
     "kinds": Section(200, asked=True),
     "guesses": Section(140, asked=True),
+    "adapters": Section(140, asked=True),
     "sanitized": Section(300, asked=True, prefix=_SANITIZED),
     "models": Section(200, asked=True),
     "peer": Section(900, asked=True),

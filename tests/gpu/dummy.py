@@ -130,14 +130,18 @@ class Dummy:
         seqs = [SeqStep(slot, 0, length, self.blocks(length), False, pools=True) for slot in range(texts)]
         return self.run(seqs, new)
 
-    def decode(self, rows: int, length: int, steps: int, params: Sampling) -> tuple[float, float]:
+    def decode(
+        self, rows: int, length: int, steps: int, params: Sampling, adapters: int = 0
+    ) -> tuple[float, float]:
         """The seconds of a step of rows that begin with so many tokens, and of the host to launch it.
 
-        The tokens before the last one are not computed: reading zeros takes as long.
+        `adapters`: how many different ones the rows have. The tokens before the last one are not computed:
+        reading zeros takes as long.
         """
         room = length + steps + _SPARE
         blocks = [self.blocks(room) for _ in range(rows)]
-        new = [NewSeq(slot, [_TOKEN] * length, length, params) for slot in range(rows)]
+        own = [slot % adapters + 1 if adapters else 0 for slot in range(rows)]
+        new = [NewSeq(slot, [_TOKEN] * length, length, params, adapter=own[slot]) for slot in range(rows)]
         self.run([SeqStep(slot, length - 1, 1, blocks[slot], True) for slot in range(rows)], new)
         warm = min(5, steps)
         self._step_on(rows, length, range(warm))

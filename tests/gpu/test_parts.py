@@ -381,3 +381,10 @@ FAILED tests/worker/kernels/cuda/test_norms.py::test_other
     assert last.unfinished and last.text.startswith("1 passed")
     (wrong,) = right.read_tests("", 3)
     assert wrong.wrong == 1
+
+
+def test_adapters_are_compared_and_timed(tmp_path: Path) -> None:
+    told = run("adapters", tmp_path)
+    check_results(told)
+    assert told.text("tokens with adapters") == "as on the CPU"
+    assert {"a step of 1 rows with adapters", "a prompt of 128 tokens with adapters"} <= {*told.names}

@@ -20,11 +20,13 @@ from worker import runner as runner_module
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.model_variants import describe, model_calls
 from worker.kernels.cuda.operations import cuda_operations
+from worker.options import LoraOptions
 from worker.protocol import NewSeq, Pooling, Sampling, SeqStep, StepInput
 from worker.runner import Runner
 
 DTYPE = torch.bfloat16
 BLOCK, LONGEST, SLOTS = 64, 16384, 160
+LORA = LoraOptions(enable_lora=True)
 FURTHER = 5000
 """The tokens that a sequence has before a step whose keys are split."""
 STEPS = (
@@ -40,7 +42,9 @@ def generate(runner: Runner) -> None:
     blocks = [0] * (LONGEST // BLOCK * len(runner.facts.windows))
     number = 0
     for rows in STEPS:
-        sequences = [NewSeq(slot, [5] * count, count, params) for slot, count in enumerate(rows)]
+        sequences = [
+            NewSeq(slot, [5] * count, count, params, adapter=slot % 2) for slot, count in enumerate(rows)
+        ]
         later = [min(LONGEST - 1, count + FURTHER) for count in rows]
         following = [
             (rows, rows),
@@ -63,7 +67,9 @@ def pool(runner: Runner) -> None:
     longest = runner.facts.max_model_len
     for number, rows in enumerate(STEPS):
         counts = [min(count, longest) for count in rows]
-        new = [NewSeq(slot, [5] * count, count, params) for slot, count in enumerate(counts)]
+        new = [
+            NewSeq(slot, [5] * count, count, params, adapter=slot % 2) for slot, count in enumerate(counts)
+        ]
         blocks = [0] * (longest // BLOCK) if runner.facts.causal else []
         seqs = [SeqStep(slot, 0, count, blocks, False, pools=True) for slot, count in enumerate(counts)]
         runner.launch(StepInput(number, new, seqs))
@@ -74,7 +80,8 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
     model = read_config(folder)
     conversion = resolve_conversion(model, folder)
     kernels = cuda_operations(card)
-    listed = model_calls(model, folder, DTYPE, card.capability, BLOCK, cache_dtype, kernels)
+    given = model, folder, DTYPE, card.capability, BLOCK, cache_dtype, kernels
+    listed = model_calls(*given, lora=LORA)
     config = worker_config(
         folder=str(folder),
         model=model,
@@ -85,6 +92,7 @@ def missing_of(folder: Path, card: Card, cache_dtype: torch.dtype) -> tuple[int,
         max_model_len=min(LONGEST, model.max_len or LONGEST),
         max_num_batched_tokens=LONGEST,
         num_gpu_blocks_override=2048,
+        lora=LORA,
     )
     runner_module.choose_dtypes = lambda config, device: (DTYPE, cache_dtype)
     with opened(config, MetaCuda(512, card)) as (runner, calls):

@@ -22,8 +22,10 @@ from worker.kernels.cuda.compiling.machine_code import faults
 from worker.kernels.cuda.compiling.model_variants import compile_ahead, model_calls, one_of_each
 from worker.kernels.cuda.launch import Call
 from worker.kernels.cuda.operations import cuda_operations
+from worker.options import LoraOptions
 
 PROCESSORS = 132
+LORA = LoraOptions(enable_lora=True)
 
 
 def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool) -> list[Call]:
@@ -36,7 +38,7 @@ def calls_of(capability: int, folder: Path, caches: Sequence[str], *, fp8: bool)
         call
         for each in types
         for kernels in operations
-        for call in model_calls(*given, cache_dtype=each, kernels=kernels)
+        for call in model_calls(*given, cache_dtype=each, kernels=kernels, lora=LORA)
     ]
 
 

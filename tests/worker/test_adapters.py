@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
+from adapted_runner import OUTPUTS, PROMPTS, call, generate, load
 from opened import open_runner
 from peft_adapters import Made, make_adapter
 from tiny import tiny_checkpoint
 
-from worker.calls.messages import DROP_ADAPTER, ENTER_ADAPTER, READ_ADAPTER, WorkerCall
+from worker.calls.messages import DROP_ADAPTER, ENTER_ADAPTER, READ_ADAPTER
 from worker.options import LoraOptions
-from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 from worker.runner import Runner
-
-PROMPTS = [list(range(20 + 7 * row, 20 + 7 * row + 5 + row)) for row in range(4)]
-OUTPUTS = 5
 
 
 @pytest.fixture(scope="module")
@@ -36,53 +31,6 @@ def made(base: Path) -> list[Made]:
 @pytest.fixture(scope="module")
 def runner(base: Path) -> Runner:
     return open_runner(base, lora=LoraOptions(enable_lora=True, max_cpu_loras=4), dtype="float32")
-
-
-def call(runner: Runner, method: str, *args: Any) -> Any:
-    returned = runner.call(WorkerCall(1, method, list(args)))
-    if returned.error:
-        raise ValueError(returned.error)
-    return returned.result
-
-
-def load(runner: Runner, number: int, folder: Path) -> Any:
-    facts = call(runner, READ_ADAPTER, number, str(folder))
-    call(runner, ENTER_ADAPTER, number)
-    return facts
-
-
-_numbers = count(1)
-
-
-def generate(
-    runner: Runner, adapters: dict[int, tuple[int, int]]
-) -> dict[int, list[tuple[int, list[float]]]]:
-    """slot -> tokens, each with three logprobs. `adapters`: slot -> the adapter and its first position."""
-    params = Sampling(max_tokens=OUTPUTS, temperature=0, logprobs=3)
-    found: dict[int, list[tuple[int, list[float]]]] = {slot: [] for slot in adapters}
-    for index in range(OUTPUTS):
-        new = [
-            NewSeq(
-                slot,
-                PROMPTS[slot],
-                len(PROMPTS[slot]),
-                params,
-                adapter=adapters[slot][0],
-                adapter_from=adapters[slot][1],
-            )
-            for slot in adapters
-        ]
-        rows = [
-            SeqStep(slot, len(PROMPTS[slot]) + index - 1, 1, [], samples=True, output_index=index)
-            if index
-            else SeqStep(slot, 0, len(PROMPTS[slot]), [2 * slot, 2 * slot + 1], samples=True)
-            for slot in adapters
-        ]
-        output = runner.launch(StepInput(next(_numbers), [] if index else new, rows)).result()
-        for slot, token, logprobs in zip(adapters, output.tokens, output.logprobs, strict=True):
-            assert logprobs is not None
-            found[slot].append((token, logprobs.values))
-    return found
 
 
 def greedy(model: Made, prompt: list[int]) -> list[int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from models.checkpoint.weights import Weights
 from models.layers.stages import Layers
@@ -18,7 +19,7 @@ from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
 from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
-from models.ops.lora_ops import LayerAdapters, PreparedAdapter
+from models.ops.lora_ops import PreparedAdapter
 from models.pooling.pooler import TaskHead
 from models.vision.model import find_tower
 from worker.calls.messages import AdapterFacts
@@ -29,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """An adapter that was read: what is prepared for layers that it changes, and the head that it brings."""
+    """An adapter that was read: what is prepared of it, and the head that it brings."""
 
-    layers: Sequence[tuple[LayerAdapters, PreparedAdapter]]
+    prepared: PreparedAdapter
     head: tuple[str, TaskHead] | None
 
 
@@ -56,10 +57,11 @@ class Adapters:
         self._elsewhere = [
             scope for each in model.modules() if isinstance(each, Layers) for scope in each.elsewhere
         ]
-        open_adapters(self._layers, options.most, options.max_lora_rank)
+        biases = {layer: layer.bias for layer in self._layers if layer.bias is not None}
+        self._biases = {layer: bias.float().cpu() for layer, bias in biases.items() if not bias.is_meta}
+        self._store = open_adapters(self._layers, options.most, options.max_lora_rank, options.most_in_step)
         self._read: dict[int, _Read] = {}
         """What was read for a number, and is not entered yet."""
-        self._entered: dict[int, list[LayerAdapters]] = {}
 
     @torch.inference_mode()
     def read(self, number: int, folder: str) -> AdapterFacts:
@@ -79,29 +81,24 @@ class Adapters:
                 f"{folder} labels tokens, for which the hidden states of a text are kept only if --tasks "
                 "names such a task: add --tasks generate embed token_embed"
             )
-        pull = AdapterPull(path, config, self._layers, self._open_base, self._elsewhere)
-        layers = [
-            (layer.adapters, layer.adapters.prepare(adapter))
-            for layer, adapter in pull.pull()
-            if layer.adapters is not None
-        ]
-        self._read[number] = _Read(layers, head)
-        _log.debug("%s: %d layers in %.0f ms", folder, len(layers), 1e3 * (time.monotonic() - started))
-        size = sum(prepared.nbytes for _, prepared in layers)
+        pull = AdapterPull(path, config, self._layers, self._open_base, self._biases, self._elsewhere)
+        prepared = self._store.prepare(pull.pull())
+        self._read[number] = _Read(prepared, head)
+        _log.debug("%s: read in %.0f ms", folder, 1e3 * (time.monotonic() - started))
         if head is None:
-            return AdapterFacts(bytes=size)
+            return AdapterFacts(bytes=prepared.nbytes)
         task, width = head[0], head[1].width
-        return AdapterFacts(size, (task,), {task: width}, label_names(path, width))
+        return AdapterFacts(prepared.nbytes, (task,), {task: width}, label_names(path, width))
 
     def enter(self, number: int) -> None:
         """Let steps compute with what was read for a number, in place of what they had there."""
         read = self._read.pop(number)
         self.drop(number)
-        self._entered[number] = [adapters for adapters, _ in read.layers]
-        for adapters, prepared in read.layers:
-            adapters.enter(number, prepared)
+        self._store.enter(number, read.prepared)
         if read.head is not None:
             task, head = read.head
+            if isinstance(head.project, nn.Module):
+                head.project.to(self._load_options.device)
             self.tasks[number, task] = own = f"{task} of adapter {number}"
             self._model.pooler.heads[own] = head
 
@@ -110,8 +107,11 @@ class Adapters:
         self._read.pop(number, None)
         for key in [key for key in self.tasks if key[0] == number]:
             del self._model.pooler.heads[self.tasks.pop(key)]
-        for adapters in self._entered.pop(number, []):
-            adapters.drop(number)
+        self._store.drop(number)
+
+    def bring(self, numbers: Iterable[int]) -> None:
+        """Have the adapters with these numbers where the next step reads them; 0 is none."""
+        self._store.bring(numbers)
 
     def _open_base(self) -> Weights:
         return open_base(self._load_options)

@@ -71,6 +71,7 @@ class Cuda:
         """
         place = config.place
         self._fp8, self._most_cache_bytes = fp8, config.most_cache_bytes
+        self._adapts = config.options.lora.enable_lora
         index, there = place.local_rank, torch.cuda.device_count()
         if index >= there:
             raise ValueError(
@@ -150,7 +151,8 @@ class Cuda:
             if config.options.model_impl != "transformers":
                 model = msgspec.structs.replace(config.model, warnings=())  # the log has them later
                 given = Path(config.folder), dtype, self.capability, block_size, cache_dtype, self.kernels
-                calls.extend(model_calls(model, *given, parallel, config.conversion, uses))
+                served = parallel, config.conversion, uses, config.options.lora
+                calls.extend(model_calls(model, *given, *served))
             uses.is_known = uses.is_known and config.drafter is None
             return opening_calls(self.capability, self._head_dim, dtype, uses)
 
@@ -208,7 +210,8 @@ class Cuda:
         if not most:
             return 0
         rows = min(most, rows) if per_row else 0
-        return graph_bytes(rows, most, per_row=per_row, per_token=per_token) + attention(most)
+        given = {"per_row": per_row, "per_token": per_token, "kinds": 1 + self._adapts}
+        return graph_bytes(rows, most, **given) + attention(most)
 
     def attention_bytes(
         self, layers: Sequence[CachedAttention], tokens: int, longest: int, dtype: torch.dtype

@@ -66,6 +66,7 @@ class StepPlanner:
         remembered = self.slots.first_remembered
         states = None if remembered is None else state_rows(asked.seqs, remembered)
         columns = Columns.of(step.seqs, states)
+        self.slots.bring_adapters(columns.slots)
         types, seen = self._token_types(columns), self._seen_tokens(columns)
         queries = None if self.slots.aligned.isdisjoint(columns.slots) else list[Tensor]()
         has_media = self.media is not None and (self.slots.media or self.media.sees_prompts)
@@ -74,7 +75,7 @@ class StepPlanner:
         if forms is not None and step.fresh:
             forms.states.forget()
         may_replay = step is asked and not (step.new or step.beams) and (media is None or media.only_shifts)
-        form = find_form(forms, step.seqs, self.slots) if forms is not None and may_replay else None
+        form = find_form(forms, step.seqs, columns, self.slots) if forms is not None and may_replay else None
         if forms is not None and form is not None:
             return self._plan_form(forms, form, step, columns, packet)
         if forms is not None and media is None and seen is None and queries is None:
@@ -147,7 +148,7 @@ class StepPlanner:
         self, forms: Forms, form: Form, step: StepInput, columns: Columns, packet: Packet
     ) -> Batch:
         """Send a step as a form, and behind it what sampling needs if the recording ends with the logits."""
-        send_form(forms, form, step.seqs, columns.states, self.slots, packet)
+        send_form(forms, form, step.seqs, columns, self.slots, packet)
         if form.whole:
             sampled = _sampled_by(forms, step.seqs)
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.context import AdapterRows, ForwardContext, StateRows
 from models.state_rows import StateRow, state_columns
 from worker.protocol import SeqStep
-from worker.tables.adapter_rows import adapter_runs, numbers_of
+from worker.tables.adapter_rows import Run, adapter_runs, numbers_of
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
 
@@ -59,7 +59,7 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
     rows = np.repeat(np.arange(len(counts)), counts)  # [T]
     token_positions = np.arange(len(rows)) + (np.array(columns.starts) - query_starts[:-1])[rows]  # [T]
     row_slots, row_of = packet.ints(columns.slots), packet.ints(rows)
-    runs = adapter_runs(slots, columns.slots, columns.starts, columns.counts)
+    runs = runs_of(columns, slots)
     adapters = packet.ints(np.array(numbers_of(runs, len(rows)))) if runs else None
     staged = packet.ints(token_positions), packet.ints(query_starts), packet.ints(columns.ends)
     state_table = packet.ints(np.array(state_columns(columns.states)).ravel()) if columns.states else None
@@ -96,6 +96,11 @@ def lay_out(columns: Columns, slots: Slots, packet: Packet) -> Callable[[], Step
         return ids, context
 
     return finish
+
+
+def runs_of(columns: Columns, slots: Slots) -> list[Run]:
+    """The runs of a step's tokens with the same adapter; nothing if no token has one."""
+    return adapter_runs(slots, columns.slots, columns.starts, columns.counts)
 
 
 def blocks_of(columns: Columns, slots: Slots) -> int:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from models.state_rows import STATE_COLUMNS, StateRow
 from worker.protocol import SeqStep
-from worker.tables.positions import Columns, StepTokens
+from worker.tables.adapter_rows import numbers_of
+from worker.tables.positions import Columns, StepTokens, runs_of
 from worker.tables.random_bits import stream
 from worker.tables.slots import STATE_WORDS, Slots
 from worker.tables.staging import Column, Packet
@@ -75,6 +76,8 @@ class Form:
     rows: int
     whole: bool
     """Whether tokens are chosen in the recording, too, which else ends with the logits."""
+    adapted: bool = False
+    """Whether tokens may have adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class MixedForm:
     tokens: int
     whole: bool
     """Whether tokens are chosen in the recording, too, which else ends with the hidden states."""
+    adapted: bool = False
+    """Whether tokens may have adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Forms(Protocol):
     buffer: Tensor
     """Where forms lie on the device, int32."""
 
-    def find(self, rows: int, *, whole: bool) -> Form | None:
+    def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         """The smallest recorded form that has so many rows, if that is not far too large."""
         ...
 
@@ -131,12 +136,12 @@ def state_words(rows: Sequence[StateRow], length: int, nobody: int) -> np.ndarra
     return table.ravel()
 
 
-def find_form(forms: Forms, seqs: Sequence[SeqStep], slots: Slots) -> Form | None:
+def find_form(forms: Forms, seqs: Sequence[SeqStep], columns: Columns, slots: Slots) -> Form | None:
     """The form in which a step without new sequences can be sent, if it computes one token of each."""
     if any(seq.count != 1 or not seq.samples or len(seq.blocks) > slots.groups for seq in seqs):
         return None
     whole = can_choose(forms, seqs, slots)
-    form = forms.find(len(seqs), whole=whole)
+    form = forms.find(len(seqs), whole=whole, adapted=bool(runs_of(columns, slots)))
     return form if form is not None and forms.states.knows(seqs) else None
 
 
@@ -158,13 +163,13 @@ def send_form(
     forms: Forms,
     form: Form,
     seqs: Sequence[SeqStep],
-    states: Sequence[StateRow],
+    step: Columns,
     slots: Slots,
     packet: Packet,
 ) -> None:
     """Begin a packet with a form: slots, and for each the next entry of its block tables, -1 for none.
 
-    If layers have states, their places follow.
+    If layers have states, their places follow, and then the numbers of adapters, if the form has some.
     """
     held = [seq.slot for seq in seqs]
     places = [slots.blocks[seq.slot] if seq.blocks else -1 for seq in seqs]
@@ -174,8 +179,10 @@ def send_form(
         slots.blocks[seq.slot] += len(seq.blocks) // slots.groups
     fields = (held, slots.dummy), (places, -1), *((blocks, 0) for blocks in groups)
     columns = [Column(values, fill, form.rows) for values, fill in fields]
-    if states:
-        words = state_words(states, form.rows, slots.dummy)
+    if step.states:
+        words = state_words(step.states, form.rows, slots.dummy)
         columns.append(Column(words, 0, len(words)))
+    if form.adapted:
+        columns.append(Column(numbers_of(runs_of(step, slots), len(seqs))[: len(seqs)], 0, form.rows))
     packet.begin_form(forms.buffer, columns)
     forms.states.advance(held)

@@ -7,7 +7,7 @@ sampled, so the input of a step is always `tokens[slot, position]` and never wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -94,6 +94,17 @@ class RowProcessors(Protocol):
     def apply(self, logits: Tensor, slots: Sequence[int], last_tokens: Tensor) -> dict[int, str]: ...
 
 
+class Adapting(Protocol):
+    """The adapters of a worker."""
+
+    tasks: dict[tuple[int, str], str]
+    """The number of an adapter, and a task -> the task as which the pooler has the adapter's own head."""
+
+    def bring(self, numbers: Iterable[int]) -> None:
+        """Have the adapters with these numbers where the next step reads them; 0 is none."""
+        ...
+
+
 class Slots:
     def __init__(
         self,
@@ -108,14 +119,14 @@ class Slots:
         shares: Sequence[int] = (1,),
         on_axes: bool = False,
         processors: RowProcessors | None = None,
-        adapted_tasks: Mapping[tuple[int, str], str] | None = None,
+        adapting: Adapting | None = None,
         sources: SourceTable | None = None,
     ) -> None:
         """`paged`: sequences have cache blocks. An encoder's have none, because each is computed whole.
 
         `most_guesses`: how many guesses a step may have; 0: the model takes none.
         `shares`: for each group of attention layers, the layers' blocks that make one of the engine's.
-        `adapted_tasks`: tasks for which adapters have heads of their own; None: there are no adapters.
+        `adapting`: None: there are no adapters.
         `on_axes`: whether tokens have positions on three axes where there are media.
         """
         self.count = self.dummy = count
@@ -123,7 +134,7 @@ class Slots:
         self.processors, self.sources = processors, sources
         self.max_len, self.block_size, self.most_guesses = max_len, block_size, most_guesses
         self.paged, self.has_states, self.on_axes = paged, has_states, on_axes
-        self._adapted_tasks = adapted_tasks
+        self._adapting = adapting
         rows = count + 1
         self.most_blocks = -(-max_len // block_size) if paged else 0
         # One column more than positions, for the token that is sampled after the last position.
@@ -177,7 +188,7 @@ class Slots:
     @property
     def adapts(self) -> bool:
         """Whether sequences may have adapters."""
-        return self._adapted_tasks is not None
+        return self._adapting is not None
 
     @staticmethod
     def nbytes(count: int, max_len: int, block_size: int, groups: int) -> int:
@@ -223,7 +234,8 @@ class Slots:
             self.media[slot] = placed = PlacedMedia.of(new.media, on_axes=self.on_axes)
             self.shift[slot] = placed.shift
         if isinstance(new.params, Pooling):
-            own: Any = (self._adapted_tasks or {}).get((new.adapter, new.params.task))
+            tasks = {} if self._adapting is None else self._adapting.tasks
+            own: Any = tasks.get((new.adapter, new.params.task))
             params = new.params if own is None else msgspec.structs.replace(new.params, task=own)
             self.pooling[slot], self.texts[slot] = params, new.tokens
             (self.aligned.add if params.task == "align" else self.aligned.discard)(slot)
@@ -246,6 +258,11 @@ class Slots:
         self.wants_prompt_logprobs.discard(target)
         self.pooling[target], self.texts[target] = None, ()
         self._admit_sampling(target, self.params[source])
+
+    def bring_adapters(self, held: Sequence[int]) -> None:
+        """Have the adapters of these slots where the next step reads them."""
+        if self._adapting is not None and not self.adapted.isdisjoint(held):
+            self._adapting.bring(self.adapters[slot][0] for slot in held)
 
     def _adapt(self, slot: int, adapter: tuple[int, int]) -> None:
         self.adapters[slot] = adapter

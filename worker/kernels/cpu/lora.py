@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.context import AdapterRows
 from models.ops import lora_ops
-from models.ops.lora_ops import Added, Block, HeldAdapters, LayerAdapter, LayerAdapters
+from models.ops.lora_ops import Adaptable, Added, Block, HeldAdapters, HeldByLayers, LayerAdapter
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.packing import Packed, Packer
 from worker.kernels.cpu.tensors import KINDS, address, empty
@@ -102,10 +102,17 @@ class PackedAdapters:
 def bind(library: Library, packer: Packer) -> Table:
     run = library.function("lora")
 
-    def hold_adapters(weight: Tensor, most: int, numbers: int) -> LayerAdapters:
-        if type(weight) is not Packed:
-            return lora_ops.hold_adapters(weight, most, numbers)
-        return PackedAdapters(packer, weight, most, numbers)
+    def hold_adapters(
+        layers: Sequence[Adaptable], most: int, rank: int, in_step: int
+    ) -> lora_ops.AdapterStore:
+        return HeldByLayers(
+            [
+                PackedAdapters(packer, layer.weight, most, layer.scopes * rank)
+                if type(layer.weight) is Packed
+                else HeldAdapters()
+                for layer in layers
+            ]
+        )
 
     def lora(x: Tensor, adapters: PackedAdapters | HeldAdapters, rows: AdapterRows) -> Added:
         if isinstance(adapters, HeldAdapters):

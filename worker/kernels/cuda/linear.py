@@ -19,9 +19,10 @@ from triton.language import constexpr
 
 from models.ops import reference
 from models.ops.grouped_matrix import Grouped, Matrix, alike, stacked
+from models.ops.lora_ops import Added
 from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.launch import launch
-from worker.kernels.cuda.products import packing
+from worker.kernels.cuda.products import adapters, packing
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.quantized import look_up, multiply_plain, multiply_quantized
 
@@ -89,16 +90,32 @@ def operations(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]
     """The operations of this module by name, for `models.ops.use`. `fp8`: whether `pack` makes e4m3."""
 
     def linear(
-        x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str | None = None, wide: bool = False
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: str | None = None,
+        wide: bool = False,
+        added: Added | None = None,
     ) -> Tensor:
         """Multiply. Logits that were rounded would change the likeliest token at one position in forty."""
         if kind is None:
-            return _multiply(x, weight, bias, card, wide=wide)
-        out = activation(_multiply(x, weight, bias, card), kind)
+            return product(x, weight, bias, added, wide=wide)
+        out = activation(product(x, weight, bias, added), kind)
         return out.float() if wide else out
 
-    def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-        return gated(_multiply(x, weight, bias, card), kind)
+    def gated_linear(
+        x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, *, added: Added | None = None
+    ) -> Tensor:
+        return gated(product(x, weight, bias, added), kind)
+
+    def product(
+        x: Tensor, weight: Tensor, bias: Tensor | None, added: Added | None, *, wide: bool = False
+    ) -> Tensor:
+        out = _multiply(x, weight, bias, card, wide=wide)
+        if added is not None:
+            adapters.add(out, bias, added)
+        return out
 
     return {
         "pack": pack_in_fp8 if fp8 else pack,
@@ -107,6 +124,7 @@ def operations(card: Card, *, fp8: bool = False) -> dict[str, Callable[..., Any]
         "embed": embed,
         "activation": activation,
         "gated": gated,
+        **adapters.OPERATIONS,
     }
 
 

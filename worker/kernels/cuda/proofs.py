@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, StateRows
+from models.context import AdapterRows, ForwardContext, StateRows
 from models.ops import SPECIFIED
+from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.state_rows import StateRow, state_columns
 from worker.kernels import check
 from worker.kernels.cuda.capabilities import Card
@@ -91,12 +93,29 @@ def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[
     step, rates, states = _long_step(), -values(4).float().abs(), values(3, 4, 24, 40).float()
     x, gates, numbers = values(41, 2 * 2 * 24 + 4 * 40), values(41, 8), values(4).float()
     scanned = (x, gates[:, :4], rates, numbers, numbers, (0.0, 2.0), states, step, 2)
+    adapter = LayerAdapter(values(3, 67).float(), [Block(0, 0, values(102, 3).float())])
     return [
+        _Adapted("lora", (*product, adapter), tolerance=tolerance),
         check.Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
         check.Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
         check.Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
         check.Case("selective_scan", scanned, tolerance=tolerance),
     ]
+
+
+class _Adapted(check.Case):
+    """A product with an adapter of two of its four rows."""
+
+    def compute(self, table: Mapping[str, Callable[..., Any]]) -> Tensor:
+        x, weight, adapter = self.arguments
+        matrix = table["pack"](weight)
+        layer = Adaptable(matrix, weight.shape[1], len(weight), scopes=1, pieces=1)
+        store: AdapterStore = table["hold_adapters"]([layer], 1, len(adapter.a), 1)
+        store.enter(1, store.prepare([(0, adapter)]))
+        store.bring([1])
+        numbers = torch.tensor([0, 1, 1, 0], dtype=torch.int32).to(x.device)
+        rows = AdapterRows(numbers, numbers[:0], [(1, 1, 2)])
+        return table["linear"](x, matrix, added=table["lora"](x, store.layers[0], rows))
 
 
 def _long_step() -> ForwardContext:

@@ -31,6 +31,7 @@ from worker.kernels.cuda.launch import Call
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.unsupported import Unsupported
 from worker.kernels.uses import Uses
+from worker.options import LoraOptions
 
 
 def cache_dtype_on(config: ModelConfig, asked: str, capability: int) -> torch.dtype | None:
@@ -61,6 +62,7 @@ def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Ca
     calls: list[Call] = []
     fp8 = makes_fp8(config, given.quantization)
     uses = Uses(*[(8, E4M3)] * fp8)
+    lora = LoraOptions(enable_lora=given.enable_lora, max_lora_rank=given.max_lora_rank)
     for processors in PROCESSORS:
         kernels = cuda_operations(Card(capability, processors), fp8=fp8)
         calls += calls_of_ranks(
@@ -68,6 +70,7 @@ def all_calls(config: ModelConfig, given: Namespace, capability: int) -> list[Ca
                 model_calls,
                 *(config, given.folder, dtype, capability, given.block_size, cache_dtype, kernels),
                 uses=uses,
+                lora=lora,
             ),
             given.tensor_parallel_size,
             given.pipeline_parallel_size,

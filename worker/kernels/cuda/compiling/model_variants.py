@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,54 +24,34 @@ from triton.runtime import driver
 
 from models import ops
 from models.config import ModelConfig
-from models.context import ForwardContext, StateRows, use_context
 from models.conversion.conversion_choice import Conversion, resolve_conversion
-from models.layers.attention import Attention
-from models.layers.experts import Experts
-from models.layers.state import StateLayer
 from models.loader import LoadOptions, load_model
-from models.model import ServedModel, stream_size
-from models.ops.pooling_ops import Segments
 from models.parallel.experts import ExpertPlace, Transport
 from models.parallel.parallel import Parallel, Replicas
-from models.state_rows import STATE_COLUMNS
 from models.vision.model import find_tower
+from worker.calls.adapters import Adapters
 from worker.host.machine import usable_cores
-from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
-from worker.kernels.cuda.capabilities import Card, Tiles
+from worker.kernels.cuda.capabilities import Card
 from worker.kernels.cuda.compiling.machine_code import Compiled, inspect
 from worker.kernels.cuda.compiling.shapes_only import ShapesOnly
+from worker.kernels.cuda.compiling.steps_without_memory import (
+    ALIGNED,
+    NOWHERE,
+    PROCESSORS,
+    no_logits,
+    take_steps,
+)
 from worker.kernels.cuda.draw_kernel import PROVED, draw, filters
 from worker.kernels.cuda.launch import Call, collecting
 from worker.kernels.cuda.operations import cuda_operations
 from worker.kernels.cuda.proofs import cases_on
-from worker.kernels.cuda.steps import layout_kernels as layouts
 from worker.kernels.cuda.unsupported import Unsupported, refuse_unsupported
 from worker.kernels.uses import Uses
-from worker.media import sees_media
-from worker.sampling.grouped_logits import BY_TORCH, GROUP, GroupedLogits
-from worker.tables.recorded_forms import SlotStates
-from worker.tables.slots import Slots
-from worker.tables.staging import columns_of
+from worker.options import LoraOptions
 
 logger = logging.getLogger(__name__)
 
-NOWHERE = torch.device("meta")
-_ALIGNED = 16
-"""Triton compiles variants of their own for pointers and numbers that this does not divide."""
-_PROCESSORS = 132
 _MOST_THREADS = 16
-_STEPS = (
-    ([1], [64]),
-    ([1], [8192]),  # so many keys are split
-    ([1, 40], [20, 40]),  # more rows than the narrowest tile of a product has, and fewer than are widened for
-    ([1, 1500], [20, 1500]),
-)
-"""New tokens and all tokens of each row, for steps that need every variant of attention."""
-_STEPS_OF_EXPERTS = tuple(([1, new], [20, new]) for new in (7, 299, 8000))
-"""More steps where there are experts, which have rows for each size of tiles then, however many they are."""
-_SAMPLED = (1, 40, 256)
-"""Rows of logits, for every variant of a product with a quantized LM head."""
 
 
 class _OtherRanks:
@@ -126,17 +105,19 @@ def model_calls(
     parallel: Parallel = Parallel(),
     conversion: Conversion | None = None,
     uses: Uses | None = None,
+    lora: LoraOptions = LoraOptions(),
 ) -> list[Call]:
     """The calls of kernels that a model makes, one for each variant; a cache has its type by default.
 
     `kernels`: the operations that are bound already, and stay so; None: those of any card with this
     capability. `parallel`: the rank whose pieces are computed; no other one takes part. `conversion`: what
-    the model is served as; None: what a server would choose. `uses` notes what it asks of operations.
+    the model is served as; None: what a server would choose. `uses` notes what it asks of operations. `lora`
+    says whether it has adapters.
     """
     parallel = _alone(parallel)
     conversion = conversion or resolve_conversion(config, folder)
     with torch.inference_mode(), _all_are_chosen(), ShapesOnly(), collecting() as calls:
-        table = cuda_operations(Card(capability, _PROCESSORS)) if kernels is None else kernels
+        table = cuda_operations(Card(capability, PROCESSORS)) if kernels is None else kernels
         ops.use(table if uses is None else uses.noting(table))
         try:
             options = LoadOptions(
@@ -150,7 +131,9 @@ def model_calls(
             )
             model = load_model(options)
             refuse_unsupported(model.modules())
-            _take_steps(model, options, block_size, cache_dtype or dtype)
+            if lora.enable_lora:
+                Adapters(lora, options, model)
+            take_steps(model, options, block_size, cache_dtype or dtype)
             if uses is not None:
                 uses.is_known = find_tower(model) is None  # whose steps are not taken here
         finally:
@@ -196,12 +179,12 @@ def opening_calls(capability: int, dim: int, dtype: torch.dtype, uses: Uses | No
 
     `uses`: what it asks of operations; None, or what is not known: all are proved.
     """
-    table = cuda_operations(Card(capability, _PROCESSORS))
+    table = cuda_operations(Card(capability, PROCESSORS))
     with torch.inference_mode(), ShapesOnly(), collecting() as calls:
         for case in cases_on(NOWHERE, dim, dtype, uses if uses is not None and uses.is_known else None):
             if case.name in table:
                 case.compute(table)
-        draw(_no_logits(*PROVED), filters(NOWHERE))
+        draw(no_logits(*PROVED), filters(NOWHERE))
     return one_of_each(calls)
 
 
@@ -259,37 +242,6 @@ def describe(call: Call) -> str:
     return f"{call.kernel.fn.__name__}({', '.join(words)}) {call.options}"
 
 
-def _take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dtype: torch.dtype) -> None:
-    """Take steps of each kind with a model that was made as `given`, and do what follows its layers."""
-    config, parallel = given.config, given.parallel
-    width = stream_size(model, config.hidden_size)
-    is_mixture = any(isinstance(layer, Experts) for layer in model.modules())
-    steps = (*_STEPS, *_STEPS_OF_EXPERTS) if is_mixture else _STEPS
-    for layer in model.attention_layers():
-        layer.kv = _nowhere(layer.cache_shape(8, block_size), cache_dtype)
-    for layer in model.modules():
-        if isinstance(layer, StateLayer):
-            layer.states = [_no_states(shape) for shape in layer.state_shapes()]
-    tower = find_tower(model)
-    most = max(sum(new) for new, _ in steps)
-    tables = [None, _nowhere((most,), torch.int32)] if sees_media(tower) else [None]
-    for new, total in steps:
-        stream = None if parallel.first else _nowhere((sum(new), width), given.dtype)
-        step = _step(new, total if model.causal else new, block_size, parallel)
-        for last in tables:
-            step.last = last if last is None else last[: sum(new)]
-            with use_context(step):
-                model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
-    _lay_out_tokens(block_size, paged=model.causal)
-    if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
-        for rows in _SAMPLED:
-            model.logits(_nowhere((rows, config.output_size), given.dtype))
-        windows = {layer.window for layer in model.attention_layers() if isinstance(layer, Attention)}
-        _choose_tokens(config.vocab_size, block_size, groups=min(2, len(windows)) or 1)
-    if parallel.last:
-        _pool(config.output_size, given.dtype)
-
-
 def _all_are_chosen() -> AbstractContextManager[Any]:
     """Let "meta" tensors be asked which elements are not zero, as what sends tokens to experts does: all."""
     return meta_rules.patch(meta_nonzero_assume_all_nonzero=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -309,82 +261,13 @@ def _alone(parallel: Parallel) -> Parallel:
     return replace(parallel, group=_OtherRanks(parallel.size), replicas=replicas)
 
 
-def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel) -> ForwardContext:
-    """A step of so many new tokens of each row, in each of the replicas."""
-    rows, tokens = len(new), sum(new)
-    blocks = -(-max(total) // block_size)
-    return ForwardContext(
-        positions=_nowhere((tokens,), torch.int64),
-        query_starts=_nowhere((rows + 1,), torch.int32),
-        kv_lens=_nowhere((rows,), torch.int32),
-        block_table=_nowhere((rows, blocks), torch.int32),
-        slot_mapping=_nowhere((tokens,), torch.int64),
-        states=StateRows(_nowhere((STATE_COLUMNS, rows), torch.int32), []),
-        block_size=block_size,
-        query_lens_host=new,
-        kv_lens_host=total,
-        replica_tokens=[tokens] * (1 if parallel.replicas is None else parallel.replicas.size),
-    )
-
-
-def _no_states(shape: tuple[int, ...]) -> Tensor:
-    """Two places of states without memory, which begin at multiples of so many numbers as a worker's do."""
-    size = prod(shape)
-    return _nowhere((2, -(-size // _ALIGNED) * _ALIGNED), torch.float32)[:, :size].unflatten(1, shape)
-
-
-def _lay_out_tokens(block_size: int, *, paged: bool) -> None:
-    """Lay out a step of any rows, as a graph does."""
-    slots = Slots(NOWHERE, 4, 8 * block_size, block_size, paged=paged)
-    held, starts, ends, rows = columns_of(_nowhere((64,), torch.int32), (4, 5, 4, 16))
-    steps = layouts.StepTensors.make(NOWHERE, 16, 4, slots.most_blocks)
-    layouts.lay_out_any_rows(held, starts, ends, rows, slots, steps)
-
-
-def _choose_tokens(vocab_size: int, block_size: int, groups: int) -> None:
-    """Lay out a step of single tokens and the samples of any other, as graphs do, and draw tokens.
-
-    Of any number of groups of layers, the last one is laid out by another variant than those before it.
-    """
-    slots = Slots(NOWHERE, 4, 8 * block_size, block_size, shares=[1] * groups)
-    lens = _nowhere((4,), torch.int32)
-    steps = layouts.StepTensors.make(NOWHERE, 4, 4, slots.most_blocks, groups)
-    states = SlotStates(slots).table
-    layouts.lay_out_single_tokens(_nowhere((64,), torch.int32), states, slots, steps, lens)
-    blocks = Launch(lens, lens, Tiles(16, 64, 4, 3), Kind.SHORT)
-    layouts.lay_out_splits(lens, {(Heads(1, 1, 64), torch.bfloat16, True): [blocks]}, _PROCESSORS)
-    layouts.lay_out_sampling(
-        _nowhere((4,), torch.int32), states, slots, layouts.SampleTensors.make(NOWHERE, 4)
-    )
-    draw(_no_logits(4, vocab_size), filters(NOWHERE))
-
-
-def _no_logits(rows: int, vocab_size: int) -> GroupedLogits:
-    """Logits without memory, whose likeliest tokens nobody looks for."""
-    groups = -(-vocab_size // GROUP)
-    found = _nowhere((2, rows), torch.int32), _nowhere((rows, groups), torch.float32)
-    logits = _nowhere((rows, groups * GROUP), torch.float32)
-    return GroupedLogits(logits, replace(BY_TORCH, find_largest=lambda logits: found))
-
-
-def _pool(width: int, dtype: torch.dtype) -> None:
-    """Merge the rows of a text, as they are and as a projection of every token leaves them."""
-    segments = Segments([(0, 0, 64)], _nowhere((1, 3), torch.int32))
-    for kind in dict.fromkeys((dtype, torch.float32)):
-        ops.pool(_nowhere((64, width), kind), segments, "MEAN", lambda rows, skip: rows)
-
-
-def _nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=NOWHERE)
-
-
 def _word(parameter: Any, argument: Any) -> str:
     """What a variant is compiled for: a constant, a type, or whether 16 divides a number or it is 1.
 
     A tensor that begins at another address than a multiple of 16 is "between" them.
     """
     if isinstance(argument, Tensor):
-        return str(argument.dtype).removeprefix("torch.") + " between" * (argument.data_ptr() % _ALIGNED > 0)
+        return str(argument.dtype).removeprefix("torch.") + " between" * (argument.data_ptr() % ALIGNED > 0)
     if parameter.is_constexpr or argument is None:
         return str(argument)
     if isinstance(argument, tuple):
@@ -393,7 +276,7 @@ def _word(parameter: Any, argument: Any) -> str:
         return type(argument).__name__
     if argument == 1:
         return "1"
-    return ("int16" if argument % _ALIGNED == 0 else "int") + " wide" * (abs(argument) >= 1 << 31)
+    return ("int16" if argument % ALIGNED == 0 else "int") + " wide" * (abs(argument) >= 1 << 31)
 
 
 def _compile(call: Call) -> Compiled:

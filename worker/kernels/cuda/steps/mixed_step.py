@@ -15,9 +15,11 @@ from torch import Tensor
 from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import Launch, Plan, PlanKey, Room, plan_room, plan_step
 from worker.kernels.cuda.capabilities import Card, Tiles
+from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.layout_kernels import StepTensors, lay_out_any_rows, unread_step
 from worker.steps.compute import UnreadStep, Unrecordable
-from worker.tables.positions import Columns, StepTokens
+from worker.tables.adapter_rows import numbers_of
+from worker.tables.positions import Columns, StepTokens, runs_of
 from worker.tables.recorded_forms import state_words
 from worker.tables.slots import Slots
 from worker.tables.staging import Column, Packet, columns_of
@@ -55,6 +57,7 @@ class MixedStep:
         sizes = [room.size for room, _ in chain(*self._rooms.values())]
         self._fixed = [rows, rows + 1, rows, tokens, self.samples, self.samples]
         self._fixed += [] if slots.paged else [tokens]
+        self._fixed += [tokens] if slots.adapts else []
         self._fixed += [STATE_COLUMNS * rows] if slots.has_states else []
         self._lengths = self._fixed + [size for size in sizes for _ in range(2)]
         if 2 * sum(self._lengths) > len(buffer):
@@ -63,9 +66,11 @@ class MixedStep:
         self._held, self._starts, self._ends, self._row_of = columns[:4]
         self.last, self.sampling = columns[4:6]
         """The last tokens of the rows that sample, and their slots."""
-        self._types = None if slots.paged else columns[6]
-        self._states = columns[len(self._fixed) - 1].view(-1, rows) if slots.has_states else None
-        self._blocks = columns[len(self._fixed) :]
+        further = iter(columns[6:])
+        self._types = None if slots.paged else next(further)
+        self._adapters = next(further) if slots.adapts else None
+        self._states = next(further).view(-1, rows) if slots.has_states else None
+        self._blocks = list(further)
         self._tensors = [each.first(tokens, rows) for each in largest]
         self._ids = self._tensors[0].ids
         self._context = self._open_context()
@@ -78,15 +83,16 @@ class MixedStep:
         self._ends.zero_()
         self.last.zero_()
         self.sampling.fill_(self._slots.dummy)
-        for each in (self._types, self._states):
+        for each in (self._types, self._adapters, self._states):
             if each is not None:
                 each.zero_()
 
-    def lay_out(self) -> StepTokens:
-        """Lay out the tokens of the step that is there."""
+    def lay_out(self, *, adapted: bool = False) -> StepTokens:
+        """Lay out the tokens of the step that is there, some of which may have adapters."""
         lay_out_any_rows(self._held, self._starts, self._ends, self._row_of, self._slots, self._tensors)
         if self._types is not None:
             self._context.token_types = self._types.long()
+        self._context.adapters = on_device(self._adapters) if adapted else None
         return self._ids, self._context
 
     def stage(
@@ -106,6 +112,11 @@ class MixedStep:
             ([columns.query_starts[row + 1] - 1 for row in sampling], 0),
             ([columns.slots[row] for row in sampling], dummy),
             *([] if self._slots.paged else [(token_types or [], 0)]),
+            *(
+                []
+                if self._adapters is None
+                else [(numbers_of(runs_of(columns, self._slots), count)[:count], 0)]
+            ),
             *([] if self._states is None else [(state_words(columns.states, self.rows, dummy), 0)]),
             *((blocks, -1) for blocks in self._plan_step(columns)),
         ]

@@ -22,7 +22,9 @@ from torch import Tensor
 from models.state_rows import STATE_COLUMNS
 from worker.kernels.cuda.attention_plan import PlannedLayout
 from worker.kernels.cuda.capabilities import Card
+from worker.kernels.cuda.products.adapters import on_device
 from worker.kernels.cuda.steps.draft_passes import DraftPasses, PassForm, is_pass_of
+from worker.kernels.cuda.steps.forms_to_make import URGENT_TOKENS, forms_to_make, is_of, size_of, with_pass
 from worker.kernels.cuda.steps.graph_capture import Capture, Missing, Recorder
 from worker.kernels.cuda.steps.layout_kernels import (
     SampleTensors,
@@ -39,7 +41,7 @@ from worker.sampling.sampler import SampledTokens
 from worker.sampling.top_k_top_p import Draws
 from worker.steps.batch import Batch
 from worker.steps.compute import Compute, Computing, Outcome, UnreadStep, WriteBounds
-from worker.tables.positions import Columns, LayOut
+from worker.tables.positions import Columns, LayOut, runs_of
 from worker.tables.recorded_forms import Form, Forms, MixedForm, SlotStates, StagedForm
 from worker.tables.staging import Packet, columns_of
 
@@ -49,8 +51,6 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 4
 """The sizes of graphs of single tokens."""
 TOKENS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 6144, 8192)
 """The sizes of graphs of other steps. Beyond 512 tokens that fill a step up take a card's time."""
-_URGENT, _URGENT_TOKENS = 8, 64
-"""The largest graphs that are made before the first request, of single tokens and of others."""
 _FORM_WORDS = 1 << 17
 """Room for a form, and for what sampling needs behind it."""
 _GRAPH_BYTES = 4 << 20
@@ -68,17 +68,18 @@ def sizes_up_to(most: int, sizes: Sequence[int]) -> list[int]:
     return [size for size in sizes if size <= most] + [most] * (0 < most < sizes[-1] and most not in sizes)
 
 
-def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int) -> int:
+def graph_bytes(rows: int, tokens: int, *, per_row: int, per_token: int, kinds: int = 1) -> int:
     """An upper bound of the bytes of all graphs: what the largest take, and the driver's own.
 
-    `rows`, `tokens`: those of the largest graphs of single tokens, and of others, whose hidden states stay.
-    `per_row`: the bytes of logits. `per_token`: those of layers.
+    `kinds`: how often there is a graph of each size. `rows`, `tokens`: those of the largest graphs of single
+    tokens, and of others, whose hidden states stay. `per_row`: the bytes of logits. `per_token`: those of
+    layers.
     """
     rows = min(rows, ROWS[-1])
-    kinds = 2 if rows else 1
-    made = 2 * len(sizes_up_to(rows, ROWS)) + kinds * len(sizes_up_to(tokens, TOKENS))
+    of_tokens = 2 if rows else 1
+    made = 2 * len(sizes_up_to(rows, ROWS)) + of_tokens * len(sizes_up_to(tokens, TOKENS))
     logits = (rows + min(rows, MOST_SAMPLES)) * per_row
-    return logits + (rows + 2 * tokens) * per_token + made * _GRAPH_BYTES
+    return kinds * (logits + (rows + 2 * tokens) * per_token + made * _GRAPH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,9 @@ class Graphs:
         # Where a drafter follows, all steps are of one kind, of which it reads the layout.
         self._sizes = [] if drafts else sizes_up_to(rows, ROWS)
         self._token_sizes = sizes_up_to(most, TOKENS)
-        self._left, self.urgent = _forms_to_make(self._sizes, self._token_sizes, samples=rows > 0)
+        self._left, self.urgent = forms_to_make(
+            self._sizes, self._token_sizes, samples=rows > 0, adapts=slots.adapts
+        )
         self._graphs: dict[Form | MixedForm, _Graph] = {}
         self._seconds = 0.0
         """The time that making graphs has taken so far."""
@@ -144,13 +147,13 @@ class Graphs:
         # Passes run before what a step has left is read, so they need memory that steps do not share.
         self._passes = DraftPasses(compute.drafter, open_recorder, self._layout, self._place_of)
         if self._passes.are_made:
-            self._left = [each for form in self._left for each in _with_pass(form)]
-            self.urgent += sum(is_pass_of(form, _URGENT_TOKENS) for form in self._left)
+            self._left = [each for form in self._left for each in with_pass(form)]
+            self.urgent += sum(is_pass_of(form, URGENT_TOKENS) for form in self._left)
 
-    def find(self, rows: int, *, whole: bool) -> Form | None:
+    def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         """Do not choose a graph of more than twice the rows: what it computes for nobody would cost more."""
         for size in self._sizes:
-            form = Form(size, whole)
+            form = Form(size, whole, adapted)
             if rows <= size <= 2 * rows and form in self._graphs:
                 return form
         return None
@@ -160,18 +163,19 @@ class Graphs:
     ) -> StagedForm | None:
         """Do not choose a graph of more than twice the tokens, unless it is the smallest there can be."""
         count = columns.query_starts[-1]
+        adapted = bool(runs_of(columns, self._compute.slots))
         for size in self._token_sizes:
             if not count <= size <= max(self._token_sizes[0], 2 * count):
                 continue
-            form = self._find_mixed(size, len(columns.slots), len(sampling))
+            form = self._find_mixed(size, len(columns.slots), len(sampling), adapted=adapted)
             if form is not None:
                 finish = self._steps[size].stage(columns, token_types, sampling if form.whole else (), packet)
                 return StagedForm(form, finish)
         return None
 
-    def _find_mixed(self, size: int, rows: int, samples: int) -> MixedForm | None:
+    def _find_mixed(self, size: int, rows: int, samples: int, *, adapted: bool) -> MixedForm | None:
         """The form of so many tokens that has room for these rows, and ends as far on as it can."""
-        step, whole, plain = self._steps.get(size), MixedForm(size, whole=True), MixedForm(size, whole=False)
+        step, whole, plain = self._steps.get(size), *(MixedForm(size, end, adapted) for end in (True, False))
         if step is None or rows > step.rows or not self._passes.follow(size):
             return None
         if whole in self._graphs and 0 < samples <= step.samples:
@@ -244,13 +248,13 @@ class Graphs:
     def _leave_out(self, form: Form | MixedForm | PassForm, missing: Missing) -> None:
         if isinstance(form, PassForm):  # nor are the steps that it would follow
             left_out = [form.tokens] if missing.short_of_memory else self._token_sizes
-            self._left = [each for each in self._left if not _is_of(each, left_out)]
+            self._left = [each for each in self._left if not is_of(each, left_out)]
         elif not missing.short_of_memory:
             self._left = [other for other in self._left if type(other) is not type(form)]
         if missing.reason is None:
             return
         if missing.short_of_memory:
-            logger.warning("no memory for a CUDA graph of %s: such steps run as they are", _size(form))
+            logger.warning("no memory for a CUDA graph of %s: such steps run as they are", size_of(form))
         else:
             kind = "single tokens" if isinstance(form, Form) else "prompts and texts"
             logger.warning("steps of %s are not replayed as CUDA graphs: %s", kind, missing.reason)
@@ -262,7 +266,7 @@ class Graphs:
         step.clear()
 
         def work() -> Recorded:
-            ids, context = step.lay_out()
+            ids, context = step.lay_out(adapted=form.adapted)
             hidden = compute.compute_hidden(ids, context, stream=self._stream_of(len(ids)))
             if not (form.whole and self.chooses):
                 return hidden, hidden, context.streams or []
@@ -291,7 +295,7 @@ class Graphs:
         slots, states = compute.slots, self.states.table
         steps = [each.first(count, count) for each in self._tensors]
         lens, samples = self._lens[:count], self._samples.first(count)
-        context, draws = self._context_of(steps, lens), samples.draws()
+        context, draws = self._context_of(steps, lens, adapted=form.adapted), samples.draws()
         self.buffer.fill_(-1)
         self.buffer[:count].fill_(slots.dummy)
         if context.states is not None:
@@ -311,15 +315,20 @@ class Graphs:
 
         return work
 
-    def _context_of(self, steps: Sequence[StepTensors], lens: Tensor) -> UnreadStep:
-        """The context of a step of single tokens, which has room for its plan of attention."""
+    def _context_of(self, steps: Sequence[StepTensors], lens: Tensor, *, adapted: bool) -> UnreadStep:
+        """The context of a step of single tokens, which has room for its plan of attention.
+
+        `adapted`: whether its form ends with the numbers of adapters.
+        """
         slots, count = self._compute.slots, len(lens)
         plan = self._layout.room_for(count, slots.max_len, lens.device)
-        lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count]
-        places = columns_of(self.buffer, lengths)[-1].view(-1, count) if slots.has_states else None
+        lengths = [count] * (2 + slots.groups) + [STATE_COLUMNS * count] * slots.has_states + [count]
+        *_, states, adapters = columns_of(self.buffer, lengths)
+        places = states.view(-1, count) if slots.has_states else None
         step = unread_step(steps, self._starts[: count + 1], lens, slots.block_size, plan, places)
         if step.states is not None:
             step.states.single = True
+        step.adapters = on_device(adapters) if adapted else None
         return step
 
     def _choose(self, logits: Tensor, samples: SampleTensors, draws: Draws) -> Tensor:
@@ -361,39 +370,3 @@ def open_graphs(
         return compute
     draws = groups.minimum(int(draw is not None))
     return Graphs(compute, card, lambda: Recorder(open_capture(), groups), draw if draws else None, most=most)
-
-
-def _forms_to_make(
-    sizes: Sequence[int], token_sizes: Sequence[int], *, samples: bool
-) -> tuple[list[Form | MixedForm | PassForm], int]:
-    """All forms in the order in which they are recorded, and the number of those before the first request.
-
-    The largest of each kind comes first: smaller ones find room in what it leaves in their common pool. Where
-    there are steps that sample, those without wait.
-    """
-    few, many = (
-        [Form(size, whole=True) for size in sizes[::-1] if (size <= _URGENT) is f] for f in (True, False)
-    )
-    small, large = (
-        [MixedForm(size, samples) for size in token_sizes[::-1] if (size <= _URGENT_TOKENS) is f]
-        for f in (True, False)
-    )
-    to_logits = [Form(size, whole=False) for size in sizes[::-1]]
-    to_hidden = [MixedForm(size, whole=False) for size in token_sizes[::-1] if samples]
-    return [*few, *small, *large, *many, *to_logits, *to_hidden], len(few) + len(small)
-
-
-def _with_pass(form: Form | MixedForm | PassForm) -> list[Form | MixedForm | PassForm]:
-    """The form, behind the drafter's pass over such a step."""
-    if isinstance(form, MixedForm) and form.whole:
-        return [PassForm(form.tokens), form]
-    return [form]
-
-
-def _is_of(form: Form | MixedForm | PassForm, tokens: Sequence[int]) -> bool:
-    """Whether a form is one of a step, or of a pass, of one of these numbers of tokens."""
-    return not isinstance(form, Form) and form.tokens in tokens
-
-
-def _size(form: Form | MixedForm | PassForm) -> str:
-    return f"{form.rows} rows" if isinstance(form, Form) else f"{form.tokens} tokens"

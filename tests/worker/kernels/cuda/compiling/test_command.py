@@ -44,6 +44,8 @@ def test_plain_matrices_of_an_fp8_checkpoint_stay_plain(
         pipeline_parallel_size=1,
         data_parallel_size=1,
         enable_expert_parallel=False,
+        enable_lora=False,
+        max_lora_rank=16,
         all2all_backend="allgather_reducescatter",
     )
     assert command.all_calls(read_config(folder), given, 90) == []

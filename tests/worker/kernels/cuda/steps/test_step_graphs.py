@@ -113,7 +113,7 @@ def found(runner: Runner) -> list[Form]:
         pass
     forms = runner._compute.forms  # pyright: ignore[reportPrivateUsage]
     assert forms is not None
-    known = [forms.find(rows, whole=whole) for whole in (True, False) for rows in (1, 2, 3)]
+    known = [forms.find(rows, whole=whole, adapted=False) for whole in (True, False) for rows in (1, 2, 3)]
     return [form for form in known if form is not None]
 
 
