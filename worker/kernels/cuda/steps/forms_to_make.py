@@ -1,4 +1,4 @@
-"""Which steps become CUDA graphs, and in which order these are made."""
+"""The choice of steps that become CUDA graphs, and the order in which these are made."""
 
 from __future__ import annotations
 

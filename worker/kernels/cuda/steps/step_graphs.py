@@ -140,10 +140,8 @@ class Graphs:
             self._sizes, self._token_sizes, samples=rows > 0, adapts=slots.adapts
         )
         self._graphs: dict[Form | MixedForm, _Graph] = {}
-        self._seconds = 0.0
-        """The time that making graphs has taken so far."""
-        self._steps: dict[int, MixedStep] = {}
-        """The places of mixed steps, by their tokens."""
+        self._seconds = 0.0  # that making graphs has taken so far
+        self._steps: dict[int, MixedStep] = {}  # the places of mixed steps, by their tokens
         # Passes run before what a step has left is read, so they need memory that steps do not share.
         self._passes = DraftPasses(compute.drafter, open_recorder, self._layout, self._place_of)
         if self._passes.are_made:
