@@ -95,7 +95,7 @@ class Dummy:
 
     def layers(self) -> list[Any]:
         """The attention layers, with their caches."""
-        return self.runner._model.attention_layers()  # pyright: ignore[reportPrivateUsage]
+        return [*self.runner._model.attention_layers()]  # pyright: ignore[reportPrivateUsage]
 
     def run(self, seqs: list[SeqStep], new: list[NewSeq]) -> StepOutput:
         return self.start(seqs, new).result()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from meta_cuda import MetaCuda, opened
@@ -63,7 +64,8 @@ def generate(runner: Runner) -> None:
 
 def pool(runner: Runner) -> None:
     """Texts of all lengths."""
-    params = Pooling(task=next(task for task in runner.facts.tasks if task != "generate"))
+    task: Any = next(task for task in runner.facts.tasks if task != "generate")
+    params = Pooling(task=task)
     longest = runner.facts.max_model_len
     for number, rows in enumerate(STEPS):
         counts = [min(count, longest) for count in rows]

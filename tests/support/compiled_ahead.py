@@ -56,4 +56,5 @@ def main(capability: int, share: int, shares: int, models: Sequence[tuple[str, l
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))
+    capability, share, shares = map(int, sys.argv[1:4])
+    main(capability, share, shares, json.loads(sys.argv[4]))
