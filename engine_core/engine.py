@@ -141,7 +141,7 @@ class Engine:
         disk = None if self._scheduler.disk is None else self._scheduler.disk.next_deadline
         plan = self._scheduler.pace.plan_at
         late = plan > time.monotonic() and len(self._in_flight) < self._scheduler.depth
-        times = (disk, self._scheduler.deadlines.next, plan if late else None)
+        times = (disk, self._scheduler.deadlines.next, plan if late else None, self._intake.next_look)
         return min((at for at in times if at is not None), default=None)
 
     def prepare(self, *, wait: bool = False) -> bool:

@@ -59,6 +59,11 @@ class Intake:
         """Whether `advance` or `take_outputs` has something to do, compiled grammars aside."""
         return bool(self._outputs) or (self.adapters is not None and self.adapters.has_news)
 
+    @property
+    def next_look(self) -> float | None:
+        """The time by which `advance` must be called, though nothing has happened."""
+        return None if self.adapters is None else self.adapters.next_look
+
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
         return outputs

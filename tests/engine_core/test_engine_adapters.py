@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sizes import engine_config
 from engine_core.adapters.messages import Adapter, AdapterState
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Failed, Output, Tokens
+from engine_core.scheduling.adapters import adapter_table
 from engine_core.scheduling.adapters.adapter_table import PATIENCE, AdapterTable
 from worker.calls.messages import AdapterFacts, WorkerCall
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
@@ -326,6 +328,29 @@ def test_one_without_a_place_gets_one_though_the_others_are_always_in_use(
     assert one.text(2) == adapted_reference(PROMPT, 4, 3)
     for id in range(3, 3 + 8 * PATIENCE):
         assert one.text(id) == adapted_reference(PROMPT, 8, (1, 2)[id % 2])
+
+
+def test_one_adapter_more_than_places_is_no_cliff(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in turn, as many requests at a time as there are places: few of them need a load."""
+    one, now = bench(max_loras=4, max_cpu_loras=4), 0.0
+    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: now))
+    adapters = [one.adapter(str(shift), shift) for shift in range(1, 6)]
+    one.load(*adapters)
+    one.executor.holds, begun, done = True, 0, 0
+    while done < 100:
+        while begun < done + 4:
+            one.add(begun, adapters[begun % 5], most=6)
+            begun += 1
+        one.step()
+        now += 0.02
+        for call in one.executor.calls:
+            call.is_done = True
+        ends = [each[-1] for each in one.told.values()]
+        done = sum(isinstance(each, Tokens) and each.finish is not None for each in ends)
+    assert 5 <= len(one.loaded) < 20
+    assert one.text(4) == adapted_reference(PROMPT, 6, 5)
 
 
 def test_adapters_come_back_after_a_sleep(bench: Callable[..., Bench]) -> None:

@@ -1,10 +1,12 @@
 """The one owner of an engine's adapters: which are known, which are being loaded, which the workers have.
 
-An adapter is known while a name refers to it, or a request still needs it. The workers have room for so many
-at a time: if another one is wanted, the one goes that was used longest ago, but none that is pinned or that a
-live sequence uses. Requests whose adapter is not there wait here, outside of the scheduler, so they hold
-nobody up. If all places are in use, requests for those that are there may pass so many times; then one of
-these takes no more sequences until it is free and another one has its place.
+An adapter is known while a name refers to it, or a request needs it. The workers have room for so many at a
+time: if another one is wanted, the one goes that was used longest ago, but none that is pinned or in use.
+One that was just used stays a while in which others run, so that the load pays: with one adapter more than
+places, each in turn, every request would need one. Requests whose adapter is not there wait here, outside
+of the scheduler, so they hold nobody up. If all places are in use, requests for those that are there may
+pass so many times; then one of these takes no more sequences until it is free and another one has its
+place.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ from worker.worker_facts import WorkerFacts
 PATIENCE = 16
 """The requests that may pass one whose adapter finds no place."""
 
+WORTH, MOST_SECONDS = 8, 1.0
+"""How many times as long as a load a wanted adapter may wait for the place of one that was just used, and how
+many seconds at most."""
+
 Key = tuple[int, int]
 """The number of a client, and the id of one of its requests."""
 
@@ -61,7 +67,9 @@ class AdapterTable:
         is read beside steps, and might be read before."""
         self._queued: dict[Key, QueuedRequest] = {}
         self._asleep, self._loads = False, PlainHistogram(REARRANGEMENT_SECONDS)
-        self._uses = self._passed = 0
+        self._uses = self._passed = self._running = 0
+        self._patience = 0.0
+        """Seconds for which a wanted adapter waits for the place of one that was just used."""
         self._states: list[AdapterState] = []
         self._failed: list[tuple[int, Failed]] = []
 
@@ -81,7 +89,7 @@ class AdapterTable:
         if known.facts is not None:
             self._tell(known)
         elif not known.number:
-            self._wanted[known] = None
+            self._want(known)
 
     def drop(self, name: str) -> None:
         """Have a name refer to nothing. Requests that use the adapter already run on."""
@@ -130,7 +138,7 @@ class AdapterTable:
         self._queued[key] = QueuedRequest(client, request, matcher, known)
         known.waiting += 1
         if not known.number:
-            self._wanted[known] = None
+            self._want(known)
         return False
 
     def leave(self) -> list[QueuedRequest]:
@@ -162,22 +170,19 @@ class AdapterTable:
     def begin(self, digest: str) -> int:
         """Note that a sequence uses an adapter, until `end`; returns the number that workers know."""
         known = self._known[digest]
-        self._uses += 1
+        self._uses, self._running = self._uses + 1, self._running + 1
         known.users, known.used = known.users + 1, self._uses
         return known.number
 
     def end(self, digest: str) -> None:
         known = self._known[digest]
-        known.users -= 1
+        known.users, known.left = known.users - 1, time.monotonic()
+        self._running -= 1
         self._forget_unused(known)
 
     def first_position(self, digest: str, prompt: list[int]) -> int | None:
         """The first position that an adapter computes of a prompt; None if it computes none."""
-        tokens = list(self._known[digest].adapter.invocation)
-        for start in range(len(prompt) - len(tokens), -1, -1) if tokens else ():
-            if prompt[start : start + len(tokens)] == tokens:
-                return start + 1
-        return None if tokens else 0
+        return self._known[digest].first_position(prompt)
 
     # What is told.
 
@@ -187,7 +192,8 @@ class AdapterTable:
         if self._loading is not None:
             found = self._loading.call.done()
         elif self._wanted and not self._asleep and not self._free:
-            found = self._drops[0][0].done() if self._drops else self._victim() is not None
+            due = self.next_look
+            found = self._drops[0][0].done() if self._drops else due is not None and due <= time.monotonic()
         else:
             found = bool(self._wanted) and not self._asleep
         return bool(found or self._states or self._failed)
@@ -196,6 +202,13 @@ class AdapterTable:
     def is_loading(self) -> bool:
         """Whether workers are doing something for an adapter that is to be loaded."""
         return self._loading is not None or bool(self._wanted and self._drops)
+
+    @property
+    def next_look(self) -> float | None:
+        """The time at which a wanted adapter gets a place though nothing has happened."""
+        if not self._wanted or self._free or self._loading or self._drops or self._asleep:
+            return None
+        return None if (victim := self._victim()) is None else self._due(victim)
 
     @property
     def is_busy(self) -> bool:
@@ -250,6 +263,8 @@ class AdapterTable:
             elif self._drops:
                 return
             elif (victim := self._victim()) is not None:
+                if self._due(victim) > time.monotonic():
+                    return
                 number = victim.number
                 self._give_up(victim)  # it goes when the other one is entered in its place
                 self._begin_load(next(iter(self._wanted)), number)
@@ -279,6 +294,17 @@ class AdapterTable:
             and (one.is_closing or not (one.adapter.pinned or one.waiting or one.untold))
         ]
         return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
+
+    def _due(self, victim: KnownAdapter) -> float:
+        """The time from which an adapter gives its place to the one that is wanted first."""
+        wanted = next(iter(self._wanted))
+        if victim.is_closing or wanted.untold or not self._running:
+            return 0.0
+        return min(victim.left, wanted.wanted) + self._patience
+
+    def _want(self, known: KnownAdapter) -> None:
+        if known not in self._wanted:
+            self._wanted[known], known.wanted = None, time.monotonic()
 
     def _close_one(self) -> None:
         """Have the adapter with the fewest sequences take no more, so that another one gets its place."""
@@ -315,7 +341,9 @@ class AdapterTable:
             self._evict(known)
             return self._fail(known, str(error))
         known.facts = known.told = load.facts
-        seconds = time.monotonic() - load.since
+        known.left = time.monotonic()
+        seconds = known.left - load.since
+        self._patience = min(WORTH * seconds, MOST_SECONDS)
         self._uses += 1
         known.used = self._uses
         _log.info("adapter %s: %d bytes, loaded in %.2f s", known.adapter.name, known.facts.bytes, seconds)
@@ -367,4 +395,4 @@ class AdapterTable:
         """Note that no sequence can have an adapter any more, whose number is for another one."""
         known.number, known.facts, known.is_closing = 0, None, False
         if known.waiting or known.untold:
-            self._wanted[known] = None
+            self._want(known)

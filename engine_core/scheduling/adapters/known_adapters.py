@@ -35,10 +35,22 @@ class KnownAdapter:
     """The requests that wait for it."""
     used: int = 0
     """When it was used last, counted in uses of all."""
+    left: float = 0.0
+    """The time at which the last sequence that used it has ended, or at which it was loaded."""
+    wanted: float = 0.0
+    """The time since which it is to be loaded, if it is."""
     is_closing: bool = False
     """Whether it takes no more sequences, because another adapter needs its place."""
     untold: list[Adapter] = field(default_factory=list[Adapter])
     """The names under which it was asked for, of which servers are to be told when it is loaded."""
+
+    def first_position(self, prompt: list[int]) -> int | None:
+        """The first position that it computes of a prompt; None if it computes none."""
+        tokens = list(self.adapter.invocation)
+        for start in range(len(prompt) - len(tokens), -1, -1) if tokens else ():
+            if prompt[start : start + len(tokens)] == tokens:
+                return start + 1
+        return None if tokens else 0
 
     @property
     def takes_requests(self) -> bool:
