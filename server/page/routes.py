@@ -203,8 +203,8 @@ events = APIRouter(route_class=Endpoint, tags=["server"])
 
 FOLDER = Path(__file__).parent / "files"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_COMMENTS = re.compile(r"^ *(//|/\*\*|\*[ /]).*\n", re.MULTILINE)
-"""Lines of scripts that are comments, which browsers are not sent."""
+_UNSENT = re.compile(r"^ *(?://|/\*\*|\*[ /]).*\n|^ +", re.MULTILINE)
+"""Lines of scripts that are comments, and indentation, which browsers are not sent."""
 _ALLOWED = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -247,7 +247,7 @@ def page_files() -> PageFiles:
 
 def _sent(path: Path) -> str:
     text = path.read_text("utf-8")
-    return _COMMENTS.sub("", text) if path.suffix == ".js" else text
+    return _UNSENT.sub("", text) if path.suffix == ".js" else text
 
 
 @router.api_route("/", methods=["GET", "HEAD"])

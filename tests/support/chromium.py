@@ -20,13 +20,21 @@ PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 """The path of the browser; None where there is none."""
 SECONDS = 20.0
 
-_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+)
 _START = (
     "import os, sys; _, commands, answers, *program = sys.argv; "
     "os.dup2(int(commands), 3); os.dup2(int(answers), 4); os.execv(program[0], program)"
 )
 
-_BRING = """(way, files) => {
+_BRING = """(way, files, into) => {
   const list = new DataTransfer(), byId = (id) => document.getElementById(id);
   const bytes = (data) => Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
   for (const [name, type, data] of files) list.items.add(new File([bytes(data)], name, { type }));
@@ -35,8 +43,8 @@ _BRING = """(way, files) => {
   if (way === "drop") send("chat", new DragEvent("drop", { ...more, dataTransfer: list }));
   if (way === "paste") send("input", new ClipboardEvent("paste", { ...more, clipboardData: list }));
   if (way !== "choose") return;
-  byId("files").files = list.files;
-  send("files", new Event("change"));
+  byId(into).files = list.files;
+  send(into, new Event("change"));
 }"""
 
 
@@ -93,10 +101,10 @@ class Tab:
             }
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
 
-    def bring(self, way: str, *files: tuple[str, str, bytes]) -> None:
+    def bring(self, way: str, *files: tuple[str, str, bytes], into: str = "files") -> None:
         """Chooses, drops or pastes files (names, types, contents), as the way is called."""
         sent = [(name, kind, base64.b64encode(data).decode()) for name, kind, data in files]
-        self.run(f"({_BRING})({json.dumps(way)}, {json.dumps(sent)})")
+        self.run(f"({_BRING})({json.dumps(way)}, {json.dumps(sent)}, {json.dumps(into)})")
 
     def fields(self) -> list[tuple[str, str]]:
         """The role and the name that a screen reader says of each thing that takes the focus."""

@@ -14,9 +14,9 @@ export class ApiError extends Error {
 
 export const address = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
-function headers() {
-  const key = sessionStorage.getItem(KEY);
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+function headers(body) {
+  const key = sessionStorage.getItem(KEY), form = body instanceof FormData;  // whose content type the browser writes
+  return { ...(form ? { "X-Model": body.get("model") } : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
 // Asks for the key, once for all requests that wait for it.
@@ -38,8 +38,8 @@ function askForKey(reason) {
 
 export async function send(path, body, signal, more = {}) {
   for (;;) {
-    const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-    const response = await fetch(path, { ...options, headers: { ...headers(), ...more }, signal, cache: "no-store" });
+    const options = body === undefined ? {} : { method: "POST", body: body instanceof FormData ? body : JSON.stringify(body) };
+    const response = await fetch(path, { ...options, headers: { ...headers(body), ...more }, signal, cache: "no-store" });
     if (response.ok) return response;
     const text = await response.text();
     let reason = text;

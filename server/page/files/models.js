@@ -6,10 +6,10 @@ import { byId, element, kept, keep, number, reveal } from "./dom.js";
 /**
  * @typedef {{id: string, root: string, max_model_len: ?number, tasks: string[], quantization: ?string, state?: string,
  *   media: ?{most: Record<string, number>, max_bytes: number}}} Card  A model in /v1/models; one of several has a state
- * @typedef {"chat" | "compare" | "rank" | "classify"} Ability  A view of the page that a model has a use for
+ * @typedef {"chat" | "compare" | "rank" | "classify" | "hear"} Ability  A view of the page that a model has a use for
  */
 
-export const ABILITIES = ["chat", "compare", "rank", "classify"];
+export const ABILITIES = ["chat", "compare", "rank", "classify", "hear"];
 
 /** @type {Card[]} */
 let cards = [];
@@ -29,6 +29,7 @@ export function abilities(card) {
   if (does("embed")) found.add("compare");
   if (does("embed") || does("token_embed") || kind.reranker) found.add("rank");
   if (does("classify") && !kind.reranker) found.add("classify");
+  if (does("transcription")) found.add("hear");
   return found;
 }
 
@@ -40,6 +41,7 @@ export function facts(card) {
   if (can.has("compare")) found.push("turns texts into vectors");
   if (can.has("rank")) found.push("ranks documents");
   if (can.has("classify")) found.push("classifies texts");
+  if (can.has("hear")) found.push("writes what is said");
   if (card.max_model_len) found.push(`${number(card.max_model_len)} tokens of context`);
   const form = card.quantization ?? info.model_dtype;
   if (form) found.push(info.model_device_type ? `${form} on ${{ cpu: "CPU", cuda: "CUDA" }[info.model_device_type] ?? info.model_device_type}` : form);

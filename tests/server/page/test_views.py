@@ -11,6 +11,8 @@ from chromium import Tab
 from fake_frontend import FakeFrontend, vectors
 from page_driver import IDLE, READY, click, fill, hear, opened, say
 from served_app import served
+from sounds import noise, written
+from speech_frontend import let_transcribe, says
 
 from models.pooling.config import PoolingConfig
 from server.access.client_identity import ANYONE
@@ -54,6 +56,30 @@ def test_a_classifier_names_its_classes(tab: Tab, model: FakeFrontend) -> None:
         tab.wait("document.querySelectorAll('.bars li').length === 2")
         shown = tab.run("document.getElementById('output').innerText").split("\n")
         assert shown[:5] == ["What a fine day.", "fine", "75.0 %", "dull", "25.0 %"]
+
+
+def test_a_recording_is_transcribed_from_a_file_and_from_the_microphone(
+    tab: Tab, model: FakeFrontend
+) -> None:
+    transcriber = let_transcribe(model, says(" Hello you."))
+    with opened(tab, model):
+        assert tab.run(VIEWS) == "Transcribe|Live"
+        tab.bring("choose", ("a.wav", "audio/wav", written(noise(1.0))), into="recording")
+        click(tab, "#ask [type=submit]")
+        said = "document.querySelector('#output .words')?.innerText === 'Hello you.'"
+        tab.wait(f"{said} && !!document.querySelector('#output .help')")
+        click(tab, "#ask [type=button]")
+        tab.wait("document.querySelector('#ask [type=button]').innerText.startsWith('Stop')")
+        tab.run("new Promise(done => setTimeout(done, 300))")
+        click(tab, "#ask [type=button]")
+        tab.wait("document.getElementById('recording').files[0].name === 'recording'")
+        tab.wait(f"{said} && !!document.querySelector('#output .help')")
+        assert len(transcriber.asked) == 2 and transcriber.open == 0
+        click(tab, "#ask [type=button]")
+        tab.wait("document.querySelector('#ask [type=button]').innerText.startsWith('Stop')")
+        click(tab, "#go-live")  # which ends the recording, that nobody waits for
+        tab.wait("document.querySelector('#ask [type=button]').textContent === 'Record'")
+        assert len(transcriber.asked) == 2
 
 
 def test_an_error_is_shown_in_place_of_results(tab: Tab, model: FakeFrontend) -> None:

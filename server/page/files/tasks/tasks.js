@@ -1,12 +1,13 @@
-// Views of models that read: comparing texts, ranking documents, classifying. Each has a form, and examples that fill and run it.
+// Views of models that read: comparing texts, ranking documents, classifying, hearing. Each has a form, and examples that fill and run it.
 
 import { post } from "../api.js";
 import { announce, byId, element } from "../dom.js";
 import { chosen, facts, infoOf, model, wasUsed } from "../models.js";
+import { recordButton, transcribe } from "./hear.js";
 import { drawMap } from "./map.js";
 import { cosine } from "./vector_math.js";
 
-/** @typedef {{id: string, label: string, rows: number, line?: boolean}} Field  `line`: the field has one line, not many texts */
+/** @typedef {{id: string, label: string, rows: number, line?: boolean, file?: boolean}} Field  `line`: the field has one line, not many texts */
 
 const TASKS = {
   compare: {
@@ -39,6 +40,12 @@ const TASKS = {
       ["Messages", "You have won a prize, click here now!\nCan we move our meeting to Friday?\nThank you, you are the best!"],
     ],
   },
+  hear: {
+    title: "What is said?", button: "Transcribe", work: transcribe, more: recordButton,
+    words: "The model writes what is said in a recording, or in the sound of a video.",
+    fields: [{ id: "recording", label: "Recording", file: true }],
+    examples: [],
+  },
 };
 
 let last = "";
@@ -54,15 +61,15 @@ export function showTask(name) {
 
 function view(task, card) {
   const output = element("div", { id: "output", "aria-live": "polite" }), button = element("button", { type: "submit", text: task.button });
-  const inputs = task.fields.map(({ id, rows, line }) => (line ? element("input", { id, required: true, autocomplete: "off" }) : element("textarea", { id, rows, required: true })));
+  const inputs = task.fields.map(({ id, rows, line, file }) => (file ? element("input", { id, type: "file", accept: "audio/*,video/*", required: true }) : line ? element("input", { id, required: true, autocomplete: "off" }) : element("textarea", { id, rows, required: true })));
   const fill = (values) => inputs.forEach((input, i) => { input.value = values[i]; });
   const form = element("form", { id: "ask", onsubmit: (event) => { event.preventDefault(); run(task, button, output); } },
-    ...task.fields.flatMap(({ id, label }, i) => [element("label", { for: id, text: label }), inputs[i]]), element("div", { class: "row" }, button));
+    ...task.fields.flatMap(({ id, label }, i) => [element("label", { for: id, text: label }), inputs[i]]), element("div", { class: "row" }, button, ...(task.more?.() ?? [])));
   const examples = element("ul", { class: "chips", "aria-label": "Examples" }, ...task.examples.map(([title, ...values]) =>
     element("li", {}, element("button", { type: "button", class: "chip", text: title, onclick: () => { fill(values); form.requestSubmit(); } }))));
-  fill(task.examples[0].slice(1));
+  if (task.examples.length) fill(task.examples[0].slice(1));
   return [element("h2", { text: task.title }), element("p", { class: "help", text: task.words }),
-    element("p", { class: "help" }, ...facts(card)), examples, form, output];
+    element("p", { class: "help" }, ...facts(card)), ...(task.examples.length ? [examples] : []), form, output];
 }
 
 async function run(task, button, output) {
@@ -70,7 +77,7 @@ async function run(task, button, output) {
   output.setAttribute("aria-busy", "true");
   const started = performance.now();
   try {
-    const shown = await task.work();
+    const shown = await task.work(output);
     const took = `Answered in ${Math.round(performance.now() - started)} ms.`;
     output.replaceChildren(...shown, element("p", { class: "help", text: took }));
     announce(took);
