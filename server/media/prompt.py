@@ -167,8 +167,7 @@ def check_places(text: str, holders: Sequence[tuple[str, Content]], facts: Media
     """Refuses a text in which a template has not written exactly one placeholder for each item. `holders` are
     the roles and contents of the messages."""
     items = [find_parts([content], facts) for _, content in holders]
-    places, video = _places(facts).findall(text), facts.video_placeholder
-    found = ["video" if place == video else "image" for place in places]
+    found = find_places(text, facts)
     wanted = [part.kind for parts in items for part in parts]
     if found != wanted and sorted(found) == sorted(wanted):
         raise BadRequest(
@@ -205,6 +204,12 @@ def encode_written(
         text += [before, _stand_in(one.layout, tokenizer), one.layout.after, piece]
     ids = encode_marked("".join(text), tokenizer, add_special_tokens)
     return _placed(ids, laid, vocab_size)
+
+
+def find_places(text: str, facts: MediaFacts) -> list[str]:
+    """The kinds of the items for which a text has places, in order."""
+    places, video = _places(facts).findall(text), facts.video_placeholder
+    return ["video" if place == video else "image" for place in places]
 
 
 def _places(facts: MediaFacts) -> re.Pattern[str]:

@@ -1,9 +1,9 @@
-"""Pictures that a program hands over, which are prepared in its own process, and prompts of embeddings."""
+"""Pictures and videos that a program hands over, prepared in its own process, and prompts of embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,13 +11,22 @@ import msgspec
 import numpy as np
 
 from engine_core.prompt_media import Media
-from models.media.item import MediaError, Prepared
-from models.media.registry import find_media
+from models.media.files import with_settings
+from models.media.item import MediaError, Prepared, Video, VideoProcessor
+from models.media.registry import find_media, make_processor
 from server.errors import BadRequest
 from server.media.kept_items import Item
 from server.media.parts import MEDIA_PARTS, MediaPart, check_embeds
 from server.media.preparing import PreparingLimits
-from server.media.prompt import LaidMedia, Written, as_media, cut_prompt, encode_written, marked
+from server.media.prompt import (
+    LaidMedia,
+    Written,
+    as_media,
+    cut_prompt,
+    encode_written,
+    find_places,
+    marked,
+)
 from server.media.reader import laid, media_facts
 from server.media.rows import check_rows, cut_rows, digest, row_width
 from server.model_facts import Facts
@@ -33,11 +42,21 @@ from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings"
 _EMBEDS, _GRID = "image_embeds", "image_grid_thw"
-_OWN_PARTS = ("image", "image_pil", _EMBEDS)
-"""Types of parts whose picture stands under the same name, beside those of the API."""
+_OWN_PARTS = {"image": "image", "image_pil": "image", _EMBEDS: "image", "video": "video"}
+"""The kinds of parts whose item stands under the same name, beside those of the API."""
+_VIDEO_FORMS = (
+    "a video is the path of a file, a file's bytes, or its frames: an array [frames, height, width, 3]"
+)
 
 PreparedItems = Mapping[bytes, Item]
-"""The pictures of a call by their hashes."""
+"""The pictures and videos of a call by their hashes."""
+
+
+@dataclass(frozen=True)
+class ProgramVideo:
+    """A video among the pictures of a prompt."""
+
+    given: object
 
 
 class ComparedSide(msgspec.Struct, frozen=True):
@@ -69,10 +88,14 @@ class ProgramMedia:
         files = find_media(folder) if facts.ready.worker.most_embeddings else None
         if files is None:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
-        most = {"image": facts.max_model_len}
+        most = {"image": facts.max_model_len, "video": facts.max_model_len}
         self._processor, self.facts = media_facts(files, config.media, tokenizer, most)
         self._tokenizer, self._width = tokenizer, facts.ready.worker.media_width
-        self._background = read_media_io(config.media.media_io_kwargs).image.rgba_background_color
+        io, options = read_media_io(config.media.media_io_kwargs), config.media
+        self._background = io.image.rgba_background_color
+        settings = {**io.video_settings, **options.mm_processor_kwargs}
+        self._videos = make_processor(with_settings(files, settings))
+        self._limits = options.most_frames or PreparingLimits().frames, facts.ready.worker.most_embeddings
         facts = msgspec.structs.replace(facts, media=self.facts)
         self._context = ReadingContext(facts, tokenizer, ReadingOptions.of(config))
 
@@ -118,7 +141,7 @@ class ProgramMedia:
             if not side.parts:
                 return side.text
             return [
-                part if part["type"] == "text" else {**part, "image_url": next(left).url or ""}
+                part if part["type"] == "text" else {**part, part["type"]: next(left).url or ""}
                 for part in side.parts
             ]
 
@@ -130,31 +153,46 @@ class ProgramMedia:
         return marked(conversation, self.facts, {}, self._tokenizer)
 
     def _with_places(self, text: str, parts: list[MediaPart]) -> Written:
-        """The text of a prompt, which has to have a place for each picture."""
+        """The text of a prompt, which has to have a place for each picture and video."""
         placeholder = self.facts.placeholder
         if not placeholder and (text or len(parts) > 1):
             raise BadRequest(
                 "This model has a vector for a text or for a picture: give one of both.", "prompts"
             )
-        if placeholder and text.count(placeholder) != len(parts):
-            raise BadRequest(
-                f"The prompt has {len(parts)} pictures, and {text.count(placeholder)} places for them, "
-                f"{placeholder!r} each: write one for each picture.",
-                "prompts",
-            )
-        return Written(text, parts, is_plain=False)
+        if not placeholder:
+            return Written(text, parts, is_plain=False)
+        places = find_places(text, self.facts)
+        for kind, name, word in (
+            ("image", "pictures", placeholder),
+            ("video", "videos", self.facts.video_placeholder),
+        ):
+            given = sum(part.kind == kind for part in parts)
+            if given != places.count(kind):
+                raise BadRequest(
+                    f"The prompt has {given} {name}, and {places.count(kind)} places for them, "
+                    f"{word!r} each: write one for each of them.",
+                    "prompts",
+                )
+        by_kind = {kind: iter([part for part in parts if part.kind == kind]) for kind in set(places)}
+        return Written(text, [next(by_kind[kind]) for kind in places], is_plain=False)
 
     def _prepare_all(self, pictures: Sequence[object]) -> tuple[list[MediaPart], LaidMedia, PreparedItems]:
         """Prepares pictures; returns the part that stands for each in a content, and what these name."""
         items = [self._prepare(picture) for picture in pictures]
-        parts = [MediaPart("image", item.hash.hex()) for item in items]
+        parts = [
+            MediaPart("video" if isinstance(picture, ProgramVideo) else "image", item.hash.hex())
+            for picture, item in zip(pictures, items, strict=True)
+        ]
         processor, tokenizer = self._processor, self._tokenizer
         by_part = {part: laid(item, processor, tokenizer) for part, item in zip(parts, items, strict=True)}
         return parts, by_part, {item.hash: item for item in items}
 
     def _prepare(self, given: object) -> Item:
         try:
-            prepared = self._encoded(given) if _is_encoded(given) else self._resized(given)
+            if isinstance(given, ProgramVideo):
+                prepared = self._taken(given.given)
+            else:
+                prepared = self._encoded(given) if _is_encoded(given) else self._resized(given)
         except MediaError as error:
             raise BadRequest(str(error), "multi_modal_data") from None
         return Item(digest((prepared.shape, prepared.grid), prepared.pixels), prepared)
@@ -166,6 +204,18 @@ class ProgramMedia:
         check_embeds(self.facts)
         rows, grid = _rows_and_grid(given)
         return encoded(rows, tuple(map(int, grid.ravel())), self._width, self._processor)
+
+    def _taken(self, given: Any) -> Prepared:
+        """The item of a video."""
+        if not (isinstance(self._videos, VideoProcessor) and self.facts.video_placeholder):
+            raise BadRequest("This model takes no videos.", "multi_modal_data")
+        from server.media.video_decoding import decode_video  # with Pillow
+
+        if hasattr(given, "ndim"):
+            video = _of_frames(given)
+        else:
+            video = decode_video(_file(given, _VIDEO_FORMS), PreparingLimits().pixels, is_base64=False)
+        return self._videos.prepare_video(video, *self._limits)
 
     def _resized(self, given: object) -> Prepared:
         from PIL import Image  # imported with the first picture
@@ -179,25 +229,44 @@ class ProgramMedia:
         return self._processor.prepare(picture)
 
 
-def _file(given: object) -> bytes:
+def _of_frames(given: Any) -> Video:
+    """The video of an array of torch or NumPy."""
+    from PIL import Image
+
+    frames = np.asarray(given)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
+        raise BadRequest(
+            f"{_VIDEO_FORMS} of 8 bits; got {frames.dtype} {list(frames.shape)}.", "multi_modal_data"
+        )
+    return Video(len(frames), None, lambda numbers: (Image.fromarray(frames[each]) for each in numbers))
+
+
+def _file(given: object, forms: str = _FORMS) -> bytes:
     match given:
         case bytes() | bytearray():
             return bytes(given)
         case str() | Path():
             return Path(str(given).removeprefix("file://")).read_bytes()
         case _:
-            raise TypeError(f"{_FORMS}; got {type(given).__name__}")
+            raise TypeError(f"{forms}; got {type(given).__name__}")
 
 
 def read_pictures(given: object) -> list[object]:
-    """The pictures of `multi_modal_data`; raises TypeError."""
-    if not isinstance(given, Mapping) or set(cast("Mapping[str, object]", given)) - {"image"}:
-        raise TypeError(f"multi_modal_data is {{'image': ...}} with a picture or a list of them: {_FORMS}")
-    pictures = cast("Mapping[str, object]", given).get("image")
-    if pictures is None:
-        return []
-    given = cast("list[object]", pictures) if isinstance(pictures, list | tuple) else [pictures]
-    return [picture for one in given for picture in _each(one)]
+    """The pictures of `multi_modal_data`, and behind them its videos; raises TypeError."""
+    if not isinstance(given, Mapping) or set(cast("Mapping[str, object]", given)) - {"image", "video"}:
+        raise TypeError(
+            f"multi_modal_data is {{'image': ..., 'video': ...}} with one or a list of them: {_FORMS}; "
+            f"{_VIDEO_FORMS}"
+        )
+    fields = cast("Mapping[str, object]", given)
+    pictures, videos = _several(fields.get("image")), _several(fields.get("video"))
+    return [*(one for each in pictures for one in _each(each)), *map(ProgramVideo, videos)]
+
+
+def _several(given: object) -> list[object]:
+    if isinstance(given, list | tuple):
+        return cast("list[object]", list(given))
+    return [] if given is None else [given]
 
 
 def _each(given: Any) -> Sequence[object]:
@@ -232,23 +301,25 @@ def take_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], list[obje
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             parts.append(part)
-        elif kind in _OWN_PARTS or MEDIA_PARTS.get(str(kind)) == "image":
-            given = part[kind] if kind in _OWN_PARTS else part.get("image_url")
+        elif (of := _OWN_PARTS.get(str(kind)) or MEDIA_PARTS.get(str(kind))) in ("image", "video"):
+            given = part[kind] if kind in _OWN_PARTS else part.get(f"{of}_url")
             is_object = isinstance(given, Mapping)
             if kind == _EMBEDS:
                 pictures.append(given if is_object else {_EMBEDS: given})
             else:
-                pictures.append(_picture(given.get("url") if is_object else given))
-            parts.append({"type": "image_url"})
+                item = _by_url(given.get("url") if is_object else given)
+                pictures.append(ProgramVideo(item) if of == "video" else item)
+            parts.append({"type": f"{of}_url"})
         else:
             raise BadRequest(
-                f"Content parts of type {kind!r} are not supported, text and pictures are.", "messages"
+                f"Content parts of type {kind!r} are not supported, text, pictures and videos are.",
+                "messages",
             )
     return {**message, "content": parts}, pictures
 
 
-def _picture(given: object) -> object:
-    """The picture of a part, whose URL may hold it."""
+def _by_url(given: object) -> object:
+    """The picture or video of a part, whose URL may hold it."""
     from server.media.decoding import from_base64
 
     if not isinstance(given, str) or not given.startswith(("data:", "http:", "https:")):
@@ -256,8 +327,8 @@ def _picture(given: object) -> object:
     head, comma, data = given.partition(",")
     if not comma or not head.endswith(";base64"):
         raise BadRequest(
-            "A picture's URL is file:///path or data:TYPE;base64,DATA here: what lies elsewhere, a program "
-            "fetches itself.",
+            "The URL of a picture or video is file:///path or data:TYPE;base64,DATA here: what lies "
+            "elsewhere, a program fetches itself.",
             "messages",
         )
     return from_base64(data.encode())

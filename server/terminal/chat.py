@@ -22,6 +22,7 @@ HELP = '''/system TEXT     begin anew with this system prompt; without a text, w
 /model NAME      go on with another model; without a name, list them
 /set NAME VALUE  send this field with every request, such as /set temperature 0; without a value, no more
 /image PATH      send this picture with the next message, which may have several; without a path, none
+/video PATH      the same for a video
 /again           have the last answer generated again
 /clear           forget the conversation
 /help            show this
@@ -30,6 +31,8 @@ Several lines: begin and end them with """, or end each with a backslash. Ctrl-C
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _QUOTES = '"""'
+_KINDS = {"image": "picture", "video": "video"}
+"""What a file may be that goes with a message, by the name of its command."""
 
 
 def run(arguments: Sequence[str], command: str) -> int:
@@ -43,8 +46,9 @@ def run(arguments: Sequence[str], command: str) -> int:
         if is_chat:
             chat = Chat(server, screen, model, given.system_prompt)
             chat.fields.update(fields)
-            for path in given.image:
-                chat.attach(path)
+            for kind in _KINDS:
+                for path in getattr(given, kind):
+                    chat.attach(path, kind)
             answer, converse = chat.say, chat.converse
         else:
             answer = partial(_complete, server, screen, {"model": model, **fields, **_STREAMED})
@@ -117,20 +121,20 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Sends a message and shows the answer as it comes. What came before a Ctrl-C is kept."""
-        parts, self._pictures = self._pictures, []
+        parts, self._media = self._media, []
         content = [*parts, {"type": "text", "text": text}] if parts else text
         self.messages.append({"role": "user", "content": content})
         self._answer()
 
-    def attach(self, path: str) -> None:
-        """Reads a picture that is sent with the next message. Raises CommandError."""
+    def attach(self, path: str, kind: str = "image") -> None:
+        """Reads a picture or video that is sent with the next message. Raises CommandError."""
         cards = self._server.get("/v1/models")["data"]
         card = next((card for card in cards if card["id"] == self.model), {})
         media: dict[str, Any] = card.get("media") or {}
-        if "media" in card and "image" not in media.get("most", ()):  # servers of others do not tell
-            raise CommandError(f"{self.model} takes no pictures")
-        url = picture_url(path, media.get("max_bytes"))
-        self._pictures.append({"type": "image_url", "image_url": {"url": url}})
+        if "media" in card and kind not in media.get("most", ()):  # servers of others do not tell
+            raise CommandError(f"{self.model} takes no {_KINDS[kind]}s")
+        url = file_url(path, media.get("max_bytes"))
+        self._media.append({"type": f"{kind}_url", f"{kind}_url": {"url": url}})
         self._screen.remark(f"{path} goes with the next message")
 
     def obey(self, line: str) -> bool:
@@ -148,10 +152,10 @@ class Chat:
                 self._change_model(rest)
             case "set":
                 self._set(*rest.split(maxsplit=1))
-            case "image" if rest:
-                self.attach(rest)
-            case "image":
-                self._pictures.clear()
+            case "image" | "video" if rest:
+                self.attach(rest, name)
+            case "image" | "video":
+                self._media[:] = [part for part in self._media if part["type"] != f"{name}_url"]
             case "again" if self._take_last_answer_back():
                 self._answer()
             case _:
@@ -161,7 +165,7 @@ class Chat:
     def _begin(self, system_prompt: str | None) -> None:
         """Forgets the conversation, and begins another with this system prompt."""
         self._system_prompt = system_prompt
-        self._pictures: list[dict[str, Any]] = []
+        self._media: list[dict[str, Any]] = []
         self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def _answer(self) -> None:
@@ -185,7 +189,7 @@ class Chat:
         except ServerError:
             if not pieces:  # it was not answered: let it be sent again, with its pictures
                 content = self.messages.pop()["content"]
-                self._pictures[:0] = content[:-1] if isinstance(content, list) else []
+                self._media[:0] = content[:-1] if isinstance(content, list) else []
             raise
         finally:
             if pieces:
@@ -230,21 +234,17 @@ def _parser(command: str, *, is_chat: bool) -> argparse.ArgumentParser:
     add_server_flags(parser)
     if is_chat:
         parser.add_argument("--system-prompt", metavar="TEXT", help="How the model shall answer.")
-        parser.add_argument(
-            "--image",
-            action="append",
-            default=[],
-            metavar="PATH",
-            help="A picture for the first message; several times for several.",
-        )
+        for kind, name in _KINDS.items():
+            about = f"A {name} for the first message; several times for several."
+            parser.add_argument(f"--{kind}", action="append", default=[], metavar="PATH", help=about)
     parser.add_argument("-q", "--quick", metavar="TEXT", help=quick)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     parser.add_argument("--temperature", type=float, metavar="X", help="Default: the server's.")
     return parser
 
 
-def picture_url(path: str, max_bytes: int | None = None) -> str:
-    """The data URL of a picture's file. Raises CommandError if it cannot be read or is too long as base64."""
+def file_url(path: str, max_bytes: int | None = None) -> str:
+    """The data URL of a file. Raises CommandError if it cannot be read or is too long as base64."""
     try:
         file = Path(path).expanduser()
         if max_bytes is not None and file.stat().st_size * 4 // 3 > max_bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from live import serving
@@ -13,7 +14,10 @@ from pictured_chat import QWEN, write_qwen
 from video_files import data_url, jpeg_url, patches, video_file
 
 from models.media.item import Layout, VideoProcessor
+from server.errors import BadRequest
 from server.media.video_decoding import decode_video
+from server.offline.llm import LLM
+from server.requests.sampling import SamplingParams
 
 SIZES = (
     "--dtype",
@@ -50,6 +54,31 @@ def asked(url: str) -> dict[str, Any]:
     return {**body, "ignore_eos": True, "return_token_ids": True}
 
 
+def assert_programs(folder: Path, file: bytes, right: list[int]) -> None:
+    """Programs get the same answer, in whatever form they give the video."""
+    path = folder / "video.mp4"
+    path.write_bytes(file)
+    said = "user: see <|vision_start|><|video_pad|><|vision_end|> ok "
+    greedy = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    limits: Any = {"video": {"count": 1, "num_frames": 6}}
+    with LLM(str(folder), dtype="float32", num_gpu_blocks_override=200, limit_mm_per_prompt=limits) as llm:
+        prompts: list[Any] = [{"prompt": said, "multi_modal_data": {"video": form}} for form in (path, file)]
+        talk = [{"role": "user", "content": asked(data_url(file))["messages"][0]["content"]}]
+        [answer] = llm.chat(talk, greedy)
+        assert answer.outputs[0].token_ids == right
+        one, two = llm.generate(prompts, greedy)  # behind a token that begins texts
+        assert one.prompt_token_ids[1:] == two.prompt_token_ids[1:] == answer.prompt_token_ids
+        assert one.outputs[0].token_ids == two.outputs[0].token_ids
+        picture, frames = noise(60, 40), np.stack([np.asarray(noise(60, 40))] * 4)
+        both = said.replace("see", "<|vision_start|><|image_pad|><|vision_end|> and")
+        [answer] = llm.generate({"prompt": both, "multi_modal_data": {"video": frames, "image": picture}})
+        assert answer.outputs[0].token_ids
+        with pytest.raises(BadRequest, match="has 1 videos, and 0 places for them"):
+            llm.generate({"prompt": "none", "multi_modal_data": {"video": path}})
+        with pytest.raises(BadRequest, match=r"of 8 bits; got float64 \[2, 2\]"):
+            llm.generate({"prompt": said, "multi_modal_data": {"video": np.zeros((2, 2))}})
+
+
 @pytest.mark.turns(4)
 @pytest.mark.parametrize(
     "architecture", ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"]
@@ -72,10 +101,12 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path) ->
     before, behind = encode(f"user: see {start}{layout.before}"), encode(f"{end} ok ")
     beside = patches(prepared, processor.settings, pictured.settings.get("patch_size", 14))
     if architecture.startswith("Qwen2"):
-        tokens_per_second = pictured.model.config.vision_config.tokens_per_second
-        beside["second_per_grid_ts"] = torch.tensor([prepared.interval / tokens_per_second])
+        config: Any = pictured.model.config
+        pace = config.vision_config.tokens_per_second
+        beside["second_per_grid_ts"] = torch.tensor([prepared.interval / pace])
     right = likeliest(pictured.model, before + layout.tokens + behind, beside)
 
+    assert_programs(tmp_path, file, right)
     limits = ("--limit-mm-per-prompt", '{"video": {"count": 1, "num_frames": 6}}')
     with serving(str(tmp_path), *SIZES, *limits, "--max-num-batched-tokens", "24") as server:
         for _ in range(2):

@@ -60,7 +60,10 @@ def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
         ({"prompt_token_ids": "abc"}, "got dict"),
         ({"prompt": [1]}, "a prompt's text is a string; got list"),
         ({"prompt": "a", "text": "b"}, "no field 'text'"),
-        ({"prompt": "a", "multi_modal_data": {"audio": 1}}, "multi_modal_data is {'image': ...}"),
+        (
+            {"prompt": "a", "multi_modal_data": {"audio": 1}},
+            "multi_modal_data is {'image': ..., 'video': ...}",
+        ),
         ({"prompt_token_ids": [1], "multi_modal_data": {"image": "a"}}, "is a text, in which each has"),
         ({"prompt_token_ids": [1], "token_type_ids": [0]}, "'token_type_ids' is not supported yet"),
         ({"prompt_token_ids": np.array([1.5])}, "got dict"),
@@ -104,8 +107,8 @@ def test_conversations() -> None:
     for wrong in ("a", [["a"]], 3):
         with pytest.raises(TypeError, match="a conversation is a list of messages"):
             read_conversations(wrong)
-    with pytest.raises(BadRequest, match="type 'video_url' are not supported"):
-        read_conversations([{"role": "user", "content": [{"type": "video_url"}]}])
+    with pytest.raises(BadRequest, match="type 'input_audio' are not supported"):
+        read_conversations([{"role": "user", "content": [{"type": "input_audio"}]}])
 
 
 def test_parameters_for_each_prompt() -> None:

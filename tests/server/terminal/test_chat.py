@@ -133,6 +133,11 @@ def test_pictures_go_with_the_next_message(
         chat.say("hi")
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
     assert sent == [[part, {"type": "text", "text": "hi"}]] * 2 + ["hi"]
+    (tmp_path / "a.mp4").write_bytes(b"mp4")
+    chat.obey(f"/video {tmp_path}/a.mp4")
+    with pytest.raises(ServerError, match="busy"):
+        chat.say("hi")
+    assert sent[-1][0] == {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,bXA0"}}
 
 
 def test_pictures_that_cannot_be_sent_are_told_in_a_sentence(
@@ -147,7 +152,10 @@ def test_pictures_that_cannot_be_sent_are_told_in_a_sentence(
         return capsys.readouterr().err
 
     assert refusal(path) == "error: org/tiny takes no pictures\n"
-    let_see(frontend, max_media_mb=1)
+    let_see(frontend, max_media_mb=1, limit_mm_per_prompt={"video": 0})
+    asked[-1] = "--video"
+    assert refusal(path) == "error: org/tiny takes no videos\n"
+    asked[-1] = "--image"
     with path.open("ab") as file:
         file.write(bytes(3))
     assert refusal(path) == f"error: {path} is too large: the server takes 1048576 bytes of base64\n"
