@@ -22,6 +22,7 @@ Reason = Literal[
     "too_slow",
     "draining",
     "asleep",
+    "load_failed",
 ]
 
 QUARANTINED = "request_quarantined"
@@ -44,6 +45,7 @@ SENTENCES: dict[Reason, str] = {
     "too_slow": "The model did not compute a token in time.",
     "draining": "The server is shutting down. Try again later or on another instance.",
     "asleep": "The model is asleep and takes no requests until somebody wakes it (POST /wake_up).",
+    "load_failed": "The model cannot be loaded; the server's log says why.",
 }
 
 MissReason = Literal[

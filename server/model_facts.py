@@ -22,7 +22,7 @@ ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse"]
 of tokens."""
 
 _ENDPOINTS = {
-    GENERATE: "/v1/chat/completions",
+    GENERATE: "/v1/completions",
     TRANSCRIPTION: "/v1/audio/transcriptions",
     "embed": "/v1/embeddings",
     "token_embed": "/pooling",

@@ -20,6 +20,9 @@ _PART = 1e-3
 which gives way to all who are short of places or slots."""
 _BUSY = (408, 425, 429, 503)
 """Statuses of a server that may answer later."""
+_LOAD_FAILED = b'"type":"load_failed"'
+_MOST_LOADS = 5
+"""After so many failed loads of a model, its error is the answer to a request."""
 
 
 class Answer(NamedTuple):
@@ -43,14 +46,18 @@ class OwnerCalls:
     ) -> Answer:
         """The answer to a request. While the server is busy, it is sent again when the server says so.
 
+        If the model cannot be loaded, it is so a few times.
+
         `on_part` gets the parts of an answer that is no error, as they come.
         """
+        failed_loads = 0
         while True:
             scope = _scope(path, request_id)
             if (caller := self._caller(owner)) is not None:
                 scope["caller"] = caller
             pause, answer = await self._send(scope, body, on_part)
-            if answer.status not in _BUSY:
+            failed_loads += _LOAD_FAILED in answer.body
+            if answer.status not in _BUSY or failed_loads == _MOST_LOADS:
                 return answer
             await asyncio.sleep(pause)
 

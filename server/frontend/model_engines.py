@@ -240,5 +240,7 @@ def _is_local(config: ServerConfig) -> bool:
 def _cannot_load(state: ModelState, reason: str) -> Unavailable:
     _log.error("%s cannot be loaded: %s", state.slot.name, " ".join(reason.split()))
     return Unavailable(
-        f"The model {state.slot.name} cannot be loaded; the server's log says why.", retry_after=10
+        f"The model {state.slot.name} cannot be loaded; the server's log says why.",
+        retry_after=10,
+        reason="load_failed",
     )

@@ -292,5 +292,6 @@ class ModelSet(Generic[T]):
 def _too_large(slot: Slot[T], excess: int) -> Unavailable:
     return Unavailable(
         f"The model {slot.name} does not fit: it needs {slot.size >> 20} MiB, {excess >> 20} MiB more than "
-        "--memory leaves to it."
+        "--memory leaves to it.",
+        reason="load_failed",
     )

@@ -14,6 +14,9 @@ _IMPORT = re.compile(r'^import \{(.*)\} from "(\.[^"]+)";$', re.MULTILINE)
 _LATER = re.compile(r'import\("(\.[^"]+)"\)')
 _EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*?|class|const) (\w+))", re.MULTILINE)
 
+_LEFT = re.compile(r"""^\s*(?:import|export)\b.*|import\((?!"\./).*""", re.MULTILINE)
+"""What would be an error in a browser, since it stands in a function, or names a place that has moved."""
+
 
 def join_scripts(scripts: dict[str, str], name: str) -> dict[str, str]:
     """Returns the files that take the places of a script and of all that it imports as it starts.
@@ -49,6 +52,8 @@ def _as_function(path: str, script: str, numbers: dict[str, str]) -> str:
     names = ", ".join(_EXPORT.findall(script))
     body = _EXPORT.sub("", _IMPORT.sub(imports, script))
     body = _LATER.sub(lambda found: f'import("./{_resolved(path, found[1])}")', body)
+    if (left := _LEFT.search(body)) is not None:
+        raise ValueError(f"{path}: {left[0]!r} is not written as imports and exports of the page are")
     return f"const {numbers[path]} = (() => {{\n{body}return {{ {names} }};\n}})();\n"
 
 

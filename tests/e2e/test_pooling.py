@@ -92,7 +92,7 @@ def test_every_task_of_one_process(server: LiveServer):
     ranked = server.post("/rerank", {"query": TEXTS[1], "documents": TEXTS}).json()["results"]
     assert (ranked[0]["index"], ranked[0]["relevance_score"]) == (1, pytest.approx(1))
     refused = server.post("/classify", {"input": "hello"})
-    assert refused.status_code == 400 and "It does: generate (POST /v1/chat/completions)" in refused.text
+    assert refused.status_code == 400 and "It does: generate (POST /v1/completions)" in refused.text
 
 
 def test_very_many_texts_in_one_request(server: LiveServer):

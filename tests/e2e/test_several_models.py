@@ -194,6 +194,7 @@ def test_one_that_cannot_be_loaded_harms_no_other(server: LiveServer) -> None:
     answer = server.post("/v1/completions", {**PROMPT, "model": "broken"}, timeout=120)
     assert answer.status_code == 503
     assert "broken cannot be loaded" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "load_failed"
     assert complete(server, "story")
 
 

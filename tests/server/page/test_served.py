@@ -20,6 +20,7 @@ from engine_core.engine_stats import Stats
 from server.http.error_answers import Status, loading
 from server.options.server_config import AccessOptions
 from server.page import routes as live
+from server.page.joined_scripts import join_scripts
 from server.page.routes import WATCH, TooManyWatchers, Watch, live_status, page_files
 
 MOST_BYTES = 150_000
@@ -93,6 +94,15 @@ def test_modules_import_files_that_are_there() -> None:
         later = re.findall(r'import\("(\.[^"]+)"\)', content.decode()) if name.endswith(".js") else []
         for path in later:
             assert imported_by(os.path.normpath(Path(name).parent / path)) <= files.keys(), name
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['import a from "./b.js";', "export default 3;", 'import { a }\n  from "./b.js";', "import(`./b.js`)"],
+)
+def test_a_script_that_would_not_be_joined_is_told(line: str) -> None:
+    with pytest.raises(ValueError, match=r"app\.js: .* is not written as"):
+        join_scripts({"app.js": f"{line}\n", "b.js": "export const a = 1;\n"}, "app.js")
 
 
 def test_the_page_is_small_and_refers_to_nothing_outside() -> None:
