@@ -19,6 +19,7 @@ from server.requests.scoring import (
     Pairs,
     ScoreOptions,
     Side,
+    ahead_of_pair_end,
     as_messages,
     check_pairs,
     vector_params,
@@ -164,7 +165,8 @@ def _read_together(
             "This model has no template by which it scores pictures: give texts.", options.names[1]
         )
     params = PoolingParams(task="classify", use_activation=options.use_activation).resolve(facts)
-    reader = TextReader(facts, tokenizer, options.truncation, add_special_tokens=False, name="pair")
+    truncation = ahead_of_pair_end(options.truncation, facts)
+    reader = TextReader(facts, tokenizer, truncation, add_special_tokens=False, name="pair")
     instruction = options.instruction or find_prompt(None, facts)
     documents_first = _writes_documents_first(facts.score_template, tokenizer)
     items: list[Item] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -191,14 +191,20 @@ def _read_together(
         instruction = options.instruction or pooling.find_prompt(None, facts)
         kwargs = options.template_kwargs or {}
         written = [_write_pair(pair, facts.score_template, tokenizer, instruction, kwargs) for pair in texts]
-        reader = pooling.TextReader(
-            facts, tokenizer, options.truncation, add_special_tokens=False, name="pair"
-        )
+        truncation = ahead_of_pair_end(options.truncation, facts)
+        reader = pooling.TextReader(facts, tokenizer, truncation, add_special_tokens=False, name="pair")
         return with_pair_end(reader.read_all(written, params), facts)
     if facts.pooling.use_sep_token is False:
         reader = pooling.TextReader(facts, tokenizer, options.truncation, name="pair")
         return reader.read_all([query + document for query, document in texts], params)
     return _pair_items(texts, options.truncation, params, facts, tokenizer)
+
+
+def ahead_of_pair_end(truncation: pooling.Truncation, facts: Facts) -> pooling.Truncation:
+    """The same, with room for the token by which pairs are scored, if the model has one."""
+    if facts.pooling.texts.pair_end is None or truncation.keep is None:
+        return truncation
+    return replace(truncation, keep=max(1, truncation.keep - 1))
 
 
 def with_pair_end(items: list[pooling.Item], facts: Facts) -> list[pooling.Item]:

@@ -95,3 +95,12 @@ def test_scores_are_those_of_its_authors(reranker: Reranker, query: Said, docume
         torch.tensor([each.outputs.score for each in plain]), logits - 2.65, atol=1e-4, rtol=0
     )
     assert len({round(float(logit), 4) for logit in logits}) == 3
+
+
+def test_a_pair_that_is_cut_has_room_for_the_token_by_which_it_is_scored(reranker: Reranker) -> None:
+    long, longest = "a b c d " * 400, reranker.llm.facts.max_text_len
+    seen: Any = {"content": [{"type": "image_pil", "image_pil": TWO}, {"type": "text", "text": long}]}
+    documents: list[Any] = [long, seen]
+    for document in documents:
+        [answer] = reranker.llm.score("a", document, truncate_prompt_tokens=-1, use_tqdm=False)
+        assert len(answer.prompt_token_ids) == longest
