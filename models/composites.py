@@ -94,6 +94,12 @@ _VISION_TOWER = (
     "model.multi_modal_projector",
 )
 _VISION_AND_NEWLINE = (*_VISION_TOWER, "image_newline", "model.image_newline")
+_AUDIO_TOWER = (
+    "audio_tower",
+    "multi_modal_projector",
+    "model.audio_tower",
+    "model.multi_modal_projector",
+)
 _TEXT_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _QWEN3 = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _IDEFICS3 = Composite(
@@ -244,11 +250,17 @@ COMPOSITES: Mapping[str, Composite] = {
     ),
     "JinaVLForRanking": _qwen("Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"),
     "PaliGemmaForConditionalGeneration": _PALIGEMMA,
+    "Qwen2AudioForConditionalGeneration": Composite(
+        texts={"qwen2": "Qwen2ForCausalLM"}, beside=_AUDIO_TOWER, tower="hearing:Qwen2AudioTower"
+    ),
     "Qwen2VLForConditionalGeneration": _qwen(
         "Qwen2Tower", qwen2_vl_text="Qwen2ForCausalLM", qwen2_vl="Qwen2ForCausalLM"
     ),
     "Qwen2_5_VLForConditionalGeneration": _qwen(
         "Qwen25Tower", qwen2_5_vl_text="Qwen2ForCausalLM", qwen2_5_vl="Qwen2ForCausalLM"
+    ),
+    "Qwen3ASRForConditionalGeneration": Composite(
+        texts={"qwen3": "Qwen3ForCausalLM"}, beside=_AUDIO_TOWER, tower="hearing:Qwen3ASRTower"
     ),
     "Qwen3_5ForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_text="Qwen3_5ForCausalLM"),
     "Qwen3_5MoeForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_moe_text="Qwen3_5MoeForCausalLM"),

@@ -183,6 +183,8 @@ class MediaFacts(msgspec.Struct, frozen=True):
     video_written: str = ""
     takes_embeds: bool = False
     """Whether pictures may come as embeddings."""
+    kind: Literal["image", "audio"] = "image"
+    """The kind of items beside videos: pictures or sounds."""
 
     @property
     def written_parts(self) -> dict[str, str]:
@@ -190,6 +192,7 @@ class MediaFacts(msgspec.Struct, frozen=True):
         return {
             "image_url": self.written,
             "image_embeds": self.written,
+            "audio_url": self.written,
             "video_url": self.video_written,
         }
 

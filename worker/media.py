@@ -22,7 +22,7 @@ from models.config import ModelConfig
 from models.context import ForwardContext, MediaRows
 from models.layers.embedding import TokenEmbedding
 from models.layers.linear import Linear
-from models.media.item import CLIENT_MADE
+from models.media.item import CLIENT_MADE, AudioProcessor
 from models.media.positions import AXES
 from models.media.registry import find_media, make_processor
 from models.model import ServedModel
@@ -37,6 +37,8 @@ from worker.tables.positions import Columns
 from worker.tables.slots import PlacedMedia, Slots
 from worker.tables.staging import Packet
 
+_SHORTEST_SOUND = 1600
+"""The samples of a sound that every model hears."""
 MOST_PATCHES = 1 << 14
 """The patches that are encoded together, unless a single item has more."""
 
@@ -188,8 +190,12 @@ class StepMedia:
         files = find_media(folder) if self._encodes and self._tower is not None else None
         if files is None or self._tower is None:
             return
-        picture = import_module("PIL.Image").new("RGB", (1, 1))  # imported only where kernels are compiled
-        item = make_processor(files).prepare(picture)
+        processor = make_processor(files)
+        if isinstance(processor, AudioProcessor):
+            item = processor.prepare_audio([np.zeros(_SHORTEST_SOUND, np.float32)])
+        else:
+            picture = import_module("PIL.Image").new("RGB", (1, 1))  # imported where kernels are compiled
+            item = processor.prepare(picture)
         encode = Encode(0, item.kind, item.shape, item.grid, item.embeddings, Buffer(item.pixels))
         finish(self._computation([encode]))
 
@@ -248,6 +254,10 @@ class StepMedia:
         return None if rows is None else rows.contiguous().view(torch.uint8).numpy().reshape(-1)
 
     def _on_device(self, item: Encode) -> TowerInput:
+        if item.kind == "audio":
+            features = torch.frombuffer(item.pixels.data, dtype=torch.float32).view(item.shape[:2])
+            heard = features.to(self._target, self._dtype, copy=True)
+            return TowerInput(item.kind, heard, item.grid, item.embeddings)
         pixels = torch.frombuffer(item.pixels.data, dtype=torch.uint8).view(item.shape)
         return TowerInput(item.kind, pixels.to(self._target), item.grid, item.embeddings)
 

@@ -18,6 +18,7 @@ from models.plain_files import ConfigError, read_object
 SETTINGS = "preprocessor_config.json"
 _VIDEO_SETTINGS = "video_preprocessor_config.json"
 _NEWER, _NESTED, _NESTED_VIDEO = "processor_config.json", "image_processor", "video_processor"
+_NESTED_SOUND = "feature_extractor"
 
 _ALWAYS = {
     "do_resize": True,
@@ -49,7 +50,8 @@ class MediaFiles(msgspec.Struct, frozen=True):
     config: dict[str, object]
     """config.json, whole."""
     settings: dict[str, object]
-    """preprocessor_config.json, or what newer checkpoints have of it in processor_config.json."""
+    """preprocessor_config.json, or what newer checkpoints have of it in processor_config.json: of
+    pictures, or else of sound."""
     videos: dict[str, object] = {}
     """video_preprocessor_config.json, or what newer checkpoints have of it in processor_config.json; where
     there are neither, the settings of pictures."""
@@ -76,7 +78,7 @@ def has_files(folder: Path) -> bool:
 def read_files(folder: Path, architecture: str, config: dict[str, object]) -> MediaFiles:
     """Read the settings where transformers looks for them first."""
     newer = read_object(folder / _NEWER) if (folder / _NEWER).exists() else {}
-    pictures, videos = newer.get(_NESTED), newer.get(_NESTED_VIDEO)
+    pictures, videos = newer.get(_NESTED, newer.get(_NESTED_SOUND)), newer.get(_NESTED_VIDEO)
     if not isinstance(pictures, dict):
         has_own = (folder / SETTINGS).exists()
         if not has_own and "image_mean" not in newer:
@@ -109,6 +111,13 @@ def read_settings(files: MediaFiles, kind: type[Settings], defaults: Classes) ->
             shown = reprlib.repr(given[name])
             raise ConfigError(f"{SETTINGS}: the field '{name}' is {shown}, and only {value} is served")
     return _convert({**defaults[chosen], **given}, kind, SETTINGS)
+
+
+def read_sound_settings(files: MediaFiles, kind: type[Fields]) -> Fields:
+    """The settings by which features of sound are made."""
+    return _convert(
+        {name: value for name, value in files.settings.items() if value is not None}, kind, SETTINGS
+    )
 
 
 def read_video_settings(files: MediaFiles, kind: type[Fields], defaults: Mapping[str, object]) -> Fields:

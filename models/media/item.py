@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 
 from models.media.files import PictureSettings
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 else:
     Picture = object  # Pillow is imported where pictures are decoded, not where they are counted
 
-Kind = Literal["image", "video", "encoded", "rows"]
-"""The kinds of items. Processors take pictures and videos, and no sound yet. A client may compute embeddings
-itself: those of a picture that it has encoded, or rows for all of its prompt."""
+Kind = Literal["image", "video", "audio", "encoded", "rows"]
+"""The kinds of items. Processors take pictures and videos, or sound. A client may compute embeddings itself:
+those of a picture that it has encoded, or rows for all of its prompt."""
 CLIENT_MADE: tuple[Kind, ...] = ("encoded", "rows")
 """The kinds whose bytes are embeddings, float32 values that no tower reads."""
 
@@ -36,12 +37,15 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     kind: Kind
     pixels: memoryview
     """The RGB values row by row, one byte each. Tiles of a picture that was cut stand below each other,
-    and so do the frames of a video."""
+    and so do the frames of a video. Of a sound they are the features of its
+    frames, band by band, in float32."""
     shape: tuple[int, int, int]
-    """The height of all tiles or frames together, the width, and 3."""
+    """The height of all tiles or frames together, the width, and 3. Of a sound the bands, the frames,
+    and 4."""
     grid: tuple[int, int, int]
     """The number of frames, and of rows and columns of patches, before any of them are merged. Of a picture
-    that was cut into tiles: the rows of tiles, and the rows and columns of patches of all tiles together."""
+    that was cut into tiles: the rows of tiles, and the rows and columns of patches of all tiles together.
+    Of a sound 1, 1, and the frames that are heard, behind which there is silence."""
     embeddings: int
     """The number of hidden states that the item has in the prompt."""
     interval: float = 1.0
@@ -129,6 +133,16 @@ class Processor(Protocol):
         ...
 
     def layout(self, prepared: Prepared) -> Layout: ...
+
+
+@runtime_checkable
+class AudioProcessor(Protocol):
+    """What a model that hears has in place of a processor of pictures, with settings of its own."""
+
+    def prepare_audio(self, pieces: Iterable[np.ndarray]) -> Prepared:
+        """Make features of a sound, whose samples at 16 kHz come in pieces. Raises MediaError for one that
+        the model does not take."""
+        ...
 
 
 @runtime_checkable

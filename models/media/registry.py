@@ -1,4 +1,4 @@
-"""The registry of media processors: which class prepares the pictures and videos of which architecture.
+"""The registry of media processors: which class prepares the pictures, videos or sounds of an architecture.
 
 Values are "module:Class" strings, as in `models.registry`; "module:function" chooses by the files. An
 architecture that is not listed has text only.
@@ -36,8 +36,10 @@ PROCESSORS = {
     "MiniCPMV": "tiling.minicpmv:MiniCPMVProcessor",
     "Mistral3ForConditionalGeneration": "kept_shape:PixtralProcessor",
     "PaliGemmaForConditionalGeneration": "fixed_size:PaliGemmaProcessor",
+    "Qwen2AudioForConditionalGeneration": "hearing:Qwen2AudioProcessor",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl:Qwen25VLProcessor",
     "Qwen2VLForConditionalGeneration": "qwen_vl:QwenVLProcessor",
+    "Qwen3ASRForConditionalGeneration": "hearing:Qwen3ASRProcessor",
     "Qwen3_5ForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3_5MoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Qwen3VLForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
@@ -62,6 +64,9 @@ def find_media(folder: Path) -> MediaFiles | None:
 
 
 def make_processor(files: MediaFiles) -> Processor:
-    """The processor of a checkpoint. Raises ConfigError for settings that are not served."""
+    """The processor of a checkpoint: of a model that hears, an `AudioProcessor` that prepares no pictures.
+
+    Raises ConfigError for settings that are not served.
+    """
     module, _, name = PROCESSORS[files.architecture].partition(":")
     return getattr(import_module(f"models.media.{module}"), name)(files)

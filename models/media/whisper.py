@@ -68,10 +68,10 @@ class LogMel:
             self._left = np.concatenate([self._left[_HALF:0:-1], self._left])
         yield from self._rows((len(self._left) - WINDOW) // STEP + 1)
 
-    def flush(self) -> Iterator[np.ndarray]:
-        """The last rows, for which the end is mirrored. A recording of less than a piece becomes a whole one,
-        with silence behind it."""
-        if (missing := PIECE_FRAMES * STEP - self.samples) > 0:
+    def flush(self, least: int = PIECE_FRAMES * STEP) -> Iterator[np.ndarray]:
+        """The last rows, for which the end is mirrored. A recording of fewer samples than `least`, which are
+        those of a piece, has silence behind it."""
+        if (missing := least - self.samples) > 0:
             yield from self.push(np.zeros(missing, np.float32))
         self._left = np.concatenate([self._left, self._left[-2 : -_HALF - 2 : -1]])
         yield from self._rows(self.samples // STEP - self.frames)
@@ -92,5 +92,10 @@ def scaled(rows: np.ndarray, loudest: float) -> np.ndarray:
     """The features [bands, PIECE_FRAMES] of the rows of a piece, in a recording with this greatest value.
     Behind its end they are 0."""
     found = np.zeros((rows.shape[1], PIECE_FRAMES), np.float32)
-    found[:, : len(rows)] = (np.maximum(rows, np.float32(loudest - _RANGE)).T + 4.0) / 4.0
+    found[:, : len(rows)] = scaled_rows(rows, loudest).T
     return found
+
+
+def scaled_rows(rows: np.ndarray, loudest: float) -> np.ndarray:
+    """The rows [frames, bands] of a recording with this greatest value, as encoders read them."""
+    return (np.maximum(rows, np.float32(loudest - _RANGE)) + np.float32(4.0)) / np.float32(4.0)

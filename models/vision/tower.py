@@ -44,7 +44,9 @@ class TowerInput:
     """A media item as it was prepared (`models.media.item.Prepared`), on the device."""
 
     kind: Kind
-    pixels: Tensor  # [height, width, 3] uint8; tiles and frames stand below each other
+    pixels: Tensor
+    """[height, width, 3] uint8; tiles and frames stand below each other. Of a sound [bands, frames], of the
+    tower's type of numbers."""
     grid: tuple[int, int, int]
     """The frames, and the rows and columns of patches in each, before any of them are merged."""
     embeddings: int

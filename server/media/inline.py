@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 
 from server.errors import BadRequest
-from server.media.parts import MediaFile
+from server.media.parts import REFERENCE, MediaFile
 
 SHORTEST = 8 << 10
 """Files in base64 of fewer bytes stay where they are."""
 MOST_FILES = 256
 """The most files that are cut out of a body."""
 _STEP = SHORTEST // 2
-_REFERENCE = "inline:"
 _HEAD = re.compile(rb"data:[\w.+;=\\/-]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\]{128}")
 _PLACE = re.compile(
@@ -49,7 +48,7 @@ class InlineFiles:
             bare = bare and _NEXT.fullmatch(raw, done, start) is not None
             if start > 0 and (head := _head_of_file(raw, start, stop, bare=bare)) is not None:
                 bare = head == 0
-                reference = f"{_REFERENCE}{len(self._files)}"
+                reference = f"{REFERENCE}{len(self._files)}"
                 self._files[reference] = memoryview(raw)[start + head : stop]
                 pieces += [raw[done:start], reference.encode()]
                 done, cut = stop, cut + stop - start
@@ -67,11 +66,6 @@ class InlineFiles:
             raise BadRequest(
                 f"A file in base64 of more than {SHORTEST} bytes may be in a media part only.", "messages"
             )
-
-
-def is_reference(data: str) -> bool:
-    """Whether a string stands for a file that was cut out. No base64 reads like that."""
-    return data.startswith(_REFERENCE)
 
 
 def _head_of_file(raw: bytes | bytearray, start: int, stop: int, *, bare: bool) -> int | None:

@@ -12,7 +12,7 @@ from models.media.item import Kind
 from server.errors import BadRequest
 from server.model_facts import MediaFacts
 
-MEDIA_PARTS = {
+MEDIA_PARTS: dict[str, Kind] = {
     "image_url": "image",
     "input_image": "image",
     "image_embeds": "image",
@@ -23,11 +23,15 @@ MEDIA_PARTS = {
 """The types of parts that hold media, and the kind of each."""
 _DETAILS = ("auto", "low", "high", "original")
 _PLURALS = {"image": "images", "audio": "audio", "video": "videos"}
-_FIELDS: dict[str, str] = {"image": "image_url", "video": "video_url"}
+_FIELDS: dict[str, str] = {"image": "image_url", "video": "video_url", "audio": "audio_url"}
 """The fields in which parts of the kinds that are served have their URLs, which are their types too."""
+_SOUND = "input_audio"
 _EMBEDS, _GRID = "image_embeds", "image_grid_thw"
 ROWS = "prompt_embeds"
 """The type of parts that are embeddings in place of tokens."""
+
+REFERENCE = "inline:"
+"""The beginning of what stands for a file that was cut out of a body."""
 
 Content = str | list[dict[str, str]] | None
 
@@ -54,14 +58,13 @@ class MediaPart(msgspec.Struct, frozen=True):
 
 
 def read_part(part: Mapping[str, Any]) -> dict[str, str]:
-    """A media part in one form, whichever of its forms a client has written: a URL, and options beside it. Of
-    kinds that no model takes only the type is kept."""
+    """A media part in one form, whichever of its forms a client has written: a URL, and options beside it."""
     kind = str(part["type"])
     if kind == _EMBEDS:
         return _read_embeds(part)
-    field = _FIELDS.get(MEDIA_PARTS[kind])
-    if field is None:
-        return {"type": kind}
+    if kind == _SOUND:
+        part = _with_url(part)
+    field = _FIELDS[MEDIA_PARTS[kind]]
     given = part.get(field)
     inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {"url": given}
     url, uuid = inside.get("url"), part.get("uuid")
@@ -78,6 +81,28 @@ def read_part(part: Mapping[str, Any]) -> dict[str, str]:
         )
     found = {"type": field, field: url, "uuid": uuid, "detail": "low" if detail == "low" else None}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def is_reference(data: str) -> bool:
+    """Whether a string stands for a file that was cut out of a body. No base64 reads like that."""
+    return data.startswith(REFERENCE)
+
+
+def _with_url(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of sound in base64, as one with a data URL. A reference to a long file stands for itself."""
+    given = part.get(_SOUND)
+    inside = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    data = inside.get("data")
+    if data is None and part.get("uuid") is not None:
+        return dict(part)
+    if not isinstance(data, str) or not data:
+        raise BadRequest(
+            f"A content part of type '{_SOUND}' needs an object `{_SOUND}` with the file in base64 as "
+            "`data`, and may have its `format`.",
+            "messages",
+        )
+    is_url = is_reference(data) or data.startswith("data:")
+    return {**part, _FIELDS["audio"]: data if is_url else f"data:audio;base64,{data}"}
 
 
 def _read_embeds(part: Mapping[str, Any]) -> dict[str, str]:
@@ -147,7 +172,7 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
             )
     return [
         MediaPart(
-            "video" if part["type"] == "video_url" else "image",
+            MEDIA_PARTS[part["type"]],
             part.get(part["type"]),
             part.get("detail") == "low",
             part.get("uuid"),

@@ -21,7 +21,7 @@ from server.offload.messages import ReceivedError, SentError, sent_error
 from server.options.media_io import ALL_FRAMES, WHITE, Color
 
 MODULE = "server.media.preparing_process"
-NAMES: dict[Kind, str] = {"image": "picture", "video": "video"}
+NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class PreparingLimits(msgspec.Struct, frozen=True):
     """The most embeddings that the engine takes of an item."""
     width: int = 0
     """The numbers of an embedding."""
+    sound_seconds: float = 7200.0
+    """The longest sound."""
     frames: int = ALL_FRAMES
     """The most frames that are taken of a video."""
     waiting_bytes: int = 512 << 20

@@ -7,14 +7,16 @@ import os
 import socket
 import sys
 import warnings
+from io import BytesIO
 
 import msgspec
 
 from models.media.files import with_settings
-from models.media.item import Prepared, Processor, VideoProcessor
+from models.media.item import AudioProcessor, Prepared, Processor, VideoProcessor
 from models.media.registry import make_processor
 from models.media.resize import fitted
 from server.errors import BadRequest
+from server.media.audio.decoding import decode_audio
 from server.media.decoding import decode, from_base64
 from server.media.encoded import read_encoded
 from server.media.failures import MOST_LEFT, MUCH, sent_failure
@@ -44,8 +46,8 @@ def main() -> int:
             answer: Answer = _prepared(data, asked, own or processor, limits)
             if answer.embeddings > limits.embeddings:
                 raise BadRequest(
-                    f"A picture may become {limits.embeddings} tokens at most, and this one becomes "
-                    f"{answer.embeddings}: send a smaller one."
+                    f"A {NAMES[asked.kind]} may become {limits.embeddings} tokens at most, and this one "
+                    f"becomes {answer.embeddings}: send a smaller one."
                 )
         except Exception as error:
             answer = sent_failure(error, NAMES[asked.kind])
@@ -57,6 +59,9 @@ def main() -> int:
 
 
 def _prepared(data: bytes, asked: PreparingOrder, processor: Processor, limits: PreparingLimits) -> Prepared:
+    if isinstance(processor, AudioProcessor):
+        file = from_base64(data) if asked.is_base64 else data
+        return processor.prepare_audio(decode_audio(BytesIO(file), limits.sound_seconds))
     if asked.grid is not None:
         return read_encoded(data, asked.grid, limits.width, processor)
     if asked.kind == "video" and isinstance(processor, VideoProcessor):

@@ -209,7 +209,7 @@ def encode_written(
 def find_places(text: str, facts: MediaFacts) -> list[str]:
     """The kinds of the items for which a text has places, in order."""
     places, video = _places(facts).findall(text), facts.video_placeholder
-    return ["video" if place == video else "image" for place in places]
+    return ["video" if place == video else facts.kind for place in places]
 
 
 def _places(facts: MediaFacts) -> re.Pattern[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.media.files import MediaFiles, with_settings
-from models.media.item import Processor, VideoProcessor
+from models.media.item import AudioProcessor, Processor, VideoProcessor
 from models.media.registry import find_media, make_processor
 from models.plain_files import ConfigError
 from server.errors import BadRequest, Unprocessable
@@ -58,10 +58,13 @@ def media_facts(
     alone = not processor.placeholder or files.architecture.endswith("ForRetrieval")
     video = processor if isinstance(processor, VideoProcessor) and "video" in most and not alone else None
     words = (video.video_placeholder, video.video_written) if video else ("", "")
-    most = {kind: count for kind, count in most.items() if kind == "image" or video}
+    kind = "audio" if isinstance(processor, AudioProcessor) else "image"
+    taken = (kind, "video") if video else (kind,)
+    most = {each: count for each, count in most.items() if each in taken}
     reserved = _reserved(processor, words, tokenizer)
     placeholders = processor.placeholder, processor.written
-    return processor, MediaFacts(*placeholders, reserved, alone, most, *words, takes_embeds=embeds)
+    embeds = embeds and kind == "image"
+    return processor, MediaFacts(*placeholders, reserved, alone, most, *words, takes_embeds=embeds, kind=kind)
 
 
 class MediaReader:
@@ -89,7 +92,13 @@ class MediaReader:
         self.kept = KeptItems(kept_bytes)
         workers = options.mm_processor_workers or max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         seconds, frames = options.media_seconds, options.most_frames or PreparingLimits().frames
-        limits = PreparingLimits(workers, seconds, embeddings=most_embeddings, frames=frames, width=width)
+        limits = PreparingLimits(
+            *(workers, seconds),
+            embeddings=most_embeddings,
+            frames=frames,
+            width=width,
+            sound_seconds=options.max_audio_seconds,
+        )
         self._preparer = Preparer(files, self.kept, limits, log_level)
         domains = frozenset(options.allowed_media_domains) or None
         folder = Path(options.allowed_local_media_path) if options.allowed_local_media_path else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine_core.prompt_media import Media
 from models.media.files import with_settings
-from models.media.item import MediaError, Prepared, Video, VideoProcessor
+from models.media.item import AudioProcessor, MediaError, Prepared, Video, VideoProcessor
 from models.media.registry import find_media, make_processor
 from server.errors import BadRequest
 from server.media.kept_items import Item
@@ -90,6 +90,11 @@ class ProgramMedia:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
         most = {"image": facts.max_model_len, "video": facts.max_model_len}
         self._processor, self.facts = media_facts(files, config.media, tokenizer, most)
+        if isinstance(self._processor, AudioProcessor):
+            raise BadRequest(
+                "This model hears sounds, which LLM does not take: send a server `input_audio` parts.",
+                "multi_modal_data",
+            )
         self._tokenizer, self._width = tokenizer, facts.ready.worker.media_width
         io, options = read_media_io(config.media.media_io_kwargs), config.media
         self._background = io.image.rgba_background_color

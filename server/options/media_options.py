@@ -12,7 +12,7 @@ from worker.options import Doc
 MEDIA = "Media in requests"
 
 MEDIA_KINDS = ("image", "audio", "video")
-SERVED_KINDS = ("image", "video")
+SERVED_KINDS = ("image", "audio", "video")
 """The kinds of items that models are served with."""
 DEFAULT_ITEMS = 16
 """The most items of a kind in a prompt where the operator does not say."""
@@ -38,7 +38,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_audio_mb: Annotated[int, Doc(MEDIA, least=1, most=1024)] = 100
     """Most MiB of a recording that is transcribed."""
     max_audio_seconds: Annotated[float, Doc(MEDIA, least=1, most=86400)] = 7200.0
-    """Most seconds of a recording that is transcribed."""
+    """Most seconds of a recording that is transcribed, and of a sound in a chat."""
     mm_processor_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
     """Settings of the model's processor to put over those of its files, such as {"max_pixels": 1003520}."""
     media_io_kwargs: Annotated[dict[str, object], Doc(MEDIA)] = {}
@@ -75,10 +75,10 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_any(self) -> bool:
-        """Whether any media are taken. Without pictures videos are only if they are named: few models take
+        """Whether any media are taken. Without pictures, others are only if they are named: few models take
         them."""
         most = self.most_of(SERVED_KINDS)
-        return "image" in most or ("video" in most and "video" in self.limit_mm_per_prompt)
+        return "image" in most or not most.keys().isdisjoint(self.limit_mm_per_prompt)
 
     @property
     def most_frames(self) -> int | None:

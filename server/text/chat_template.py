@@ -45,7 +45,12 @@ _PROBE = "facet asks whether this is written"
 """A text that no template writes by itself."""
 
 _IMAGE = {"type": "image"}
-_MEDIA = {"image_url": _IMAGE, "image_embeds": _IMAGE, "video_url": {"type": "video"}}
+_MEDIA = {
+    "image_url": _IMAGE,
+    "image_embeds": _IMAGE,
+    "video_url": {"type": "video"},
+    "audio_url": {"type": "audio", "audio_url": ""},  # older templates look for the field
+}
 """Media parts by the type with which `Message` has them, and what templates see of them."""
 
 _sandbox = make_sandbox()

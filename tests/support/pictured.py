@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from PIL.Image import Image
 from tiny import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, randomise
 from torch import nn
 
-from models.media.item import Prepared, Processor
+from models.media.item import AudioProcessor, Prepared, Processor
 from models.media.registry import find_media, make_processor
 from models.vision.tower import Tower, TowerInput, advance
 from worker.buffers import Buffer
@@ -74,7 +74,7 @@ class Prompt:
     """A prompt with pictures, in the place of whose tokens any would do."""
 
     tokens: list[int]
-    pictures: list[Image]
+    pictures: list[Any]
     media: tuple[MediaPlace, ...]
 
 
@@ -88,15 +88,16 @@ class Prompts:
         self.items: dict[int, Prepared] = {}
         self._numbers: dict[int, int] = {}
 
-    def make(self, *pieces: Sequence[int] | Image) -> Prompt:
-        """Put pieces one behind the other. The same picture object again has the same number."""
+    def make(self, *pieces: Sequence[int] | Image | np.ndarray) -> Prompt:
+        """Put pieces one behind the other. The same picture object again has the same number, and so have the
+        same samples of a sound."""
         prompt = Prompt([], [], ())
         for piece in pieces:
-            if not isinstance(piece, Image):
+            if not isinstance(piece, Image | np.ndarray):
                 prompt.tokens += piece
                 continue
             number = self._numbers.setdefault(id(piece), len(self._numbers))
-            item = self.items.setdefault(number, self.processor.prepare(piece))
+            item = self.items.setdefault(number, self._prepare(piece))
             layout = self.processor.layout(item).spelled(lambda text: [6 + len(text) % 7])
             place = MediaPlace(
                 number=number,
@@ -111,6 +112,11 @@ class Prompts:
             prompt.media += (place,)
         return prompt
 
+    def _prepare(self, piece: Image | np.ndarray) -> Prepared:
+        if isinstance(piece, np.ndarray):
+            return cast("AudioProcessor", self.processor).prepare_audio([piece])
+        return self.processor.prepare(piece)
+
     def encode(self, number: int) -> Encode:
         item = self.items[number]
         pixels = Buffer(item.pixels)
@@ -119,6 +125,9 @@ class Prompts:
 
 def tower_input(item: Prepared) -> TowerInput:
     """A prepared item as a tower takes it."""
+    if item.kind == "audio":
+        features = torch.from_numpy(np.array(item.pixels)).view(torch.float32).view(item.shape[:2])
+        return TowerInput(item.kind, features, item.grid, item.embeddings)
     pixels = torch.from_numpy(np.array(item.pixels)).view(item.shape)
     return TowerInput(item.kind, pixels, item.grid, item.embeddings)
 
@@ -141,7 +150,7 @@ class Answer:
 
 @torch.inference_mode()
 def expected(
-    model: nn.Module, prompt: Prompt, count: int, inputs: Callable[[list[Image], list[int]], dict[str, Any]]
+    model: nn.Module, prompt: Prompt, count: int, inputs: Callable[[list[Any], list[int]], dict[str, Any]]
 ) -> Answer:
     """The likeliest tokens by transformers. `inputs`: what its model takes beside ids, of both."""
     answer = Answer()

@@ -25,7 +25,7 @@ from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Neutral, Text, op
 from server.api.messages import MAX_MESSAGES
 from server.api.shared_fields import NO_ENTRIES, Strings
 from server.errors import BadRequest
-from server.media.inline import is_reference
+from server.media.parts import is_reference
 from server.model_facts import LIMITS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.api.conversations.transcript import objects_of, shown, text_of
 from server.errors import BadRequest
-from server.media.inline import is_reference
+from server.media.parts import is_reference
 
 ROLES = ("system", "user", "assistant", "tool")
 

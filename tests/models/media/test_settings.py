@@ -118,4 +118,4 @@ def test_strips_are_refused_where_their_shape_is_kept() -> None:
 @pytest.mark.parametrize("architecture", PROCESSORS)
 def test_every_entry_of_the_registry_is_there(architecture: str) -> None:
     with pytest.raises(ConfigError):
-        make_processor(media_files(architecture, {}, {}))
+        make_processor(media_files(architecture, {}, {"sampling_rate": 8000}))  # of sounds

@@ -39,8 +39,12 @@ def test_another_role_is_refused() -> None:
         ),
         ([{"type": "refusal", "refusal": "no"}], [{"type": "text", "text": "no"}]),
         (
-            [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}}, {"type": "input_audio"}],
-            [{"type": "image_url", "image_url": "u"}, {"type": "input_audio"}],
+            [{"type": "image_url", "image_url": {"url": "u", "detail": "high"}}],
+            [{"type": "image_url", "image_url": "u"}],
+        ),
+        (
+            [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}],
+            [{"type": "audio_url", "audio_url": "data:audio;base64,AA=="}],
         ),
         (
             [{"type": "input_image", "image_url": "u", "detail": "low", "uuid": "n"}],

@@ -1,0 +1,117 @@
+"""Sounds in chats at a real server with a tiny Qwen2-Audio: answers are those of transformers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from heard import AUDIO, Heard
+from live import LiveServer, serving
+from pictured import Prompts, expected
+from pictured_chat import write_chat_files
+from sounds import noise, tone, written
+from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.slow(3)
+
+SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
+TOKENS = {AUDIO: "<|AUDIO|>", 311: "<|audio_bos|>", 312: "<|audio_eos|>"}
+
+
+class Model:
+    def __init__(self, folder: Path) -> None:
+        self.heard, self.folder = Heard("qwen2 audio", folder), folder
+        self.tokenizer: Tokenizer = write_chat_files(folder, TOKENS, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+        path = folder / "tokenizer_config.json"
+        path.write_text(path.read_text().replace("c.type == 'image'", "c.type == 'audio'"))
+
+    def answer(self, *pieces: str | np.ndarray) -> list[int]:
+        given: list[Any] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                given.append(self.tokenizer.encode(piece, add_special_tokens=False).ids)
+            else:
+                given += [[311], piece, [312]]
+        prompt = Prompts(self.folder).make(*given)
+        return expected(self.heard.model, prompt, 8, lambda sounds, ids: self.heard.inputs(sounds)).tokens
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp("qwen2-audio"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Model) -> Iterator[LiveServer]:
+    with serving(str(model.folder), *SIZES) as server:
+        yield server
+
+
+def in_base64(file: bytes) -> str:
+    return base64.b64encode(file).decode()
+
+
+def asked(*content: dict[str, Any]) -> dict[str, Any]:
+    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    return {"messages": [{"role": "user", "content": list(content)}], **body}
+
+
+def heard_by_decoder(samples: np.ndarray) -> np.ndarray:
+    """The samples as a file of 16 bits has them."""
+    return (samples * 32767).astype(np.int16) / np.float32(32768)
+
+
+def test_answers_are_those_of_transformers_for_long_and_short_files(model: Model, server: LiveServer) -> None:
+    short, long = tone(0.11), noise(3)  # the file of one is cut out of the body, and of the other is not
+    right = model.answer("user: hear ", heard_by_decoder(short), " and ", heard_by_decoder(long), " ")
+    files = [written(short), written(long)]
+    assert len(files[0]) * 4 / 3 < 8 << 10 < len(files[1])
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": in_base64(each), "format": "wav"}} for each in files
+    ]
+    texts = [{"type": "text", "text": value} for value in ("hear ", " and ")]
+    content = [texts[0], parts[0], texts[1], parts[1]]
+    response = server.post("/v1/chat/completions", asked(*content))
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["token_ids"] == right
+    url = {"type": "audio_url", "audio_url": {"url": f"data:audio/flac;base64,{in_base64(files[1])}"}}
+    again = server.post("/v1/chat/completions", asked(*content[:3], url)).json()
+    assert again["choices"][0]["token_ids"] == right
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": content}],  # pyright: ignore[reportArgumentType]
+            max_tokens=8,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+    assert answer.usage is not None and answer.usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, "base64 as `data`"),
+        (
+            {"type": "input_audio", "input_audio": {"data": in_base64(b"no sound " * 9)}},
+            "A recording must be one of",
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": in_base64(written(tone(31)))}},
+            "30 seconds of a sound",
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+            "only text and audio are",
+        ),
+    ],
+)
+def test_what_is_no_sound_is_refused(server: LiveServer, part: dict[str, Any], words: str) -> None:
+    response = server.post("/v1/chat/completions", asked(part))
+    assert response.status_code == 400, response.text
+    assert words in response.json()["error"]["message"]

@@ -1,0 +1,85 @@
+"""Tiny random models that hear give the rows and the tokens of transformers, however steps fall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heard import AUDIO, FAMILIES, Heard
+from opened import open_runner
+from pictured import (
+    Answer,
+    Engine,
+    Prompt,
+    Prompts,
+    assert_answers,
+    encoded_by_layers,
+    expected,
+    tower_input,
+)
+from sounds import noise, tone
+
+from models.config import read_config
+from models.loader import LoadOptions, load_model
+from models.media.item import MediaError
+from models.vision.model import find_tower
+
+OUTPUT = 4
+SOUNDS = [tone(0.5), noise(1.37), tone(0.095), noise(30)]
+
+
+@pytest.fixture(params=FAMILIES)
+def heard(request: pytest.FixtureRequest, tmp_path: Path) -> Heard:
+    return Heard(request.param, tmp_path)
+
+
+@torch.inference_mode()
+def test_rows_are_those_of_transformers(heard: Heard) -> None:
+    tower = find_tower(load_model(LoadOptions(read_config(heard.folder), heard.folder, dtype=torch.float32)))
+    assert tower is not None
+    processor: Any = Prompts(heard.folder).processor
+    items = [tower_input(processor.prepare_audio(np.array_split(each, 3))) for each in SOUNDS]
+    together = encoded_by_layers(tower, items)
+    for item, sound, rows in zip(items, SOUNDS, together, strict=True):
+        inputs = heard.inputs([sound])
+        ids = torch.tensor([[5, *[AUDIO] * item.embeddings]])
+        given = heard.model(
+            input_ids=ids, **inputs, output_hidden_states=True, use_cache=False
+        ).hidden_states[0]
+        torch.testing.assert_close(rows, given[0, 1:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_answers_are_those_of_transformers(heard: Heard, chunk: int) -> None:
+    prompts = Prompts(heard.folder)
+    asked = [
+        prompts.make([5, 6], SOUNDS[0], [7]),
+        prompts.make([9, 8, 5]),
+        prompts.make([5], SOUNDS[1], [9, 6], SOUNDS[0], [8]),
+    ]
+
+    def answers(prompted: list[Prompt]) -> list[Answer]:
+        runner = open_runner(heard.folder, block_size=4, num_gpu_blocks_override=200, max_num_seqs=4)
+        return Engine(runner.launch, runner.facts, prompts, chunk=chunk).run(prompted, OUTPUT)
+
+    together = answers(asked)
+    assert_answers(
+        together,
+        [expected(heard.model, each, OUTPUT, lambda sounds, ids: heard.inputs(sounds)) for each in asked],
+    )
+    assert answers(asked[:1]) == together[:1], "bits depend on what else is in a step"
+
+
+def test_sounds_that_a_model_does_not_hear_are_refused(heard: Heard) -> None:
+    processor: Any = Prompts(heard.folder).processor
+    if "qwen3" in heard.name:
+        processor.seconds = 30.0
+        assert processor.prepare_audio([tone(0.01)]).embeddings == 7, "half a second at least"
+    for sound, words in ((tone(31), "30 seconds"), (tone(0.01), "0.03 seconds"))[
+        : 2 - ("qwen3" in heard.name)
+    ]:
+        with pytest.raises(MediaError, match=words):
+            processor.prepare_audio([sound])
