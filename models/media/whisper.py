@@ -19,6 +19,8 @@ PIECE_FRAMES = 3000
 PIECE_SECONDS = PIECE_FRAMES / FRAMES_PER_SECOND
 _HALF = WINDOW // 2
 _LEAST = 1e-10
+NO_SOUND = -10.0
+"""The logarithm of it, which all values of a frame are whose samples are 0."""
 _RANGE = 8.0
 """How far below the loudest value of a recording values are told apart, in powers of ten."""
 _BLOCK = 2048

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.media.whisper import PIECE_FRAMES
+from models.media.whisper import NO_SOUND, PIECE_FRAMES
 from server.speech.asked import Asked, Counts, Segment
 from server.speech.engine import Piece, SpeechEngine
 from server.speech.reading import PieceReading, probe
@@ -21,6 +21,8 @@ MOST_AT_ONCE = 8
 """Parts of a recording that are read at the same time."""
 _WARM = 0.5
 """A text that was drawn with this temperature or a higher one is not handed on to the next piece."""
+_MUTE = NO_SOUND + 0.001
+"""The highest level of a frame without any sound."""
 
 
 class Framed(Protocol):
@@ -68,8 +70,10 @@ class Job:
     async def _texts(self) -> AsyncGenerator[str, None]:
         frames, known = self._recording.frames, self._known
         if self._asked.language is None and known.languages:
-            first = Piece(0, min(frames, PIECE_FRAMES))
-            self.language, _ = await probe(self._engine, known, (), first)
+            starts = range(0, frames, PIECE_FRAMES)
+            pieces = (Piece(first, min(frames - first, PIECE_FRAMES)) for first in starts)
+            if (heard := next((each for each in pieces if not self._is_mute(each)), None)) is not None:
+                self.language, _ = await probe(self._engine, known, (), heard)
         if self._asked.silence is None:
             parts = [(0, frames)]
         else:
@@ -88,6 +92,9 @@ class Job:
         said = list[int]()
         while first < end:
             piece = Piece(first, min(PIECE_FRAMES, end - first))
+            if self._is_mute(piece):
+                first += piece.frames
+                continue
             reading = PieceReading(self._engine, self._known, self._asked, self.language, self.counts)
             async with aclosing(reading.read(piece, self._previous(said))) as texts:
                 async for text in texts:
@@ -98,6 +105,11 @@ class Job:
             else:
                 said = []
             first += max(1, reading.advance)
+
+    def _is_mute(self, piece: Piece) -> bool:
+        """Whether a piece has no sound at all: a model would make words up."""
+        levels = self._recording.levels[piece.first : piece.first + piece.frames]
+        return bool(levels.max(initial=NO_SOUND) <= _MUTE)
 
     def _previous(self, said: Sequence[int]) -> list[int]:
         """What stands before the beginning of a piece's prompt."""

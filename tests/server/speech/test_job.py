@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sounds import silence, tone
 from speech_engines import KNOWN, STAMP, Script, ScriptedEngine
 
+from models.media.whisper import NO_SOUND, LogMel
 from server.speech.asked import LADDER, Asked
 from server.speech.engine import Draw, Drawn, Piece
 from server.speech.job import Job
@@ -20,6 +23,12 @@ class Frames:
     def __init__(self, frames: int, levels: Sequence[float] = ()) -> None:
         self.frames = frames
         self.levels = np.array(levels or np.zeros(frames), np.float32)
+
+
+def decoded(samples: np.ndarray) -> Iterator[np.ndarray]:
+    made = LogMel(80)
+    yield from made.push((samples * 32767).astype(np.int16) / np.float32(32768))
+    yield from made.flush()
 
 
 async def run(engine: ScriptedEngine, frames: int, **asked: object) -> tuple[Job, list[str]]:
@@ -83,6 +92,44 @@ async def test_silence_is_left_out_at_the_first_try() -> None:
     engine = ScriptedEngine(doubted(-3.0), no_speech=0.9)
     job, texts = await run(engine, 200)
     assert (job.segments, texts, len(engine.draws)) == ([], [], 1)
+
+
+async def test_what_has_no_sound_at_all_reaches_no_model() -> None:
+    """A model that is sure of words in silence is not asked, whatever the length."""
+    engine = ScriptedEngine(one_segment)
+    for frames in range(1, 9000, 90):
+        job = Job(engine, KNOWN, Frames(frames, [NO_SOUND] * frames), Asked())
+        assert [text async for text in job.run()] == [] and (job.segments, job.language) == ([], "en")
+    assert not engine.draws and not engine.probes
+
+
+async def test_recordings_and_what_is_mute_in_them_are_told_apart() -> None:
+    """The sound of a written file: silence, a quiet tone of 0.1 s, silence."""
+    rows = [*decoded(np.concatenate([silence(31.0), tone(0.1, level=0.001), silence(64.0)]))]
+    levels = np.concatenate(rows).mean(1).tolist()
+    engine = ScriptedEngine(one_segment, language=111)
+    job = Job(engine, KNOWN, Frames(len(levels), levels), Asked())
+    assert [text async for text in job.run()] == ["f5 g6"]
+    assert (job.language, [piece.first for piece in engine.pieces]) == ("de", [3000])
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+async def test_two_hours_lose_nothing(cuts: bool) -> None:
+    frames, read = 720_000, list[tuple[int, int]]()
+
+    def script(_: list[int], __: Draw, piece: Piece) -> Sequence[int]:
+        end = min(1400 + piece.first % 90, piece.frames // 2)
+        whole = 2 * end >= piece.frames - 1
+        read.append((piece.first, piece.first + (piece.frames if whole else 2 * end)))
+        return [STAMP, 5, STAMP + end, *(() if whole else (STAMP + end, 6))]
+
+    levels = np.random.default_rng(1).standard_normal(frames).tolist()
+    asked = Asked(language="en", silence=Silence() if cuts else None)
+    job = Job(ScriptedEngine(script), KNOWN, Frames(frames, levels), asked)
+    assert len("".join([text async for text in job.run()]).split()) == len(read) >= 240
+    read.sort()
+    assert read[0][0] == 0 and read[-1][1] == frames
+    assert all(start == end for (_, end), (start, _) in pairwise(read))
 
 
 async def test_a_given_temperature_is_used_once_and_told_token_by_token() -> None:
