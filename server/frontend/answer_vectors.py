@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from engine_core.client.in_flight import AddOptions
+from engine_core.protocol import Pooled
 from server.access.admission import Admission
 from server.api.shared_fields import ChunkChoice
 from server.errors import BadRequest
@@ -52,13 +53,13 @@ async def pool_answer(
     options: AddOptions,
     replica: int | None,
     media: Mapping[bytes, MediaItem],
-) -> dict[str, Vectors]:
+) -> dict[str, Pooled]:
     """The parts that are wanted, of an answer that has these tokens."""
     tokens = [*prompt.tokens, *output]
     items = [Item(tokens, params, prompt.media) for params in wanted.values()]
     told = cast(AddOptions, {name: value for name, value in options.items() if name in _FOR_TEXTS})
     found = await frontend.pool(items, admission=admission, replica=replica, media_items=media, **told)
-    return dict(zip(wanted, (one.vectors for one in found), strict=True))
+    return dict(zip(wanted, found, strict=True))
 
 
 def add_parts(chunk: ChunkChoice, pooled: Mapping[str, Vectors]) -> None:

@@ -106,7 +106,7 @@ class GenerationCall(EngineCall):
         self._streams = self._generate_all()
         self.choices = self.running = len(prompts) * sampling.n
         """Number of choices whose last delta is still to come."""
-        self._output, self._cached = [0] * self.choices, [0] * len(prompts)
+        self._output, self._cached, self._pooled = [0] * self.choices, [0] * len(prompts), [0] * self.choices
         self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self._wanted else []
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
@@ -143,14 +143,17 @@ class GenerationCall(EngineCall):
                     yield choice, delta
 
     async def _pool(self, prompt: int, choice: int, delta: Delta) -> None:
-        """Adds what is pooled of a whole answer to its last delta."""
+        """Adds what is pooled of a whole answer to its last delta; both texts are read again for it."""
         ids = self._output_ids[choice]
         ids += delta.token_ids
         if delta.finish_reason in ("stop", "length"):
-            delta.pooled = await pool_answer(
+            found = await pool_answer(
                 *(self.frontend, self.prompts[prompt], ids, self._wanted, self._admission),
                 *(self._options, self._replica, self._scope.get(ITEMS, {})),
             )
+            delta.pooled = {name: one.vectors for name, one in found.items()}
+            self._pooled[choice] = len(found) * (self.prompts[prompt].length + len(ids))
+            self._cached[prompt] += sum(one.cached for one in found.values())
 
     def _count(self, prompt: int, delta: Delta) -> int:
         """Counts the delta's tokens, notes its times, and returns the index of its choice."""
@@ -241,7 +244,7 @@ class GenerationCall(EngineCall):
     @property
     def counts(self) -> TokenCounts:
         """The tokens of all prompts and choices so far."""
-        prompt = sum(prompt.length for prompt in self.prompts)
+        prompt = sum(prompt.length for prompt in self.prompts) + sum(self._pooled)
         return TokenCounts(prompt, sum(self._cached), sum(self._output))
 
     def describe(self) -> Attributes:
@@ -268,7 +271,7 @@ class GenerationCall(EngineCall):
         reasoning = None if self.reasoning is None else self.reasoning.get(choice, 0)
         asked, output, cached = self.prompts[prompt], self._output[choice], self._cached[prompt]
         media = _media_tokens(asked) if asked.media else 0
-        return self._usage(asked.length, output, cached, reasoning, media)
+        return self._usage(asked.length + self._pooled[choice], output, cached, reasoning, media)
 
     def usage_in_chunk(self, choice: int) -> Usage | UnsetType:
         """The usage in a chunk with a delta of this choice, which has been counted.

@@ -37,6 +37,8 @@ async def test_the_whole_answer_is_pooled(client: httpx.AsyncClient, frontend: F
         items, options = frontend.pooled[-1]
         assert [unpack(item.tokens) for item in items] == [ids, ids]
         assert options["salt"] == "mine"
+        usage = answer["usage"]  # of the prompt, and of both texts that were pooled
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == 3 * len(ids) == usage["total_tokens"]
         assert (choice["embedding"], choice["score"]) == ([len(ids), 1], 0.25)
 
 
