@@ -1,4 +1,5 @@
-"""Adapters that nobody has loaded are looked for by their names: once, and only where the operator says."""
+"""Adapters of a server: those that it starts with, and those that are looked for by their names: once, and
+only where the operator says."""
 
 from __future__ import annotations
 
@@ -11,12 +12,17 @@ from typing import Any
 import huggingface_hub
 import pytest
 from adapter_files import write_adapter
+from fake_client import FakeClient
 from fake_frontend import FakeFrontend
 
 from engine_core.adapters.messages import Adapter, AdapterState
-from server.errors import ApiError, BadRequest, NotFound
+from models.config import ConfigError
+from server.errors import ApiError, BadRequest, NotFound, Unavailable
 from server.frontend import adapter_resolver
 from server.frontend.adapters import ServedAdapters
+from server.frontend.frontend import Frontend
+from server.http.error_answers import READY, loading
+from server.metrics.server_metrics import Metrics
 from server.options.server_options import parse
 from worker.calls.messages import AdapterFacts
 
@@ -27,10 +33,15 @@ class FakeEngines:
     def __init__(self) -> None:
         self.states: dict[str, AdapterState] = {}
         self.loaded: list[str] = []
+        self.error = ""
+        self.gate: asyncio.Event | None = None
+        """An event that each load waits for."""
 
     async def load(self, adapter: Adapter) -> str:
         self.loaded.append(adapter.name)
-        await asyncio.sleep(0.01)
+        await (asyncio.sleep(0.01) if self.gate is None else self.gate.wait())
+        if self.error:
+            return self.error
         self.states[adapter.name] = AdapterState(adapter, AdapterFacts(bytes=1))
         return ""
 
@@ -46,6 +57,33 @@ async def error_of(adapters: ServedAdapters, name: str) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await adapters.look_for(name)
     return caught.value
+
+
+async def test_requests_are_taken_when_the_adapters_are_there_that_they_may_name(
+    client: FakeClient, folder: Path, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "sql")
+    asked: Any = client
+    asked.adapters = engines = FakeEngines()
+    engines.gate = asyncio.Event()
+    config = parse([str(folder), "--lora-modules", f"sql={tmp_path / 'sql'}"], {})
+    frontend = Frontend(config, asked, Metrics("m"))
+    frontend.adapters = adapters = ServedAdapters(frontend)
+    client.locate(folder)
+    client.become_ready()
+    await frontend.start()
+    starting = asyncio.create_task(adapters.start())
+    while not engines.loaded:
+        await asyncio.sleep(0.01)
+    assert frontend.status == loading("adapters", 0.0)  # which /health tells
+    with pytest.raises(Unavailable, match="stage adapters"):
+        frontend.require_ready()
+    engines.gate.set()
+    await starting
+    assert frontend.status == READY and adapters.find("sql") is not None
+    engines.error = "no layer for q_proj"
+    with pytest.raises(ConfigError, match="--lora-modules: sql: no layer for q_proj"):
+        await ServedAdapters(frontend).start()
 
 
 async def test_an_adapter_is_loaded_once_however_many_ask_for_it(tmp_path: Path) -> None:
