@@ -29,7 +29,7 @@ from worker.child import BROKE, CANNOT_START, STOPPED
 
 _FLAG = "--data-parallel-backend ray"
 _PATIENCE = 10.0
-"""Seconds in which a cluster with room has an actor, and after which a word is said."""
+"""Seconds in which a cluster with room has an actor, after which a word is said, and a server listens."""
 _LOOK_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ def _explain(config: ProcessConfig, reason: str) -> None:
     context = zmq.Context()
     for end in [EngineEnd(context, address, config.index) for address in config.servers]:
         end.send(Dead(reason))
+        end.monitor.poll(int(_PATIENCE * 1000))  # it may have failed before a server listens
         end.close()
     context.term()
     print(f"error: {logs.printable(reason)}", file=sys.stderr)

@@ -245,7 +245,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the machine with the API, as replicas on others reach it."""
     data_parallel_rpc_port: Annotated[int, Doc(WORKERS, least=1, most=65000, short="-dpp")] = 29550
     """Port there, for those replicas; each API process takes two more."""
-    data_parallel_backend: Annotated[Literal["mp", "ray"], Doc(WORKERS, short="-dpb")] = "mp"
+    data_parallel_backend: Annotated[str, Doc(WORKERS, choices=("mp", "ray"), short="-dpb")] = "mp"
     """Who starts replicas on other machines: somebody there, by --headless (mp), or Ray (ray), which then
     places all but those of --data-parallel-size-local."""
     data_parallel_rank: Annotated[int | None, Doc(WORKERS, least=0, short="-dpn")] = None

@@ -48,6 +48,7 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         ),
         (["-dp", "2", "--headless", "--enable-expert-parallel"], "all on one machine for now: leave out"),
         (["-dp", "2", "--data-parallel-start-rank", "1"], "goes with --headless"),
+        (["-dp", "2", "--data-parallel-backend", "mpi"], "'mpi' is not one of mp, ray"),
         ([*RAY], "places replicas, and there is one: give --data-parallel-size"),
         ([*RAY, "-dp", "2", "--headless"], "starts replicas from one server: leave out --headless"),
         ([*RAY, "-dp", "2", "--data-parallel-rank", "1"], "leave out what says that other machines have"),
