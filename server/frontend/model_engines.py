@@ -64,6 +64,8 @@ class ModelState:
     """The longest text that its files speak of."""
     tasks: tuple[str, ...] = ()
     """The task that its files say it was made for; others are known once it is loaded."""
+    labels: int = 0
+    """The labels of a classifier, as its files say."""
     media: tuple[dict[str, int], int] | None = None
     """The most items of each kind, and their bytes, if it takes media and was loaded."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,13 +187,16 @@ class ModelEngines:
         folder = find_checkpoint(config.engine, report)
         state.downloaded = None
         model = read_config(folder, config.engine.hf_overrides)
-        runner = make_worker_config(config.engine, model, folder).conversion
+        worker = make_worker_config(config.engine, model, folder)
+        runner = worker.conversion
         generates = runner.runner == GENERATE
         state.max_len = config.engine.worker.max_model_len or model.max_len
+        classifies = runner.convert == "classify" or "Classification" in runner.architecture
+        state.labels = worker.pooling.num_labels if classifies and not generates else 0
         kinds = (
             (generates, GENERATE),
             (runner.architecture == GLINER, "ner"),
-            (runner.convert == "classify", "classify"),
+            (classifies, "token_classify" if runner.labels_tokens else "classify"),
         )
         state.tasks = (next((task for is_it, task in kinds if is_it), "embed"),)
         weights = _weight_bytes(folder, model, config) + _adapter_bytes(config)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
+from server.api.moderations import OPENAI
 from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, NotFound, TooLate, error_body
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
@@ -36,6 +37,7 @@ MODEL_PATHS = frozenset({*BY_PATH, *RECORDINGS, "/", "/info", "/tokenizer_info",
 """Paths whose requests are for one model. A form with a recording is read behind this: the header names its
 model."""
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
+_MODERATIONS = "/v1/moderations"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
 _LEFT_OUT = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/scale_elastic_ep", "/is_scaling_elastic_ep"})
 """Paths of operators that mean the only model of a server."""
@@ -105,12 +107,21 @@ class ModelChoice:
 
     def _find(self, scope: Scope, asked: _Asked | None, caller: Caller | None) -> Named:
         named = name_asked(scope, asked)
+        if path_of(scope) == _MODERATIONS and (classifier := self._moderating(named, caller)) is not None:
+            return classifier
         if (
             named is None and asked is None and scope["method"] != "GET"
         ):  # it is refused, by whichever is there
             loaded = (Named(one) for _, one in self._models.named(caller) if one.slot.served is not None)
             return next(loaded, None) or self._models.find_named(None, caller)
         return self._models.find_named(named, caller)
+
+    def _moderating(self, named: str | None, caller: Caller | None) -> Named | None:
+        """The first model with labels, for those who name none, or one of OpenAI's that is not here."""
+        names = dict(self._models.named(caller))
+        if named is not None and (named in names or named not in OPENAI):
+            return None
+        return next((Named(state) for state in names.values() if state.labels > 1), None)
 
     async def _wait(
         self, scope: Scope, receive: Receive, stack: AsyncExitStack, named: Named, answer: _Answer

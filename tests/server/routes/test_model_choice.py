@@ -36,9 +36,8 @@ class FakeModels:
 
     def _state(self, name: str) -> Any:
         entry = SimpleNamespace(name=name, config=self.config)
-        return SimpleNamespace(
-            entry=entry, slot=SimpleNamespace(name=name, served=None), progress="weights 43%"
-        )
+        slot = SimpleNamespace(name=name, served=None)
+        return SimpleNamespace(entry=entry, slot=slot, progress="weights 43%", labels=6 * (name == "second"))
 
     def require_ready(self) -> None:
         pass
@@ -130,6 +129,15 @@ async def test_a_request_goes_to_the_model_that_it_names(body: Any, headers: Any
         200,
         {"frontend": f"frontend of {name}", "body": body},
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [({}, "second"), ({"model": "omni-moderation-latest"}, "second"), ({"model": "first"}, "first")],
+)
+async def test_texts_to_moderate_go_to_a_classifier_unless_a_model_is_named(body: Any, name: str) -> None:
+    _, text, _ = await ask(FakeModels(), body, "/v1/moderations")
+    assert json.loads(text.removeprefix("data: "))["frontend"] == f"frontend of {name}"
 
 
 async def test_lines_of_batches_have_no_model_loaded_in_place_of_others() -> None:
