@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint.weights import Weights
-from models.context import context
-from models.layers.linear import cut_of, frozen
+from models.context import AdapterRows, context
+from models.layers.linear import Place, cut_of, frozen
 from models.ops.grouped_matrix import Grouped, Matrix, widen
 from models.parallel.parallel import Parallel
 from models.parallel.rank_shares import Span
@@ -103,6 +106,15 @@ class LMHead(nn.Module):
 
     weight: nn.Parameter
     bias: nn.Parameter | None  # [vocab_size] or [tokens] float32
+    path: str
+    """Its scope in the checkpoint, and `source`, that of its matrix."""
+    source: str
+    places: Sequence[Place] = ()
+    """The rows that are held of its matrix, under its own name; nothing if it can have no adapters."""
+    adapters: Any = None  # those that `ops.lora` takes; None: there can be none
+    adapted: AdapterRows | None = None
+    """The adapters of the rows that come next; None: none of them changes this layer."""
+    transposed = False
 
     def __init__(
         self,
@@ -127,7 +139,17 @@ class LMHead(nn.Module):
         # The tuple hides the embedding, which would be registered as a part of the head too.
         self._embedding = (embedding,)
 
+    @property
+    def inputs(self) -> Span:
+        return Span.whole(self.size)
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of rows that this rank holds, those that fill up among them."""
+        return [self.parallel.padded_length(self.span.size)]
+
     def pull(self, weights: Weights) -> None:
+        self.path = weights.path
         tied = self.tied or (self.tied is None and not has_matrix(weights))
         if tied or self.tokens is not None or not self.parallel.last:
             ignore_matrix(weights)
@@ -139,7 +161,9 @@ class LMHead(nn.Module):
             self.bias = frozen(bias if self.tokens is None else bias[list(self.tokens)])
         (embedding,) = self._embedding
         source = weights.at(embedding.path) if tied else weights
+        self.source = source.path
         if self.tokens is None:
+            self.places = [Place(weights.path, self.span, None)]
             is_there = tied and self.parallel.embeds
             if is_there and embedding.packed:
                 self.weight = embedding.weight
@@ -162,7 +186,9 @@ class LMHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self.tokens is not None:
             return F.linear(hidden.float(), self.weight, self.bias)
-        mine = ops.linear(hidden, self.weight, wide=True)  # [R, rows of the share]
+        rows = self.adapted
+        added: dict[str, Any] = {} if rows is None else {"added": ops.lora(hidden, self.adapters, rows)}
+        mine = ops.linear(hidden, self.weight, wide=True, **added)  # [R, rows of the share]
         logits = self.parallel.all_gather(mine)[:, : self.span.size]
         return logits if self.bias is None else logits + self.bias
 

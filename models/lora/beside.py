@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.files import Stored, read_safetensors
 from models.checkpoint.weights import Weights
+from models.layers.embedding import LMHead
 from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
+from models.lora.merging import other_weights
 from models.lora.names import Places, ends_cut_off
 from models.lora_config import (
     PREFIX,
@@ -27,11 +29,13 @@ from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.parallel.rank_shares import Span
 from models.quantization.matrices import read_matrix
 
+AdaptedLayer = Linear | LMHead
+"""A layer that may have adapters."""
 Parts = Mapping[str, Stored]
 """The tensors of a module by their kinds."""
 
 
-def open_adapters(layers: Sequence[Linear], most: int, rank: int, in_step: int) -> AdapterStore:
+def open_adapters(layers: Sequence[AdaptedLayer], most: int, rank: int, in_step: int) -> AdapterStore:
     """Let the layers of a loaded model have adapters, as `ops.hold_adapters` says."""
     places = [layer.places for layer in layers]
     scopes = [len({place.scope for place in own}) for own in places]
@@ -63,10 +67,10 @@ class AdapterPull:
 
     folder: Path
     config: AdapterConfig
-    layers: list[Linear]
+    layers: Sequence[AdaptedLayer]
     base: Callable[[], Weights]
     """A function that opens the weights of the model."""
-    biases: Mapping[Linear, Tensor]
+    biases: Mapping[AdaptedLayer, Tensor]
     """The biases of layers, in float32 and on the host."""
     elsewhere: Sequence[str] = ()
     """The scopes of layers that other stages hold, which see to what the adapter has for these."""
@@ -94,10 +98,13 @@ class AdapterPull:
     def pull(self) -> Iterator[tuple[int, LayerAdapter]]:
         """What the adapter changes of each layer that it changes, by the layers' places."""
         for at, layer in enumerate(self.layers):
-            if any(place.scope in self._modules for place in layer.places):
+            if self.changes(layer):
                 yield at, self._of_layer(layer)
 
-    def _of_layer(self, layer: Linear) -> LayerAdapter:
+    def changes(self, layer: AdaptedLayer) -> bool:
+        return any(place.scope in self._modules for place in layer.places)
+
+    def _of_layer(self, layer: AdaptedLayer) -> LayerAdapter:
         first_of: dict[str, int] = {}
         matrices: list[Tensor] = []
         blocks: list[Block] = []
@@ -107,6 +114,8 @@ class AdapterPull:
         for place in layer.places:
             rows = place.rows.length
             module, parts = self._modules.get(place.scope, ("", {}))
+            if "base_weight" in parts:
+                self._check_same(layer, place, module, parts["base_weight"])
             if "A" in parts or "B" in parts:
                 a, b = self._factors(module, parts, layer.inputs, place.rows.size)
                 if place.scope not in first_of:
@@ -120,7 +129,9 @@ class AdapterPull:
             old = None if bias is None else bias[start : start + rows]
             shifts.append(self._shift(layer, place, module, parts, old))
             start += rows
-        factor, shift = torch.cat(factors), torch.cat(shifts)
+        missing = sum(layer.widths) - start  # rows that fill a head up
+        factor = torch.cat([*factors, torch.ones(missing)])
+        shift = torch.cat([*shifts, torch.zeros(missing)])
         if isinstance(layer, GatedLinear) and layer.up_first:
             half = start // 2
             factor, shift = factor.roll(half), shift.roll(half)
@@ -145,18 +156,32 @@ class AdapterPull:
             )
         return a.read(None).float(), b.read(None).float() * self.config.scale(module, rank)
 
-    def _factor(self, layer: Linear, place: Place, module: str, parts: Parts, a: Tensor, b: Tensor) -> Tensor:
+    def _matrix(self, layer: AdaptedLayer, place: Place) -> Tensor:
+        """The whole matrix of the base that has this place."""
+        if self._weights is None:
+            self._weights = self.base()
+        scope = layer.source if isinstance(layer, LMHead) else place.scope
+        shape = (place.rows.size, layer.inputs.size)
+        return widen(read_matrix(self._weights.at(scope), shape, transposed=layer.transposed))
+
+    def _check_same(self, layer: AdaptedLayer, place: Place, module: str, saved: Stored) -> None:
+        """Refuse other weights of a layer than the base has, which PEFT saves with factors of a head."""
+        ours, theirs = self._matrix(layer, place), saved.read(None)
+        if ours.shape != theirs.shape or not torch.equal(ours.to(theirs.dtype), theirs):
+            raise other_weights(self.folder, module, theirs.shape, ours.shape)
+
+    def _factor(
+        self, layer: AdaptedLayer, place: Place, module: str, parts: Parts, a: Tensor, b: Tensor
+    ) -> Tensor:
         """What the sums of rows are multiplied with (DoRA): their magnitudes by the lengths of the rows."""
         if "magnitude" not in parts:
             return torch.ones(place.rows.length)
-        if self._weights is None:
-            self._weights = self.base()
-        shape = (place.rows.size, layer.inputs.size)
-        matrix = read_matrix(self._weights.at(place.scope), shape, transposed=layer.transposed)
-        lengths = (widen(matrix).float() + b @ a).norm(dim=1)
+        lengths = (self._matrix(layer, place).float() + b @ a).norm(dim=1)
         return place.of(parts["magnitude"].read(None).float().flatten() / lengths)
 
-    def _shift(self, layer: Linear, place: Place, module: str, parts: Parts, old: Tensor | None) -> Tensor:
+    def _shift(
+        self, layer: AdaptedLayer, place: Place, module: str, parts: Parts, old: Tensor | None
+    ) -> Tensor:
         """What is added to the sums of rows: the bias of B, and how much a new bias differs from theirs."""
         shift = torch.zeros(place.rows.length)
         bias = parts.get("base_bias") or parts.get("bias")

@@ -3,7 +3,7 @@ converted and quantized as any other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +142,12 @@ def check_same(folder: Path, module: str, saved: Stored, base: Stored) -> None:
         ours = base.read(None)
         if torch.equal(saved.read(None).to(ours.dtype), ours):
             return
-    raise AdapterError(
-        f"{folder}: it brings a full {module} {list(saved.shape)} that is not the base's {list(base.shape)}: "
+    raise other_weights(folder, module, saved.shape, base.shape)
+
+
+def other_weights(folder: Path, module: str, saved: Sequence[int], base: Sequence[int]) -> AdapterError:
+    """The error of an adapter that brings other weights of a layer than those that the base has."""
+    return AdapterError(
+        f"{folder}: it brings a full {module} {list(saved)} that is not the base's {list(base)}: "
         "merge it into its base (PEFT's merge_and_unload) and serve the result"
     )

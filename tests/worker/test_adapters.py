@@ -23,8 +23,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(base: Path) -> list[Made]:
     return [
-        make_adapter(base, base.parent / f"adapter-{seed}", seed, target_modules="all-linear", r=4 * seed)
-        for seed in (1, 2)
+        make_adapter(base, base.parent / f"adapter-{seed}", seed, target_modules=modules, r=4 * seed)
+        for seed, modules in ((1, "all-linear"), (2, ["q_proj", "up_proj", "down_proj", "lm_head"]))
     ]
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from models.checkpoint.weights import Weights
+from models.families.decoders.decoder import TrunkForCausalLM
+from models.layers.embedding import LMHead
 from models.layers.stages import Layers
 from models.loader import LoadOptions, open_base
-from models.lora.beside import AdapterPull, adaptable_layers, open_adapters
+from models.lora.beside import AdaptedLayer, AdapterPull, adaptable_layers, open_adapters
 from models.lora.heads import read_head
 from models.lora_config import AdapterError, check_rank, is_of_head, label_names, read_adapter, split_name
 from models.model import ServedModel
@@ -34,6 +36,8 @@ class _Read:
 
     prepared: PreparedAdapter
     head: tuple[str, TaskHead] | None
+    changes_head: bool
+    """Whether it changes the LM head."""
 
 
 class Adapters:
@@ -53,11 +57,19 @@ class Adapters:
         self.tasks: dict[tuple[int, str], str] = {}
         """The number of an adapter, and a task -> the task as which the pooler has the adapter's own head."""
         tower: Any = find_tower(model)
-        self._layers = list(adaptable_layers(model.modules(), tower.modules() if tower else ()))
+        layers = adaptable_layers(model.modules(), tower.modules() if tower else ())
+        self._head = None if getattr(model, "labels", None) else lm_head(model.modules())
+        heads = [] if self._head is None else [self._head]
+        self._layers: list[AdaptedLayer] = [*layers, *(head for head in heads if head.places)]
+        self.of_head: set[int] = set()
+        """The numbers of adapters that change the LM head."""
         self._elsewhere = [
-            scope for each in model.modules() if isinstance(each, Layers) for scope in each.elsewhere
+            *(scope for each in model.modules() if isinstance(each, Layers) for scope in each.elsewhere),
+            *(head.path for head in heads if not load_options.parallel.last),
         ]
-        biases = {layer: layer.bias for layer in self._layers if layer.bias is not None}
+        biases = {
+            each: each.bias for each in self._layers if each is not self._head and each.bias is not None
+        }
         self._biases = {layer: bias.float().cpu() for layer, bias in biases.items() if not bias.is_meta}
         self._store = open_adapters(self._layers, options.most, options.max_lora_rank, options.most_in_step)
         self._read: dict[int, _Read] = {}
@@ -83,7 +95,7 @@ class Adapters:
             )
         pull = AdapterPull(path, config, self._layers, self._open_base, self._biases, self._elsewhere)
         prepared = self._store.prepare(pull.pull())
-        self._read[number] = _Read(prepared, head)
+        self._read[number] = _Read(prepared, head, self._head is not None and pull.changes(self._head))
         _log.debug("%s: read in %.0f ms", folder, 1e3 * (time.monotonic() - started))
         if head is None:
             return AdapterFacts(bytes=prepared.nbytes)
@@ -95,6 +107,8 @@ class Adapters:
         read = self._read.pop(number)
         self.drop(number)
         self._store.enter(number, read.prepared)
+        if read.changes_head:
+            self.of_head.add(number)
         if read.head is not None:
             task, head = read.head
             if isinstance(head.project, nn.Module):
@@ -105,6 +119,7 @@ class Adapters:
     def drop(self, number: int) -> None:
         """Give up what was read for a number or entered there, if there is something."""
         self._read.pop(number, None)
+        self.of_head.discard(number)
         for key in [key for key in self.tasks if key[0] == number]:
             del self._model.pooler.heads[self.tasks.pop(key)]
         self._store.drop(number)
@@ -125,3 +140,8 @@ class Adapters:
                 f"{folder} changes {', '.join(others)}, and --lora-target-modules allows "
                 f"{', '.join(sorted(allowed))} only"
             )
+
+
+def lm_head(modules: Iterable[nn.Module]) -> LMHead | None:
+    """The LM head of a model that generates, among its modules."""
+    return next((each.lm_head for each in modules if isinstance(each, TrunkForCausalLM)), None)

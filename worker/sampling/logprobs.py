@@ -59,17 +59,21 @@ def told_logprobs(logits: Tensor, ids: tuple[int, ...]) -> Tensor:
 
 
 def prompt_logprob_table(
-    hidden: Tensor,
     plan: PromptLogprobPlan,
     tokens: Tensor,
-    logits_of: Callable[[Tensor], Tensor],
+    logits_of: Callable[[slice], Tensor],
     vocab_size: int,
 ) -> Tensor:
-    """The table of a prompt, made in slices: all its logits would not fit. `tokens`: those of all slots."""
+    """The table of a prompt, made in slices: all its logits would not fit. `tokens`: those of all slots.
+
+    `logits_of` computes the logits of so many tokens of the step.
+    """
     size = slice_rows(vocab_size)
-    after = tokens[plan.slot, plan.tokens].long()
-    parts = zip(hidden[plan.hidden].split(size), after.split(size), strict=True)
-    return torch.cat([logprob_table(logits_of(states), tokens, plan.count) for states, tokens in parts])
+    after = tokens[plan.slot, plan.tokens].long().split(size)
+    starts = range(plan.hidden.start, plan.hidden.stop, size)
+    rows = [slice(start, min(start + size, plan.hidden.stop)) for start in starts]
+    parts = zip(rows, after, strict=True)
+    return torch.cat([logprob_table(logits_of(part), tokens, plan.count) for part, tokens in parts])
 
 
 def unpack_logprobs(table: np.ndarray, told: int = 0) -> list[TokenLogprobs]:

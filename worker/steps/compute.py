@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext, use_context
+from models.context import AdapterRows, ForwardContext, use_context
 from models.layers.state import StateLayer
 from models.model import Forward, ServedModel, stream_size
+from worker.calls.adapters import lm_head
 from worker.pooling import HiddenStore
 from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.ranks.pipeline_stage import Stage
@@ -26,6 +27,7 @@ from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
 from worker.steps.drafting import Drafter
 from worker.steps.guessed_states import read_later
+from worker.tables.adapter_rows import chosen_rows
 from worker.tables.positions import LayOut, lay_out
 from worker.tables.recorded_forms import Forms
 from worker.tables.slots import Slots
@@ -111,6 +113,7 @@ class Compute:
         self.forward: Forward = self.model.forward
         if self.stage is not None:
             self.stage.width = stream_size(self.model, self.stage.width)
+        self._head = lm_head(self.model.modules()) if self.slots.adapts else None
         self._state_layers = [each for each in self.model.modules() if isinstance(each, StateLayer)]
 
     @property
@@ -125,7 +128,7 @@ class Compute:
         if self.stage and stream is not None:
             self.stage.receive_stream(stream)
         hidden = self.compute_hidden(ids, context, batch.step.first_halves, stream)
-        return self.follow(batch, ids, context, self.finish(batch, hidden, write_bounds))
+        return self.follow(batch, ids, context, self.finish(batch, hidden, write_bounds, context.adapters))
 
     def follow(self, batch: Batch, ids: Tensor, context: ForwardContext, outcome: Outcome) -> Outcome:
         """Let states go on by guesses that hold, and the drafter read a step of these tokens [T]."""
@@ -141,21 +144,38 @@ class Compute:
             self.drafter.extend(batch, ids, context, outcome.hidden)
         return outcome
 
-    def finish(self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds) -> Outcome:
+    def finish(
+        self, batch: Batch, hidden: Tensor, write_bounds: WriteBounds, adapters: AdapterRows | None
+    ) -> Outcome:
         """Compute what follows the last hidden states [T, H] of a step."""
         if not self.ends_model:
             return Outcome(hidden, None, [])
-        tables = self.report_prompts(batch, hidden)
+        tables = self.report_prompts(batch, hidden, adapters)
         sampled = batch.sampled
         if sampled is None:
             return Outcome(hidden, None, tables)
-        logits = self.model.logits(hidden if sampled.last is None else hidden[sampled.last])
+        logits = self.logits(hidden, sampled.last, adapters)
         return Outcome(hidden, self.choose(logits, sampled, write_bounds), tables)
 
-    def report_prompts(self, batch: Batch, hidden: Tensor) -> list[Tensor]:
+    def logits(self, hidden: Tensor, chosen: Tensor | slice | None, adapters: AdapterRows | None) -> Tensor:
+        """The logits of chosen rows of hidden states [T, H], or of all, whose tokens have these adapters."""
+        rows = hidden if chosen is None else hidden[chosen]
+        if self._head is None or adapters is None or not self.slots.adapt_head(adapters):
+            return self.model.logits(rows)
+        self._head.adapted = adapters if chosen is None else chosen_rows(adapters, chosen)
+        try:
+            return self.model.logits(rows)
+        finally:
+            self._head.adapted = None
+
+    def report_prompts(self, batch: Batch, hidden: Tensor, adapters: AdapterRows | None) -> list[Tensor]:
         """The logprobs of prompts, one table for each of Batch.prompt_logprobs."""
+
+        def logits_of(rows: slice) -> Tensor:
+            return self.logits(hidden, rows, adapters)
+
         return [
-            prompt_logprob_table(hidden, plan, self.slots.tokens, self.model.logits, self.vocab_size)
+            prompt_logprob_table(plan, self.slots.tokens, logits_of, self.vocab_size)
             for plan in batch.prompt_logprobs
         ]
 

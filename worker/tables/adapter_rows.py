@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
+import torch
+from torch import Tensor
+
+from models.context import AdapterRows
 from worker.tables.slots import Slots
 
 Run = tuple[int, int, int]
@@ -38,6 +44,19 @@ def _runs_of_rows(
         if number and before < count:
             yield number, token + before, count - before
         token += count
+
+
+def chosen_rows(rows: AdapterRows, chosen: Tensor | slice) -> AdapterRows:
+    """The adapters of some tokens of a step. On a card these are known to kernels only."""
+    numbers = rows.numbers[chosen]
+    if not rows.host or numbers.is_cuda:
+        return AdapterRows(numbers, rows.runs[:0], ())
+    runs: list[Run] = []
+    for number, group in groupby(enumerate(numbers.tolist()), key=itemgetter(1)):
+        first, *others = (at for at, _ in group)
+        runs += [(number, first, 1 + len(others))] * bool(number)
+    words = torch.frombuffer(numbers_of(runs, len(numbers)), dtype=torch.int32)
+    return AdapterRows(words[: len(numbers)], words[len(numbers) :], runs)
 
 
 def numbers_of(runs: Sequence[Run], tokens: int) -> array[int]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.context import ForwardContext
+from models.context import AdapterRows, ForwardContext
 from models.media.positions import three_axes
 from worker.protocol import MediaPlace, NewSeq, Pooling, Sampling, SeqStep
 from worker.tables.staging import Packet
@@ -99,6 +99,9 @@ class Adapting(Protocol):
 
     tasks: dict[tuple[int, str], str]
     """The number of an adapter, and a task -> the task as which the pooler has the adapter's own head."""
+
+    of_head: set[int]
+    """The numbers of those that change the LM head."""
 
     def bring(self, numbers: Iterable[int]) -> None:
         """Have the adapters with these numbers where the next step reads them; 0 is none."""
@@ -263,6 +266,12 @@ class Slots:
         """Have the adapters of these slots where the next step reads them."""
         if self._adapting is not None and not self.adapted.isdisjoint(held):
             self._adapting.bring(self.adapters[slot][0] for slot in held)
+
+    def adapt_head(self, rows: AdapterRows | None) -> bool:
+        """Whether adapters of a step's tokens may change the LM head."""
+        if self._adapting is None or rows is None:
+            return False
+        return not rows.host or any(number in self._adapting.of_head for number, _, _ in rows.host)
 
     def _adapt(self, slot: int, adapter: tuple[int, int]) -> None:
         self.adapters[slot] = adapter

@@ -69,6 +69,8 @@ class MixedStep:
         further = iter(columns[6:])
         self._types = None if slots.paged else next(further)
         self._adapters = next(further) if slots.adapts else None
+        self.adapters = on_device(self._adapters)
+        """The adapters of the step's tokens, if sequences may have some."""
         self._states = next(further).view(-1, rows) if slots.has_states else None
         self._blocks = list(further)
         self._tensors = [each.first(tokens, rows) for each in largest]
@@ -92,7 +94,7 @@ class MixedStep:
         lay_out_any_rows(self._held, self._starts, self._ends, self._row_of, self._slots, self._tensors)
         if self._types is not None:
             self._context.token_types = self._types.long()
-        self._context.adapters = on_device(self._adapters) if adapted else None
+        self._context.adapters = self.adapters if adapted else None
         return self._ids, self._context
 
     def stage(

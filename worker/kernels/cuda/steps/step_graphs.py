@@ -189,11 +189,12 @@ class Graphs:
         hidden = self._replay(graph, sum([seq.count for seq in batch.step.seqs]))
         if not compute.ends_model:
             return Outcome(hidden.clone(), None, [])  # it is sent while other steps are replayed
-        if laid_out is not None:
+        if laid_out is not None and isinstance(form, MixedForm):
+            adapters = self._steps[form.tokens].adapters if form.adapted else None
             if sampled is None or not form.whole:
-                outcome = compute.finish(batch, hidden, write_bounds)
+                outcome = compute.finish(batch, hidden, write_bounds, adapters)
             else:
-                tables = compute.report_prompts(batch, hidden)
+                tables = compute.report_prompts(batch, hidden, adapters)
                 outcome = Outcome(hidden, graph.tokens_of(len(sampled.rows)), tables)
             ids, context = laid_out
             context.streams = [stream[: len(ids)] for stream in graph.streams]
@@ -269,7 +270,7 @@ class Graphs:
             if not (form.whole and self.chooses):
                 return hidden, hidden, context.streams or []
             lay_out_sampling(step.sampling, self.states.table, compute.slots, samples)
-            logits = compute.model.logits(hidden.index_select(0, step.last)).contiguous()
+            logits = compute.logits(hidden, step.last, context.adapters).contiguous()
             return hidden, self._choose(logits, samples, draws), context.streams or []
 
         return work
@@ -305,7 +306,7 @@ class Graphs:
             hidden = compute.compute_hidden(steps[0].ids, context, stream=self._stream_of(count))
             if not self.chooses:
                 return hidden, hidden, []
-            logits = compute.model.logits(hidden).contiguous()
+            logits = compute.logits(hidden, None, context.adapters).contiguous()
             if not form.whole:
                 return hidden, self._keep(logits), []
             lay_out_sampling(self.buffer[:count], states, slots, samples)

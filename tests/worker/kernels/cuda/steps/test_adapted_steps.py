@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tiny_checkpoint("Qwen2ForCausalLM", tmp_path_factory.mktemp("base"), num_hidden_layers=1)
     fields: list[dict[str, Any]] = [
         {"r": 4, "target_modules": "all-linear"},
-        {"r": 8, "target_modules": ["q_proj", "down_proj"], "use_dora": True},
+        {"r": 8, "target_modules": ["q_proj", "down_proj", "lm_head"], "use_dora": True},
         {"r": 2, "target_modules": ["v_proj"], "bias": "lora_only"},
     ]
     adapters = [
