@@ -13,7 +13,7 @@ from models.config import read_config
 from models.context import AdapterRows, ForwardContext
 from models.loader import LoadOptions
 from models.model import CausalLM, ServedModel
-from worker.calls.adapters import Adapters
+from worker.calls.adapters import Adapters, lm_head
 from worker.options import LoraOptions
 from worker.tables.adapter_rows import Run, numbers_of
 
@@ -43,6 +43,8 @@ class AdaptedDriver(Driver):
             for held in self.held:
                 held.enter(number)
         super().__init__(loaded, sequences=8, dtype=dtype)
+        heads = (lm_head(model.modules()) for model in loaded)
+        self._heads = [head for head in heads if head is not None and head.adapters is not None]
         self.chosen: dict[int, tuple[int, int]] = {}
 
     def _context(self, rows: list[int], counts: list[int]) -> ForwardContext:
@@ -59,4 +61,6 @@ class AdaptedDriver(Driver):
         if runs:
             words = torch.tensor(numbers_of(runs, token), dtype=torch.int32)
             step.adapters = AdapterRows(words[:token], words[token:].clone(), runs)
+        for head in self._heads:
+            head.adapted = step.adapters
         return step

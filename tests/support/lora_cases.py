@@ -30,8 +30,17 @@ CASES = [
     Case("GPT2LMHeadModel", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     Case("Phi3ForCausalLM", {"target_modules": ALL}),
     Case(
+        "LlamaForCausalLM", {"target_modules": ["lm_head", "o_proj"], "r": 9}, {"tie_word_embeddings": False}
+    ),
+    Case(
         "LlamaForCausalLM",
         {"target_modules": ["embed_tokens", "lm_head", "o_proj"]},
         {"tie_word_embeddings": False},
     ),
 ]
+TIED = Case(
+    "Qwen2ForCausalLM",
+    {"target_modules": ["lm_head", "v_proj"], "use_dora": True},
+    {"tie_word_embeddings": True},
+)
+"""A head whose matrix is that of the embeddings, which stay what they are."""

@@ -13,12 +13,13 @@ from adapted import AdaptedDriver
 from adapter_files import Q_PROJ, write_adapter
 from drive import Driver, load_ranks, run_in_chunks
 from kernel_levels import BY_TURNS, table_of
-from lora_cases import CASES, Case
+from lora_cases import CASES, TIED, Case
 from peft_adapters import make_adapter
 from tiny import tiny_checkpoint
 from torch import Tensor
 
 from models import ops
+from models.config import read_config
 from models.lora_config import AdapterError
 
 PROMPT = random.Random(1).choices(range(5, 300), k=15)
@@ -38,7 +39,7 @@ def check(logits: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.turns(3)
 @pytest.mark.usefixtures("operations")
-@pytest.mark.parametrize("case", CASES[:-1], ids=str)
+@pytest.mark.parametrize("case", [*CASES[:-1], TIED], ids=str)
 def test_an_adapter_has_the_logits_of_peft(case: Case, tmp_path: Path) -> None:
     base = tiny_checkpoint(case.architecture, tmp_path / "base", **case.overrides)
     made = make_adapter(base, tmp_path / "adapter", **case.fields)
@@ -92,6 +93,12 @@ def test_what_finds_no_place_is_named_and_nothing_of_it_stays(tmp_path: Path) ->
         driver.held[0].read(1, str(write_adapter(tmp_path / "b")))
     with pytest.raises(AdapterError, match="only one of the matrices A and B"):
         driver.held[0].read(1, str(write_adapter(tmp_path / "c", {f"{Q_PROJ}.lora_A.weight": (4, 8)})))
+    config = read_config(base)
+    sizes = {"lora_A": (4, config.hidden_size), "lora_B": (config.vocab_size, 4)}
+    sizes["base_layer"] = (config.vocab_size, config.hidden_size)
+    shapes = {f"lm_head.{name}.weight": shape for name, shape in sizes.items()}
+    with pytest.raises(AdapterError, match=r"it brings a full lm_head .* that is not the base's"):
+        driver.held[0].read(1, str(write_adapter(tmp_path / "d", shapes)))
     plain = run_in_chunks(Driver(load_ranks(base)), 0, PROMPT, 7)
     driver.chosen[0] = (1, 0)
     assert torch.equal(run_in_chunks(driver, 0, PROMPT, 7), plain)
