@@ -57,6 +57,8 @@ class _Qwen3Facts(msgspec.Struct):
 class Qwen3ASRProcessor:
     placeholder = "<|audio_pad|>"
     written = "<|audio_start|><|audio_pad|><|audio_end|>"
+    transcribes = True
+    """Whether its chats are transcriptions."""
     seconds = 1200.0
     """The longest sound, as its authors cut them."""
     least = RATE // 2

@@ -32,7 +32,7 @@ class InlineFiles:
     """The files that were cut out of a body, until they are prepared."""
 
     def __init__(self) -> None:
-        self._files: dict[str, memoryview] = {}
+        self._files: dict[str, MediaFile] = {}
 
     def cut(self, raw: bytes | bytearray, most_left: int) -> bytes:
         """The body with references in place of long files. No more than `most_left` bytes of it are searched,
@@ -48,17 +48,21 @@ class InlineFiles:
             bare = bare and _NEXT.fullmatch(raw, done, start) is not None
             if start > 0 and (head := _head_of_file(raw, start, stop, bare=bare)) is not None:
                 bare = head == 0
-                reference = f"{REFERENCE}{len(self._files)}"
-                self._files[reference] = memoryview(raw)[start + head : stop]
+                reference = self.add(MediaFile(memoryview(raw)[start + head : stop], is_base64=True))
                 pieces += [raw[done:start], reference.encode()]
                 done, cut = stop, cut + stop - start
             at = stop
         return b"".join([*pieces, raw[done:]]) if pieces else bytes(raw)
 
+    def add(self, file: MediaFile) -> str:
+        """Keeps a file, and returns the reference that stands for it."""
+        reference = f"{REFERENCE}{len(self._files)}"
+        self._files[reference] = file
+        return reference
+
     def take(self, url: str) -> MediaFile | None:
         """The file for which a reference stands; None if the URL is none. Each is taken once."""
-        file = self._files.pop(url, None)
-        return None if file is None else MediaFile(file, is_base64=True)
+        return self._files.pop(url, None)
 
     def check_taken(self) -> None:
         """Refuses a body in which references stand elsewhere than in media parts."""

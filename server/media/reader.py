@@ -64,7 +64,9 @@ def media_facts(
     reserved = _reserved(processor, words, tokenizer)
     placeholders = processor.placeholder, processor.written
     embeds = embeds and kind == "image"
-    return processor, MediaFacts(*placeholders, reserved, alone, most, *words, takes_embeds=embeds, kind=kind)
+    transcribes = getattr(processor, "transcribes", False)
+    facts = MediaFacts(*placeholders, reserved, alone, most, *words, embeds, transcribes, kind)
+    return processor, facts
 
 
 class MediaReader:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -21,12 +22,14 @@ pytestmark = pytest.mark.slow(3)
 
 SIZES = ("--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-seqs", "8", "--block-size", "4")
 TOKENS = {AUDIO: "<|AUDIO|>", 311: "<|audio_bos|>", 312: "<|audio_eos|>"}
+QWEN3_TOKENS = {AUDIO: "<|audio_pad|>", 311: "<|audio_start|>", 312: "<|audio_end|>"}
 
 
 class Model:
-    def __init__(self, folder: Path) -> None:
-        self.heard, self.folder = Heard("qwen2 audio", folder), folder
-        self.tokenizer: Tokenizer = write_chat_files(folder, TOKENS, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    def __init__(self, family: str, folder: Path, tokens: dict[int, str]) -> None:
+        self.heard, self.folder = Heard(family, folder), folder
+        written = "".join(tokens[id] for id in (311, AUDIO, 312))
+        self.tokenizer: Tokenizer = write_chat_files(folder, tokens, written)
         path = folder / "tokenizer_config.json"
         path.write_text(path.read_text().replace("c.type == 'image'", "c.type == 'audio'"))
 
@@ -43,7 +46,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("qwen2-audio"))
+    return Model("qwen2 audio", tmp_path_factory.mktemp("qwen2-audio"), TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +118,42 @@ def test_what_is_no_sound_is_refused(server: LiveServer, part: dict[str, Any], w
     response = server.post("/v1/chat/completions", asked(part))
     assert response.status_code == 400, response.text
     assert words in response.json()["error"]["message"]
+
+
+def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path: Path) -> None:
+    model = Model("qwen3 asr", tmp_path, QWEN3_TOKENS)
+    sound, path = noise(1.2), "/v1/audio/transcriptions"
+    heard = heard_by_decoder(sound)
+    with serving(str(tmp_path), *SIZES) as server:
+
+        def send(path: str = path, **fields: Any) -> Any:
+            asked = {"max_completion_tokens": 8, **fields}
+            return httpx.post(
+                server.url + path, timeout=60, files={"file": ("a", written(sound))}, data=asked
+            )
+
+        for fields, before in (
+            ({}, ()),
+            (
+                {"language": "de", "prompt": "gulls"},
+                ("system: gulls ", "assistant: language German<asr_text>"),
+            ),
+        ):
+            behind = " " if not before else f" {before[1]}"
+            right = model.answer(f"{''.join(before[:1])}user: ", heard, behind)
+            answer = send(**fields)
+            assert answer.status_code == 200, answer.text
+            assert answer.json() == {
+                "text": model.tokenizer.decode(right).strip(),
+                "usage": {"type": "duration", "seconds": 2},
+            }
+        assert send(response_format="text").text == f"{send().json()['text']}\n"
+        for fields, words in (
+            ({"response_format": "srt"}, "does not tell"),
+            ({"stream": "true"}, "when it is complete"),
+            ({"language": "klingon"}, "no language of this model"),
+            ({"chunking_strategy": "auto"}, "reads a recording whole"),
+            ({"path": "/v1/audio/translations"}, "translates nothing"),
+        ):
+            refused = send(**fields)
+            assert refused.status_code == 400 and words in refused.json()["error"]["message"]

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -36,6 +37,7 @@ from server.media.audio.decoding import NotInstalled
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.model_facts import GENERATE, TRANSCRIPTION, require_task
 from server.requests.sampling import SamplingParams
+from server.routes.audio.heard import hear
 from server.routes.request_context import (
     EngineCall,
     admit,
@@ -59,7 +61,9 @@ _PLAIN = "text/plain; charset=utf-8"
 
 async def require_transcription(request: Request) -> None:
     require_right(request, GENERATE)
-    require_task(TRANSCRIPTION, frontend_of(request).facts.tasks)
+    facts = frontend_of(request).facts
+    if facts.media is None or not facts.media.transcribes:
+        require_task(TRANSCRIPTION, facts.tasks)
     if find_spec("av") is None:
         raise NotInstalled
 
@@ -94,13 +98,15 @@ async def create_translation(request: Request) -> Response:
 async def _respond(request: Request, task: str) -> Response:
     frontend = frontend_of(request)
     transcriber = frontend.transcriber
-    if transcriber is None:
-        raise BadRequest("This model reads no recordings.")
     async with AsyncExitStack() as stack:
         upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))
         reader = FormReader(header_of(request, b"content-type") or "", most_fields=_MOST_FIELDS)
-        digest = await _receive(request, reader, upload, transcriber.most_bytes)
+        most = frontend.config.media.max_audio_mb << 20 if transcriber is None else transcriber.most_bytes
+        digest = await _receive(request, reader, upload, most)
         form = _read_form(reader, frontend)
+        if transcriber is None:
+            file = await asyncio.to_thread(Path(upload.path).read_bytes)
+            return await hear(request, form, file, translates=task == TRANSLATE)
         asked = _asked(form, task, transcriber, frontend)
 
         async def respond() -> Response:
