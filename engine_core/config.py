@@ -74,8 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     convert: Annotated[str, Doc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
     """What to make of a model that was trained for something else; auto goes by the checkpoint."""
     tasks: Annotated[list[str], Doc(MODEL, TASKS)] = []
-    """What to offer, if not all that the model does: generate, embed, token_embed, classify, token_classify,
-    sparse_embed, ner. Commas may divide them."""
+    """What to offer, if not all that the model does: generate, transcription, embed, token_embed, classify,
+    token_classify, sparse_embed, ner. Commas may divide them."""
     pooler_config: Annotated[dict[str, object], Doc(MODEL)] = {}
     """How hidden states become vectors and labels, put over what the model's files say: task, pooling_type,
     seq_pooling_type, tok_pooling_type, use_activation, dimensions, logit_mean, logit_sigma, step_tag_id,
