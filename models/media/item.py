@@ -52,6 +52,8 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """How far the frames of the grid lie apart on the axis of time, for models whose positions have one."""
     seconds: tuple[float, ...] = ()
     """When each frame of the grid is seen, of a video."""
+    duration: float = 0.0
+    """The seconds that a video takes, for models that are told."""
 
 
 @dataclass(frozen=True, slots=True)

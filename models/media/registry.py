@@ -46,7 +46,7 @@ PROCESSORS = {
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl:Qwen3VLProcessor",
     "Siglip2Model": "kept_shape:Siglip2Processor",
     "SiglipModel": "fixed_size:SiglipProcessor",
-    "SmolVLMForConditionalGeneration": "tiling.idefics3:Idefics3Processor",
+    "SmolVLMForConditionalGeneration": "tiling.idefics3:SmolVLMProcessor",
 }
 
 

@@ -230,5 +230,16 @@ class LlavaNextTower(LlavaTower):
 
 
 class LlavaOnevisionTower(LlavaNextTower):
+    """In frames of a video four patches become one, and one more row stands behind the last frame."""
+
     usual = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
     aspect = "anyres_max_9"
+
+    def _packed(self, rows: Tensor, item: TowerInput) -> Tensor:
+        if item.kind != "video":
+            return super()._packed(rows, item)
+        across = self.side // self.patch
+        channels_first = rows.view(-1, across, across, rows.shape[-1]).permute(0, 3, 1, 2)
+        half = -(-across // 2)
+        pooled = F.interpolate(channels_first, (half, half), mode="bilinear").permute(0, 2, 3, 1)
+        return torch.cat([pooled.reshape(-1, rows.shape[-1]), self.newline.weight.view(1, -1)])

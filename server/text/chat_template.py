@@ -93,6 +93,8 @@ class Compiled:
         """True if the template asks whether a content is a string: strings then need not be wrapped into
         parts."""
         named = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
+        self.writes_videos = "video" in named
+        """True if the template has a place for parts that are videos."""
         self.writes_pairs = {"query", "document"} <= named
         """True if the template has the roles of two texts that are to be compared."""
 
@@ -257,7 +259,7 @@ def _shaped(
     """The message with its content in the form that the template reads, and tool arguments as objects."""
     content = message.get("content")
     if isinstance(content, list):
-        parts = [_MEDIA.get(part.get("type", ""), part) for part in content]
+        parts = [_as_part(part, compiled, written) for part in content]
         content = _joined_text(content, written) if wanted == "string" else parts
     elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
         content = [{"type": "text", "text": content}]
@@ -265,6 +267,14 @@ def _shaped(
     if message.get("tool_calls"):
         shaped["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
     return shaped
+
+
+def _as_part(part: dict[str, Any], compiled: Compiled, written: Mapping[str, str]) -> dict[str, Any]:
+    """A part as templates read it. For those that know no videos, what stands for one is text."""
+    known = _MEDIA.get(part.get("type", ""), part)
+    if known.get("type") == "video" and not compiled.writes_videos:
+        return {"type": "text", "text": written.get(part["type"], "")}
+    return known
 
 
 def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:

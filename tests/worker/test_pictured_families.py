@@ -203,6 +203,7 @@ class Written:
         with torch.no_grad():
             features = model.get_image_features(**self._inputs([wide, high, square], [])).pooler_output
         self.rows = torch.cat([each.flatten(0, -2) for each in features])
+        self.model = model
 
     def _inputs(self, pictures: list[Image], ids: list[int]) -> Inputs:
         return self.family.prepare(self.family.reference, pictures)
@@ -220,6 +221,20 @@ class Written:
         torch.testing.assert_close(
             torch.cat(encoded_by_layers(tower, [video])), torch.cat(encoded_by_layers(tower, frames))
         )
+
+    def assert_video(self, folder: Path) -> None:
+        """The tower makes of a video what transformers makes of it."""
+        tower: Any = find_tower(load_model(LoadOptions(read_config(folder), folder, dtype=torch.float32)))
+        processor = self.prompts.processor
+        assert isinstance(processor, VideoProcessor)
+        video = tower_input(processor.prepare_video(noisy_video(9, 64, 64, 2.0), 3, 1 << 20))
+        side, settings = video.pixels.shape[1], processor.settings
+        normal = (video.pixels / 255 - torch.tensor(settings.image_mean)) / torch.tensor(settings.image_std)
+        pixels = normal.view(1, 3, side, side, 3).permute(0, 1, 4, 2, 3)
+        with torch.no_grad():
+            right = self.model.model.get_video_features(pixels).pooler_output[0]
+        [rows] = encoded_by_layers(tower, [video])
+        torch.testing.assert_close(rows, right, atol=1e-4, rtol=1e-4)
 
     def assert_rows(self, folder: Path) -> None:
         """The tower of the checkpoint gives the rows of transformers, together and one by one."""
@@ -252,8 +267,10 @@ def as_input(item: Encode) -> TowerInput:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_and_texts_give_what_transformers_gives(name: str, tmp_path: Path) -> None:
     written = Written(FAMILIES[name], tmp_path)
-    if name == "internvl":
+    if name in ("internvl", "smolvlm"):
         written.assert_frames(tmp_path)
+    if name == "onevision":
+        written.assert_video(tmp_path)
     written.assert_rows(tmp_path)
     written.assert_answers(tmp_path, 7)
     written.assert_answers(tmp_path, 512)

@@ -1,10 +1,14 @@
-"""Idefics3 and SmolVLM: tiles of a picture, which texts number by row and column, and the whole one last."""
+"""Idefics3 and SmolVLM: tiles of a picture, which texts number by row and column, and the whole one last.
+SmolVLM takes videos, too, each of whose frames is one tile behind its time."""
 
 from __future__ import annotations
 
 import math
+from datetime import timedelta
+from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from models.media.files import (
     SETTINGS,
@@ -15,11 +19,12 @@ from models.media.files import (
     Side,
     read_facts,
     read_settings,
+    read_video_settings,
 )
-from models.media.item import Layout, Picture, Prepared, interleaved
+from models.media.item import Layout, Picture, Prepared, Video, interleaved
 from models.media.pixels import HALF_PIXELS
 from models.media.resize import check_ratio
-from models.media.tiling.tiles import cut, stacked
+from models.media.tiling.tiles import check_frames, cut, frames_as_tiles, stacked
 from models.plain_files import ConfigError
 
 _CLASS = {"resample": 1, "do_pad": True, **HALF_PIXELS}
@@ -102,3 +107,112 @@ class Idefics3Processor:
             return columns, math.ceil(int(columns * side / ratio) / side)
         rows = math.ceil(height / side)
         return math.ceil(int(rows * side * ratio) / side), rows
+
+
+_Frames = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=240)]
+_UNKNOWN_RATE = 24.0
+"""A second has so many frames for transformers where a video does not tell."""
+
+
+class _Sampling(msgspec.Struct, frozen=True):
+    max_frames: _Frames = 64
+    fps: _Rate = 1.0
+
+
+class SmolVLMVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    video_sampling: _Sampling = _Sampling()
+    max_frames: _Frames | None = None
+    """The most frames that are taken, and how many of a second; None: those of `video_sampling`."""
+    fps: _Rate | None = None
+    min_frames: _Frames = 1
+
+
+class SmolVLMProcessor(Idefics3Processor):
+    video_placeholder = video_written = "<video>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        self.video_settings = read_video_settings(files, SmolVLMVideoSettings, {})
+
+    def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
+        rate = video.rate or _UNKNOWN_RATE
+        numbers = self._taken(video.total, rate, most_frames)
+        check_frames(len(numbers), self._embeddings, most_embeddings)
+        frames = (
+            frame.resize(self._longest(*frame.size), self.settings.resample)
+            for frame in video.frames(numbers)
+        )
+        sizes = self._side, self.settings.resample, self._patches, self._embeddings
+        seconds = tuple(number / rate for number in numbers)
+        item = frames_as_tiles(frames, *sizes)
+        return msgspec.structs.replace(item, seconds=seconds, duration=video.total / rate)
+
+    def layout(self, prepared: Prepared) -> Layout:
+        if prepared.kind != "video":
+            return super().layout(prepared)
+        heads = [f"\nFrame from {_clock(second)}:{_FAKE}<global-img>" for second in prepared.seconds]
+        parts: list[int | str] = [self._embeddings]
+        for head in heads[1:]:
+            parts += [f"{_FAKE}{head}", self._embeddings]
+        length = timedelta(seconds=int(prepared.duration))
+        intro = (
+            f"You are provided the following series of {_spelled(len(heads))} frames from a {length} "
+            "[H:MM:SS] video.\n"
+        )
+        made = interleaved(self._token, parts)
+        return msgspec.structs.replace(made, before=f"{intro}{heads[0]}", after=f"{_FAKE}\n\n")
+
+    def _taken(self, total: int, rate: float, most_frames: int) -> list[int]:
+        """The numbers of the frames that transformers takes: without a second at both ends of long videos."""
+        settings, duration = self.video_settings, total / rate
+        most = settings.max_frames or settings.video_sampling.max_frames
+        fps = settings.fps or settings.video_sampling.fps
+        count = min(max(round(fps * duration), settings.min_frames), most, most_frames)
+        first, last = 0, total - 1
+        if duration - 2 > most * fps:
+            first, last = int(rate), min(int(total - rate), total - 1)
+            first, last = (first, last) if first < last else (0, total - 1)
+        return np.unique(np.linspace(first, last, count, dtype=int)).tolist()
+
+
+def _clock(second: float) -> str:
+    return f"{int(second // 60):02d}:{int(second % 60):02d}"
+
+
+_ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def _spelled(number: int) -> str:
+    """A number in words, as num2words spells those below a million."""
+    if number < len(_ONES):
+        return _ONES[number]
+    if number < 100:
+        ten, one = divmod(number, 10)
+        return _TENS[ten - 2] + (f"-{_ONES[one]}" if one else "")
+    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
+    many, rest = divmod(number, size)
+    joint = " and " if rest < 100 else ", "
+    return f"{_spelled(many)} {name}" + (joint + _spelled(rest) if rest else "")

@@ -18,8 +18,15 @@ from models.media.files import (
     read_video_settings,
 )
 from models.media.fixed_size import CLIP
-from models.media.item import Layout, MediaError, Picture, Prepared, Video, interleaved
-from models.media.tiling.tiles import cut, nearest_shape, shapes_of, stacked
+from models.media.item import Layout, Picture, Prepared, Video, interleaved
+from models.media.tiling.tiles import (
+    check_frames,
+    cut,
+    frames_as_tiles,
+    nearest_shape,
+    shapes_of,
+    stacked,
+)
 from models.plain_files import ConfigError
 
 _DEFAULTS = {"GotOcr2ImageProcessor": {**CLIP, "size": {"height": 384, "width": 384}}}
@@ -106,18 +113,12 @@ class InternVLVideoProcessor(InternVLProcessor):
             max(int(video.total / (video.rate or settings.fps) * settings.fps), least), most
         )
         count = min(count, video.total, most_frames)
-        if count * self._embeddings > most_embeddings:
-            raise MediaError(
-                f"A video may become {most_embeddings} tokens at most, and this one becomes "
-                f"{count * self._embeddings}: ask for fewer frames."
-            )
-        side = self._side
+        check_frames(count, self._embeddings, most_embeddings)
         step = video.total / count
         middles = (step / 2 + np.arange(count) * step).astype(np.float32)  # rounded where transformers rounds
         numbers = np.minimum(middles.astype(int), video.total - 1).tolist()
-        frames = [each.resize((side, side), settings.resample) for each in video.frames(numbers)]
-        grid = (count, self._patches, self._patches)
-        return msgspec.structs.replace(stacked(frames, grid, count * self._embeddings), kind="video")
+        sizes = self._side, settings.resample, self._patches, self._embeddings
+        return frames_as_tiles(video.frames(numbers), *sizes)
 
     def layout(self, prepared: Prepared) -> Layout:
         if prepared.kind != "video":

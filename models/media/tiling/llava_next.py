@@ -5,13 +5,23 @@ from __future__ import annotations
 
 import math
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from models.media.files import SETTINGS, MediaFiles, PictureSettings, Side, read_settings
+import msgspec
+
+from models.media.files import (
+    SETTINGS,
+    MediaFiles,
+    PictureSettings,
+    Side,
+    read_facts,
+    read_settings,
+    read_video_settings,
+)
 from models.media.fixed_size import CLIP, FixedSizeProcessor
-from models.media.item import Layout, Picture, Prepared, run_of
+from models.media.item import Layout, Picture, Prepared, Video, run_of
 from models.media.resize import check_ratio
-from models.media.tiling.tiles import cut, stacked
+from models.media.tiling.tiles import check_frames, cut, frames_as_tiles, stacked
 from models.plain_files import ConfigError
 
 _NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
@@ -71,11 +81,44 @@ class LlavaNextProcessor(FixedSizeProcessor):
         return max(self._canvases, key=value)
 
 
+class OnevisionVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    resample: Literal[0, 1, 2, 3, 4, 5]
+    max_frames: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 32
+    """The most frames that are taken, and how many of a second; None: all that may be."""
+    fps: Annotated[float, msgspec.Meta(gt=0, le=240)] | None = None
+
+
+class _VideoFacts(msgspec.Struct, frozen=True):
+    video_token_index: int = 151_647
+
+
 class LlavaOnevisionProcessor(LlavaNextProcessor):
     classes = {
         "LlavaOnevisionImageProcessor": {**CLIP, **_ONE_SIZE, "do_pad": True, "image_grid_pinpoints": _ONE}
     }
     usual_token, usual_strategy, usual_ratio = 151_646, "full", "anyres_max_9"
+    video_placeholder = video_written = "<video>"
+
+    def __init__(self, files: MediaFiles) -> None:
+        super().__init__(files)
+        self.video_settings = read_video_settings(files, OnevisionVideoSettings, {"resample": 3})
+        self._video_token = read_facts(files, _VideoFacts).video_token_index
+
+    def prepare_video(self, video: Video, most_frames: int, most_embeddings: int) -> Prepared:
+        """Frames that are spread evenly. Each has a quarter of the embeddings of a tile, and the last one one
+        more."""
+        settings, across = self.video_settings, self.side // self.patch
+        count, each = min(settings.max_frames, video.total, most_frames), (-(-across // 2)) ** 2
+        if settings.fps is not None and video.rate is not None:
+            count = min(count, max(1, int(video.total / video.rate * settings.fps)))
+        check_frames(count, each, most_embeddings - 1)
+        numbers = [number * video.total // count for number in range(count)]
+        item = frames_as_tiles(video.frames(numbers), self.side, settings.resample, across, each)
+        return msgspec.structs.replace(item, embeddings=item.embeddings + 1)
+
+    def layout(self, prepared: Prepared) -> Layout:
+        token = self._video_token if prepared.kind == "video" else self.token
+        return run_of(token, prepared.embeddings)
 
 
 def most_tiles(ratio: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from models.media.item import Picture, Prepared
+import msgspec
+
+from models.media.item import MediaError, Picture, Prepared
 
 
 def cut(picture: Picture, side: int, rows: int, columns: int) -> list[Picture]:
@@ -21,6 +23,24 @@ def stacked(tiles: Sequence[Picture], grid: tuple[int, int, int], embeddings: in
     """The item of tiles of one size."""
     pixels, (width, height) = b"".join(tile.tobytes() for tile in tiles), tiles[0].size
     return Prepared("image", memoryview(pixels), (height * len(tiles), width, 3), grid, embeddings)
+
+
+def frames_as_tiles(
+    frames: Iterable[Picture], side: int, resample: int, patches: int, embeddings: int
+) -> Prepared:
+    """The item of a video, each of whose frames is brought to a tile of so many patches and embeddings."""
+    tiles = [frame.resize((side, side), resample) for frame in frames]
+    item = stacked(tiles, (len(tiles), patches, patches), len(tiles) * embeddings)
+    return msgspec.structs.replace(item, kind="video")
+
+
+def check_frames(count: int, embeddings: int, most_embeddings: int) -> None:
+    """Raise MediaError if a video of so many frames needs too many embeddings, each so many."""
+    if count * embeddings > most_embeddings:
+        raise MediaError(
+            f"A video may become {most_embeddings} tokens at most, and this one becomes "
+            f"{count * embeddings}: ask for fewer frames."
+        )
 
 
 def shapes_of(least: int, most: int) -> list[tuple[int, int]]:

@@ -12,15 +12,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from media_files import QWEN_CONFIG, QWEN_SETTINGS
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor as TheirQwen3
-from transformers.video_utils import VideoMetadata
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 from video_files import noisy_video
 
 from models.media.files import MediaFiles
-from models.media.item import MediaError, Video, VideoProcessor
+from models.media.item import Layout, MediaError, Video, VideoProcessor
 from models.media.registry import make_processor
+from models.media.tiling.idefics3 import _spelled  # pyright: ignore[reportPrivateUsage]
 from models.plain_files import ConfigError
 
 FPS = {"min_frames": 4, "max_frames": 768, "fps": 2, "num_frames": None, "temporal_patch_size": 2}
@@ -150,14 +153,76 @@ def test_frames_of_internvl_are_tiles_behind_their_numbers() -> None:
     assert bytes(prepared.pixels) == b"".join(frames)
     layout = internvl().layout(prepared)
     wanted = "\n".join(f"Frame{number}: <img>{'x' * 4}</img>" for number in (1, 2, 3))
-    spelled = layout.spelled(lambda text: [1000 + ord(each) for each in text])
-    text = "".join("x" if token == 9 else chr(token - 1000) for token in spelled.tokens)
-    assert f"{spelled.before}{text}{spelled.after}" == wanted
-    assert [length for _, length in spelled.embeddings] == [4, 4, 4]
+    assert as_text(layout) == wanted
+    assert [length for _, length in layout.embeddings] == [4, 4, 4]
     assert internvl().prepare_video(video, 768, MUCH).grid[0] == 8
     assert internvl().prepare_video(video, 5, MUCH).grid[0] == 5
     with pytest.raises(MediaError, match="may become 31 tokens at most, and this one becomes 32"):
         internvl().prepare_video(video, 768, 31)
+
+
+SMOL_SETTINGS = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "resample": 1}
+
+
+def smolvlm(**videos: Any) -> VideoProcessor:
+    config = {"vision_config": {"image_size": 32, "patch_size": 8}, "image_token_id": 9, "scale_factor": 2}
+    settings = {**INTERN_SETTINGS, **SMOL_SETTINGS}
+    files = MediaFiles("SmolVLMForConditionalGeneration", config, settings, {**settings, **videos})
+    made = make_processor(files)
+    assert isinstance(made, VideoProcessor)
+    return made
+
+
+def as_text(layout: Layout) -> str:
+    """The text of a layout, in which an x is an embedding."""
+    spelled = layout.spelled(lambda text: [1000 + ord(each) for each in text])
+    text = "".join("x" if token == 9 else chr(token - 1000) for token in spelled.tokens)
+    return f"{spelled.before}{text}{spelled.after}"
+
+
+def test_frames_of_smolvlm_are_those_of_transformers_behind_their_times() -> None:
+    theirs: Any = of_transformers("smolvlm").SmolVLMVideoProcessor.sample_frames
+    rng = random.Random(6)
+    for _ in range(300):
+        total, rate, most = rng.randrange(2, 9000), rng.choice([7.5, 24, 29.97]), rng.randrange(1, 70)
+        fps = rng.choice([0.5, 1, 2])
+        given = SimpleNamespace(num_frames=most, fps=fps)
+        metadata = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
+        ours: Any = smolvlm(video_sampling={"max_frames": most, "fps": fps})
+        assert ours._taken(total, rate, MUCH) == theirs(given, metadata=metadata).tolist()
+    prepared = smolvlm(max_frames=3).prepare_video(noisy_video(100, 60, 40, rate=1.25), 768, MUCH)
+    assert (prepared.kind, prepared.grid, prepared.shape) == ("video", (3, 4, 4), (96, 32, 3))
+    names = {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"}
+    metadata = VideoMetadata(total_num_frames=100, fps=1.25, duration=80.0, frames_indices=[1, 49, 98])
+    own: Any = SimpleNamespace(**names, image_token="x", image_seq_len=4)
+    with mock.patch.object(processing_smolvlm, "num2words", lambda number: "three"):
+        inputs = {"pixel_values": np.zeros((1, 3)), "video_metadata": [metadata]}
+        wanted = processing_smolvlm.SmolVLMProcessor.replace_video_token(own, inputs, 0)
+    assert as_text(smolvlm().layout(prepared)) == wanted
+    assert [_spelled(number) for number in (7, 19, 64, 90, 100, 768, 1001, 12_000)] == [
+        *("seven", "nineteen", "sixty-four", "ninety", "one hundred", "seven hundred and sixty-eight"),
+        *("one thousand and one", "twelve thousand"),
+    ]
+
+
+def test_frames_of_onevision_lie_evenly() -> None:
+    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 4}
+    config: dict[str, object] = {"vision_config": tower}
+    settings = {**INTERN_SETTINGS, "resample": 3, "image_grid_pinpoints": [[28, 56]]}
+    files = MediaFiles(
+        "LlavaOnevisionForConditionalGeneration", config, settings, {**settings, "max_frames": 4}
+    )
+    made = make_processor(files)
+    assert isinstance(made, VideoProcessor)
+    frames = mock.Mock(side_effect=noisy_video(11, 9, 9).frames)
+    prepared = made.prepare_video(Video(11, 25.0, frames), 768, MUCH)
+    metadata = VideoMetadata(total_num_frames=11, fps=25)
+    wanted = default_sample_indices_fn(metadata=metadata, num_frames=4)
+    assert frames.call_args.args[0] == wanted.tolist()
+    assert (prepared.grid, prepared.embeddings) == ((4, 7, 7), 4 * 16 + 1)
+    assert made.layout(prepared).tokens == [151_647] * 65
+    with pytest.raises(MediaError, match="may become 63 tokens at most, and this one becomes 64"):
+        made.prepare_video(Video(11, 25.0, frames), 768, 64)
 
 
 def test_what_cannot_be_prepared() -> None:

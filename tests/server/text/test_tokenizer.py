@@ -127,6 +127,19 @@ def test_deepseek_ocr_is_asked_as_its_authors_ask(tmp_path: Path) -> None:
     assert asked == "<s><image>\nFree OCR."
 
 
+def test_a_template_that_knows_no_videos_gets_their_placeholder_as_text(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}<image>"
+        "{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "image_url"}, {"type": "video_url"}, {"type": "text", "text": " is it"}]
+    messages, written = [{"role": "user", "content": parts}], {"image_url": "<i>", "video_url": "<video>"}
+    chat = load(write(tmp_path, chat_template=template)).chat
+    assert chat.render(messages, written=written) == "<image><video> is it"
+    knows = template.replace("{% elif", "{% elif c.type == 'video' %}<film>{% elif")
+    assert chat.render(messages, written=written, template=knows) == "<image><film> is it"
+
+
 def test_a_broken_template_stops_the_start_only_if_the_operator_gave_it(tmp_path: Path) -> None:
     broken = "{% for %}"
     chat = load(write(tmp_path, chat_template=broken)).chat
