@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from server.model_facts import Facts
 from server.options.server_config import ServerConfig
 from server.text.chat_template import compile_template
 from server.text.tokenizer import Tokenizer
+from worker.worker_facts import WorkerFacts
 
 MOST_TEMPLATE = 1 << 20
 """The longest chat template of an adapter, in bytes."""
@@ -68,11 +70,25 @@ def is_current(adapter: Adapter, source: str) -> bool:
     return is_same and adapter.stamp == stamp_of(Path(adapter.folder))
 
 
+def _with_own_weights(worker: WorkerFacts, digest: str) -> WorkerFacts:
+    """The facts of weights to which an adapter adds something: its vectors are from a space of their own."""
+    vectors = {
+        task: replace(made, digest=_both(made.digest, digest)) for task, made in worker.vectors.items()
+    }
+    made_by = worker.fingerprint and f"fp_{_both(worker.fingerprint, digest)[:16]}"
+    return replace(worker, vectors=vectors, fingerprint=made_by)
+
+
+def _both(base: str, adapter: str) -> str:
+    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
+
+
 def facts_with(base: Facts, state: AdapterState | None) -> Facts:
     """The facts of a model whose requests an adapter computes, if any does, under the adapter's name."""
     if state is None:
         return base
-    worker, pooling, adapter, told = base.ready.worker, base.pooling, state.adapter, state.facts
+    pooling, adapter, told = base.pooling, state.adapter, state.facts
+    worker = _with_own_weights(base.ready.worker, adapter.digest)
     if told is not None:
         worker = adapted_facts(worker, told)
         for width in map(told.widths.get, told.tasks):  # of its own head, if it has one
@@ -80,4 +96,4 @@ def facts_with(base: Facts, state: AdapterState | None) -> Facts:
             pooling = replace(pooling, num_labels=width or len(labels), labels=labels)
     ready = replace(base.ready, worker=worker)
     own = replace(base, model_names=(adapter.name,), root=adapter.root, ready=ready, pooling=pooling)
-    return replace(own, chat_template=adapter.chat_template)
+    return replace(own, chat_template=adapter.chat_template, space_name=None)

@@ -66,7 +66,7 @@ class ModelChoice:
                 404, f"{path} is for servers of one model: see POST /models/load and /models/unload."
             )
             return await error_response(error, path)(scope, receive, send)
-        if not _is_for_a_model(scope, path):
+        if not is_for_a_model(scope, path):
             return await self._app(scope, receive, send)
         try:
             await self._answer(scope, receive, send, path)
@@ -197,7 +197,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def _is_for_a_model(scope: Scope, path: str) -> bool:
+def is_for_a_model(scope: Scope, path: str) -> bool:
     if path in MODEL_PATHS:
         return scope["method"] == "POST" or (scope["method"] == "GET" and path in _BY_GET)
     return path in _HEALTH and DEEP in QueryParams(scope.get("query_string", b""))
