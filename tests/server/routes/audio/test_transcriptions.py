@@ -173,7 +173,7 @@ async def test_forms_in_any_order(client: httpx.AsyncClient) -> None:
 
 async def test_other_models_and_other_routes_name_what_they_do(frontend: FakeFrontend) -> None:
     async with make_client(make_app(frontend)) as client:
-        assert "/v1/chat/completions" in await refused(client)
+        assert "/v1/completions" in await refused(client)
         let_transcribe(frontend, says("a"))
         messages = [{"role": "user", "content": "a"}]
         error = await refusal(client, "/v1/chat/completions", messages=messages)
