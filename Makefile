@@ -52,11 +52,12 @@ lowest:
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.
 clients: few-clients
 	$(CLIENTS)/bin/python -m pip install --quiet --only-binary=:all: llama-index-llms-openai-like \
-		llama-index-embeddings-openai-like instructor haystack-ai cohere huggingface-hub ollama
+		llama-index-embeddings-openai-like instructor haystack-ai cohere huggingface-hub ollama \
+		langchain-ollama
 	$(PYTHON) -m venv $(CLIENTS)/lm-eval
 	$(CLIENTS)/lm-eval/bin/python -m pip install --quiet 'lm-eval[api]' transformers \
 		|| echo "lm-eval does not install here: its tests are skipped"
-	npm install --silent --prefix $(CLIENTS)/javascript openai || echo "No npm: the JavaScript client is skipped"
+	npm install --silent --prefix $(CLIENTS)/javascript openai ollama || echo "No npm: JavaScript clients are skipped"
 	$(MAKE) client-tests
 
 few-clients:

@@ -10,9 +10,11 @@ from live import COMMAND, LiveServer, serving
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[LiveServer]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The built-in model, served by the command that the variable FACET names."""
     named = os.environ.get("FACET")
     command = [named, "serve"] if named else COMMAND
-    with serving("demo", "--dtype", "float32", "--kv-cache-memory-bytes", "256M", command=command) as server:
+    flags = ["--dtype", "float32", "--kv-cache-memory-bytes", "256M"]
+    waiting = ["--batch-dir", str(tmp_path_factory.mktemp("waiting"))]
+    with serving("demo", *flags, *waiting, command=command) as server:
         yield server

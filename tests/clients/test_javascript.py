@@ -1,4 +1,4 @@
-"""The JavaScript package of OpenAI under node."""
+"""The JavaScript packages of OpenAI and Ollama under node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ FOLDER = Path(sys.prefix) / "javascript"
 """The folder in which `make clients` has npm install packages."""
 
 
-def test_the_javascript_package(demo: LiveServer) -> None:
+@pytest.mark.parametrize("package", ["openai", "ollama"])
+def test_the_javascript_package(demo: LiveServer, package: str) -> None:
     node = shutil.which("node")
-    if node is None or not (FOLDER / "node_modules" / "openai").is_dir():
-        pytest.skip("node or its package openai is not installed")
-    script = Path(__file__).with_name("openai.mjs")
+    if node is None or not (FOLDER / "node_modules" / package).is_dir():
+        pytest.skip(f"node or its package {package} is not installed")
+    script = Path(__file__).with_name(f"{package}.mjs")
     command = [node, str(script), str(FOLDER), demo.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -74,3 +74,14 @@ def test_texts_are_embedded(demo: LiveServer) -> None:
     )
     first, second = embedder.embed_documents(["Hello", "Good day"])
     assert len(first) == len(second) and embedder.embed_query("Hello") == pytest.approx(first, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_chats_by_the_api_of_ollama(demo: LiveServer) -> None:
+    chats = pytest.importorskip("langchain_ollama")
+    model = chats.ChatOllama(model="demo", base_url=demo.url, temperature=0, num_predict=24)
+    whole = model.invoke("What is the capital of France?").content
+    assert "Paris" in whole
+    assert "".join(part.content for part in model.stream("What is the capital of France?")) == whole
+    embedder = chats.OllamaEmbeddings(model="demo", base_url=demo.url)
+    assert len(embedder.embed_documents(["Hello", "Good day"])) == 2
