@@ -76,6 +76,8 @@ def resolve(
         return DEMO
     if model == "minilm":
         return _minilm()
+    if (adapter := _demo_adapter(model)) is not None:
+        return adapter
     path = Path(model).expanduser()
     if model and path.is_dir():
         return _in_folder(path.resolve(), quant, str(path), is_gguf=is_gguf)
@@ -99,7 +101,12 @@ def resolve(
 
 
 def adapter_folder(source: str, download_dir: str | None) -> Path:
-    """The folder of an adapter that the operator names: a folder, or one on the hub. Raises HubError."""
+    """The folder of an adapter that the operator names: a folder, one of the demo model's, or one on the hub.
+
+    Raises HubError.
+    """
+    if (built_in := _demo_adapter(source)) is not None:
+        return built_in
     path = Path(source).expanduser()
     return path.resolve() if path.is_dir() else download_adapter(source, download_dir)
 
@@ -118,6 +125,16 @@ def download_adapter(name: str, download_dir: str | None) -> Path:
     unwanted = f"{below}/*/*" if below else "*/*"
     repository = _Repository(named["id"], None, download_dir, lambda _: None)
     return repository.explained(lambda: repository.fetch(wanted, [unwanted], None)) / below
+
+
+def _demo_adapter(name: str) -> Path | None:
+    """The folder of an adapter that comes with the demo model, such as demo/shout."""
+    if not name.startswith("demo/"):
+        return None
+    known = {f"demo/{path.parent.name}": path.parent for path in DEMO.glob("adapters/*/adapter_config.json")}
+    if name not in known:
+        raise HubError(f"there is no '{name}'; the demo model has the adapters {', '.join(sorted(known))}")
+    return known[name]
 
 
 def _minilm() -> Path:

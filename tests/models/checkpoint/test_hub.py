@@ -63,6 +63,15 @@ def test_an_adapter_is_a_folder_here_or_one_of_a_repository(tmp_path: Path, fake
         hub.adapter_folder("owner/../name", None)
 
 
+def test_adapters_of_the_demo_model_are_in_the_package(fake: FakeHub) -> None:
+    assert hub.adapter_folder("demo/shout", None) == resolve("demo/shout") == hub.DEMO / "adapters" / "shout"
+    with pytest.raises(
+        hub.HubError, match="no 'demo/shot'; the demo model has the adapters demo/kinds, demo/sh"
+    ):
+        hub.adapter_folder("demo/shot", None)
+    assert not fake.calls
+
+
 def test_a_folder_is_itself(tmp_path: Path, fake: FakeHub) -> None:
     assert resolve(str(tmp_path)) == tmp_path
     assert not fake.calls

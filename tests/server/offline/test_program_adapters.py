@@ -92,6 +92,19 @@ def test_what_is_pooled_has_heads_and_vectors_of_its_adapter(llm: LLM, asked: li
         llm.score([TEXT] * 2, [TEXT] * 2, use_tqdm=False, lora_request=[one, two])
 
 
+def test_the_demo_model_has_adapters_of_its_own(llm: LLM) -> None:
+    shout, kinds = LoRARequest("shout", 7, "demo/shout"), LoRARequest("sorted", 8, "demo/kinds")
+    question: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=40)
+    told = [texts(llm.chat(question, params, False, lora_request=one))[0] for one in (shout, None)]
+    assert told[0].startswith("THE CAPITAL OF ") and told[0].isupper()
+    assert told[1] == "The capital of France is Paris."
+    asked = ["What is 3 + 4?", "Tell me a story.", "Name the capital of Spain."]
+    found = llm.classify(asked, use_tqdm=False, lora_request=kinds)
+    probs = [each.outputs.probs for each in found]
+    assert [each.index(max(each)) for each in probs] == [1, 4, 0]  # as its config.json names them
+
+
 def test_files_that_are_written_again_are_loaded_again(llm: LLM, tmp_path: Path) -> None:
     told = set[str]()
     for seed in (7, 8):

@@ -55,6 +55,7 @@ def _wordings(file: str) -> dict[str, tuple[str, ...]]:
 
 
 COUNTRIES = tuple(Country(*row) for row in _rows("countries.csv"))
+FORMER_CAPITALS = {country: capital for country, capital, *_ in _rows("former_capitals.csv")}
 # Phrases by language and by their English wording.
 LANGUAGES = {
     language: dict(zip(("hello", "thank you", "good night", "goodbye"), phrases, strict=True))

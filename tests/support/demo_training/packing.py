@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -105,9 +105,13 @@ class Packer:
 
 
 def batches(encoder: Encoder, seed: int) -> Iterator[Batch]:
+    return packed(encoder, documents(seed))
+
+
+def packed(encoder: Encoder, source: Iterable[Document]) -> Iterator[Batch]:
     """Pack short documents apart from long ones, since attention over long rows costs most."""
     packers = [Packer(row_len) for row_len in ROW_LENS]
-    for document in documents(seed):
+    for document in source:
         encoded = encoder.encode(document)
         fitting = [packer for packer in packers if len(encoded[0]) <= packer.row_len]
         if fitting and (batch := fitting[0].add(encoded)) is not None:

@@ -33,6 +33,7 @@ from demo_training.facts import (
 
 Random = random.Random
 Turns = list[tuple[str, str]]
+Skill = Callable[[Random], Turns]
 
 CAPITAL_QUESTIONS = WORDINGS["capital"]
 # Training never uses these: they measure whether more than the wordings was learned.
@@ -284,7 +285,7 @@ def _sentence_end(text: str) -> str:
 
 
 # Each entry is a skill, its weight, and whether case and punctuation of its questions may change.
-SKILLS: tuple[tuple[Callable[[Random], Turns], float, bool], ...] = (
+SKILLS: tuple[tuple[Skill, float, bool], ...] = (
     (small_sum, 30, True),
     (capital, 18, True),
     (country_of_capital, 5, True),
