@@ -156,7 +156,8 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
     most = {} if facts is None else facts.most
     for part in found:
         if MEDIA_PARTS[part["type"]] not in most:
-            kinds = " and ".join(["text", *(_PLURALS[kind] for kind in most)]) + (" are" if most else " is")
+            *others, last = "text", *(_PLURALS[kind] for kind in most)
+            kinds = f"{', '.join(others)} and {last} are" if others else f"{last} is"
             raise BadRequest(
                 f"Content parts of type '{part['type']}' are not supported by this model, only {kinds}.",
                 "messages",

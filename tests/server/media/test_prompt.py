@@ -133,7 +133,7 @@ def test_no_space_is_written_where_a_quotation_is_divided() -> None:
     tokenizer = Tokenizer.__new__(Tokenizer)
     tokenizer.chat = ChatTemplate({"default": TEXTS}, {})
     tokenizer._model, tokenizer._prefix = model, []  # pyright: ignore[reportPrivateUsage]
-    tokenizer.longest_token, tokenizer.added_tokens = 7, {"<image>": model.token_to_id("<image>")}
+    tokenizer.longest_token, tokenizer.added_tokens = 7, {"<image>": model.token_to_id("<image>")}  # pyright: ignore[reportAttributeAccessIssue]
     of_quoted = read_chat(chat("a<image>b"), ReadingContext(FACTS, tokenizer, ReadingOptions())).prompt
     assert [model.id_to_token(id) for id in of_quoted.tokens] == list("▁a<image>b|")
 
@@ -151,7 +151,7 @@ def test_items_that_are_not_prepared_are_asked_for() -> None:
         ([image("a")] * 4, "At most 3 image(s) may be provided in one prompt, and these messages have 4."),
         (
             [{"type": "video_url", "video_url": "data:"}],
-            "parts of type 'video_url' are not supported by this model, only text and images",
+            "parts of type 'video_url' are not supported by this model, only text and images are",
         ),
         ([{"type": "image_url"}], "needs a URL in `image_url`, or the `uuid` of an earlier one"),
         ([image("a", uuid=5)], "The `uuid` of a content part is a string"),
