@@ -78,7 +78,7 @@ class Distances:
     queries: Tensor | None
     """The same, with which keys are compared."""
     rows: Tensor
-    """[2L - 1] int64, on the host, for texts of up to L tokens: the row for each distance of a query from a
+    """[2L - 1] int32, on the host, for texts of up to L tokens: the row for each distance of a query from a
     key, rising."""
 
 
@@ -98,7 +98,7 @@ def disentangled_attention(
             near = distances.rows[middle - length + 1 : middle + length]
             first, last = int(near[0]), int(near[-1])
             at = distance_between(range(length), range(length), torch.device("cpu"))
-            indices[length] = slice(first, last + 1), (near[length - 1 - at] - first).to(q.device)
+            indices[length] = slice(first, last + 1), (near[length - 1 - at] - first).long().to(q.device)
         held, index = indices[length]
         rows = slice(start, start + length)
         queries, keys, values = (x[rows].transpose(0, 1) for x in (q, k, v))  # [H, L, D]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from models.context import ForwardContext, StateRows
-from models.ops import SPECIFIED, latent_ops
+from models.ops import SPECIFIED, encoder_ops, latent_ops
 from models.ops.attention_inputs import HeadPrep
 from models.ops.expert_ops import WITHOUT_GATES, Routing
 from models.ops.grouped_matrix import Factors, Grouped
@@ -215,12 +215,15 @@ def _head_cases(
     """Heads with a place in the cache that are rotated, with norms and without, and heads that have none."""
     q_norm, k_norm, v_norm = norms
     q, k, v, _, step = given
+    table, rows = q[:5].transpose(0, 1).contiguous(), torch.arange(-9, 10).clamp(-2, 2).int() + 2
+    far = encoder_ops.Distances(table, table + 1, rows)
     return [
         Case("rotary_and_cache", (*given, HeadPrep(cos_sin))),
         Case("rotary_and_cache", (*given, HeadPrep(cos_sin, q_norm, k_norm, 1e-5, v_norm))),
         Case("rotate", (q, cos_sin, q_norm, 1e-5)),
         Case("encoder_attention", (q, k, v, step), {"scale": 0.2}),
         Case("encoder_attention", (q, k, v, step), {"scale": 0.2, "causal": True}),
+        Case("disentangled_attention", (q, q + 1, q - 1, step, far), {"scale": 0.2}),
     ]
 
 

@@ -20,7 +20,7 @@ from models.layers.linear import Linear, frozen
 from models.layers.mlp import MLP, activation_kind
 from models.layers.norm import LayerNorm
 from models.model import ModelSetup
-from models.ops.encoder_ops import Distances, disentangled_attention
+from models.ops.encoder_ops import Distances
 
 _NAMES = LayerNames(
     qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
@@ -191,7 +191,7 @@ class DebertaLayer(EncoderLayer):
 
     def forward(self, hidden: Tensor, cos_sin: Tensor | None, bias: Tensor | None) -> Tensor:
         q, k, v = (x.view(len(x), -1, self.head_dim) for x in self.qkv(hidden).split(self.qkv.widths, dim=-1))
-        heads = disentangled_attention(q, k, v, context(), self.distances, scale=self.scale)
+        heads = ops.disentangled_attention(q, k, v, context(), self.distances, scale=self.scale)
         hidden, _ = self.attention_norm.add(self.out(heads.flatten(1)), hidden)  # [T, H], here and below
         return self.mlp_norm.add(self.mlp(hidden), hidden)[0]
 
@@ -237,7 +237,7 @@ def _rows_by_distance(fields: DebertaFields, longest: int) -> Tensor:
         grown = torch.log(away / middle) / math.log((fields.reach - 1) / middle) * (middle - 1)
         far = (grown.ceil() + middle) * distance.sign()
         distance = torch.where(away <= middle, distance, far.long())
-    return (distance + fields.span).clamp(0, 2 * fields.span - 1)
+    return (distance + fields.span).clamp(0, 2 * fields.span - 1).int()
 
 
 DebertaModel, DebertaForSequenceClassification, DebertaForTokenClassification = encoder_classes(

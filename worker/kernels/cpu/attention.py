@@ -1,4 +1,4 @@
-"""Attention by the C kernels: `csrc/attention.c`, `encoder_attention.c`, and `rotary.c` before it.
+"""Attention by the C kernels in `csrc`: `attention.c`, `encoder_attention.c`, `disentangled.c`, `rotary.c`.
 
 The reference computes what the kernels cannot (float16, heads of odd sizes or apart in memory).
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from models.context import ForwardContext
 from models.ops import context_ops, encoder_ops, reference
 from models.ops.attention_inputs import AS_PROJECTED, CODES, UNSCALED, CacheScales, HeadPrep, stored_shape
+from models.ops.encoder_ops import Distances
 from worker.kernels.cpu.library import Library
 from worker.kernels.cpu.tensors import INT8, KINDS, address, empty, refuse
 
@@ -32,6 +33,7 @@ def bind(library: Library) -> dict[str, Callable[..., Any]]:
         "rotate": _rotate(library),
         "attention": _attention(library),
         "encoder_attention": _encoder_attention(library),
+        "disentangled_attention": _disentangled_attention(library),
         "attention_states": _attention_states(library),
         "join_states": _join_states(library),
     }
@@ -237,6 +239,36 @@ def _encoder_attention(library: Library) -> Callable[..., Tensor]:
         return out
 
     return encoder_attention
+
+
+def _disentangled_attention(library: Library) -> Callable[..., Tensor]:
+    run = library.function("disentangled_attention")
+
+    def disentangled_attention(
+        q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, distances: Distances, *, scale: float
+    ) -> Tensor:
+        tokens, heads, dim = q.shape
+        if k.shape != q.shape or v.shape != q.shape or context.positions.shape[0] != tokens:
+            refuse("disentangled_attention", q=q, k=k, v=v, positions=context.positions)
+        tables = [table for table in (distances.keys, distances.queries) if table is not None]
+        count, longest = tables[0].shape[1], len(distances.rows) // 2 + 1
+        if any(table.shape != (heads, count, dim) for table in tables):
+            refuse("disentangled_attention", q=q, distances=tables[0])
+        if max(context.query_lens_host, default=0) > longest:
+            refuse("disentangled_attention", q=q, rows=distances.rows)
+        of_type = all(table.dtype == q.dtype and table.is_contiguous() for table in tables)
+        if not _fit(q, k, v) or not of_type:
+            return encoder_ops.disentangled_attention(q, k, v, context, distances, scale=scale)
+        out = empty(q.shape, q.dtype)
+        run(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(out.data_ptr(), context.query_starts.data_ptr(), context.query_starts.shape[0] - 1),
+            *(heads, dim, scale, address(distances.keys), address(distances.queries), count),
+            *(distances.rows.data_ptr(), longest, KINDS[q.dtype]),
+        )
+        return out
+
+    return disentangled_attention
 
 
 def _refuse_window(operation: str, window: int) -> NoReturn:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from paged import assert_near, fused, make_step
+from torch import Tensor
 
 from models.ops import encoder_ops
+from models.ops.encoder_ops import Distances
 from worker.kernels.cpu.operations import Table
 
 pytestmark = pytest.mark.slow(2)
@@ -72,3 +74,43 @@ def test_the_reference_computes_what_the_kernels_cannot(
     bias = torch.randn(heads, 2 * REACH + 1)
     expected = encoder_ops.encoder_attention(*qkv, step, scale=0.2, bias=bias)
     assert torch.equal(table["encoder_attention"](*qkv, step, scale=0.2, bias=bias), expected)
+
+
+def far(count: int, longest: int) -> Tensor:
+    """The row of each distance: near ones have their own, farther ones share some."""
+    distance = torch.arange(1 - longest, longest)
+    near = distance.abs() < count // 4
+    return (
+        (torch.where(near, distance, distance.sign() * (count // 4 + distance.abs() // 9)) + count // 2)
+        .clamp(0, count - 1)
+        .int()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compared", ["keys", "queries", "both"])
+def test_distances_that_are_compared(table: Table, dtype: torch.dtype, compared: str) -> None:
+    """A text has the same bits alone, too."""
+    heads, dim, count = 3, 40, 160
+    qkv = fused(sum(LENGTHS), heads, heads, dim, dtype)
+    keys, queries = (
+        torch.randn(heads, count, dim).to(dtype) if compared in (name, "both") else None
+        for name in ("keys", "queries")
+    )
+    distances = Distances(keys, queries, far(count, 301))
+    out = table["disentangled_attention"](*qkv, make_step(LENGTHS, LENGTHS, 1), distances, scale=0.1)
+    wide, other = (None if each is None else each.double() for each in (keys, queries))
+    q, k, v = (x.double() for x in qkv)
+    step, doubles = make_step(LENGTHS, LENGTHS, 1), Distances(wide, other, distances.rows)
+    exact = encoder_ops.disentangled_attention(q, k, v, step, doubles, scale=0.1)
+    assert_near(out, exact)
+    for q, k, v, expected in zip(*(x.split(LENGTHS) for x in (*qkv, out)), strict=True):
+        step = make_step([len(q)], [len(q)], 1)
+        assert torch.equal(table["disentangled_attention"](q, k, v, step, distances, scale=0.1), expected)
+
+
+def test_texts_longer_than_distances_are_refused(table: Table) -> None:
+    q, k, v = fused(sum(LENGTHS), 2, 2, 32, torch.float32)
+    distances = Distances(torch.randn(2, 8, 32), None, far(8, 200))
+    with pytest.raises(ValueError, match="disentangled_attention"):
+        table["disentangled_attention"](q, k, v, make_step(LENGTHS, LENGTHS, 1), distances, scale=0.2)

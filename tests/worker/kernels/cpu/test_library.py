@@ -303,7 +303,7 @@ def test_the_check_finds_what_is_wrong() -> None:
     table = table_of(NAMES[-1])
     for each in (
         *("linear", "gated_linear", "rms_norm", "add_layer_norm", "activation"),
-        *("rotary_and_cache", "attention", "encoder_attention"),
+        *("rotary_and_cache", "attention", "encoder_attention", "disentangled_attention"),
     ):
 
         def off(*args: object, good: Callable[..., Any] = table[each], **options: object) -> object:
