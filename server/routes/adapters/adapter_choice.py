@@ -15,6 +15,7 @@ from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.sse import ClientGone, while_connected
 from server.routes.model_choice import (
+    MODEL_PATHS,
     RECORDINGS,
     has_waited,
     is_for_a_model,
@@ -31,7 +32,7 @@ class AdapterChoice:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope) if scope["type"] == "http" else ""
-        named = path not in RECORDINGS and scope["type"] == "http" and is_for_a_model(scope, path)
+        named = path in MODEL_PATHS and path not in RECORDINGS and is_for_a_model(scope, path)
         if not named or not self._adapters.may_be_named:
             return await self._app(scope, receive, send)
         try:
