@@ -21,7 +21,7 @@ from worker.kernels.cpu.packing import Packed, Packer
 from worker.kernels.cpu.tensors import KINDS, address, empty
 from worker.kernels.cpu.torch_operations import Table
 
-_PANEL = 32
+_PANEL, _HALF = 32, 16
 
 
 class _Adapted(ctypes.Structure):
@@ -161,7 +161,7 @@ def _rows_in_panels(part: Packed) -> Tensor:
 
 
 def _in_panels(blocks: Sequence[Block], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The values of B for panels of these rows, -1 for none, and the ranges of numbers that they are for."""
+    """The values of B for halves of panels of these rows, -1 for none, and the ranges of numbers for each."""
     numbers = max(block.first + block.b.shape[1] for block in blocks)
     height = max(block.start + len(block.b) for block in blocks)
     whole = torch.zeros(max(height, int(rows.max()) + 1) + 1, numbers, dtype=dtype)  # the last row is 0
@@ -172,15 +172,15 @@ def _in_panels(blocks: Sequence[Block], rows: Tensor, dtype: torch.dtype) -> tup
         whole[own, block.first : block.first + count] = block.b.to(dtype)
         firsts[own] = firsts[own].clamp(max=block.first)
         ends[own] = ends[own].clamp(min=block.first + count)
-    first = firsts[rows].view(-1, _PANEL).amin(1)
-    counts = (ends[rows].view(-1, _PANEL).amax(1) - first).clamp(min=0)
-    panels = whole[rows].view(-1, _PANEL, numbers)
+    first = firsts[rows].view(-1, _HALF).amin(1)
+    counts = (ends[rows].view(-1, _HALF).amax(1) - first).clamp(min=0)
+    panels = whole[rows].view(-1, _HALF, numbers)
     pieces, at = list[Tensor](), 0
     runs = torch.stack([first, counts], 1)
     for run, length in zip(*torch.unique_consecutive(runs, dim=0, return_counts=True), strict=True):
         start, count = run.tolist()
         piece = panels[at : at + int(length), :, start : start + count]
-        pieces.append(piece.transpose(1, 2).reshape(-1, _PANEL))
+        pieces.append(piece.transpose(1, 2).reshape(-1, _HALF))
         at += int(length)
     before = counts.cumsum(0) - counts
     return torch.cat(pieces).contiguous(), torch.stack([first, counts, before], 1).int().contiguous()

@@ -1,8 +1,8 @@
 // What adapters add to the sums of a tile: y = factor * (W x + B (A x)) + shift.
 //
-// `low` holds A x, in float32. B lies in the panels of the matrix W: for each panel, from which of the numbers A x it is
-// made, and then 32 values for each of these. A row's sum is added up in their order, whatever rows are beside it; rows
-// without an adapter are passed over.
+// `low` holds A x, in float32. B lies in the panels of the matrix W: for each half of a panel, from which numbers
+// A x it is made, and then 16 values for each of these. (The halves of a panel with gates are made of others.) A row's
+// sum is added up in their order, whatever rows are beside it; rows without an adapter are passed over.
 #pragma once
 
 #include "weights.h"
@@ -11,7 +11,7 @@
 typedef struct {
     const weights *a;     // A; NULL: there are no products
     const char *b;        // NULL: likewise
-    const int *ranges;    // [panels, 3]: the first number, their count, and how many lie before the panel's own in b
+    const int *ranges;    // [panels, 2, 3]: the first number, their count, and how many lie before a half's own in b
     const float *factor;  // [panels, 32]; NULL: 1
     const float *shift;   // [panels, 32]; NULL: 0
     long kind;            // the type of b
@@ -25,22 +25,25 @@ typedef struct {
 } added;
 
 enum { ROWS_ADDED = 4 };  // that are computed together
+enum { HALF = PANEL / 2, OF_HALF = COLUMNS / 2 };
 
 INLINE void add_rows(const added *a, const adapted *e, float *sums, long row, int rows, long panel, kind k) {
     vec sum[ROWS_ADDED][COLUMNS];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < COLUMNS; c++) sum[r][c] = vec_load(sums + r * PANEL + c * LANES, FLOAT32);
-    if (e->b != NULL) {
-        const int *range = e->ranges + 3 * panel;
-        const char *b = at(e->b, (long)range[2] * PANEL, k);
-        const float *low = a->low + row * a->low_stride + range[0];
-        for (int i = 0; i < range[1]; i++, b += PANEL * width_of(k))
-            for (int c = 0; c < COLUMNS; c++) {
-                vec column = vec_load(at(b, c * LANES, k), k);
-                for (int r = 0; r < rows; r++)
-                    sum[r][c] = vec_fma(vec_all(low[r * a->low_stride + i]), column, sum[r][c]);
-            }
-    }
+    if (e->b != NULL)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const int *range = e->ranges + 3 * (2 * panel + half);
+            const char *b = at(e->b, (long)range[2] * HALF, k);
+            const float *low = a->low + row * a->low_stride + range[0];
+            for (int i = 0; i < range[1]; i++, b += HALF * width_of(k))
+                for (int c = 0; c < OF_HALF; c++) {
+                    vec column = vec_load(at(b, c * LANES, k), k), *own = &sum[0][half * OF_HALF + c];
+                    for (int r = 0; r < rows; r++)
+                        own[r * COLUMNS] = vec_fma(vec_all(low[r * a->low_stride + i]), column, own[r * COLUMNS]);
+                }
+        }
     for (int c = 0; c < COLUMNS; c++)
         for (int r = 0; r < rows; r++) {
             const long column = panel * PANEL + c * LANES;
