@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
 
 from models.media.files import PictureSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image as Picture
 else:
     Picture = object  # Pillow is imported where pictures are decoded, not where they are counted

@@ -162,7 +162,7 @@ def test_tasks_and_their_older_names() -> None:
         == "token_classify"
     )
     assert find_task("reward", ("classify",)) == find_task("score", ("classify",)) == "classify"
-    with pytest.raises(BadRequest, match=r"'classify'\. It does: generate \(POST /v1/chat/comp"):
+    with pytest.raises(BadRequest, match=r"'classify'\. It does: generate \(POST /v1/completions"):
         find_task("classify", both)
     with pytest.raises(BadRequest, match="Unsupported task: 'sing'"):
         find_task("sing", both)

@@ -140,7 +140,7 @@ def test_a_step_with_first_halves_is_computed_in_turns() -> None:
         none: Any = None
         model = cast("Any", SimpleNamespace(forward=forward, modules=list))
         compute = Compute(
-            *(model, none),
+            *(model, cast("Any", SimpleNamespace(adapts=False))),
             vocab_size=1,
             scan=none,
             draw=none,

@@ -34,7 +34,7 @@ class Recorded:
         self.buffer = torch.zeros(64, dtype=torch.int32)
         self.packet = Packet(buffers, 64)
 
-    def find(self, rows: int, *, whole: bool) -> Form | None:
+    def find(self, rows: int, *, whole: bool, adapted: bool) -> Form | None:
         return Form(4, whole) if rows <= 4 else None
 
     def stage_mixed(

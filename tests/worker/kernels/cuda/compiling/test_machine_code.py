@@ -124,6 +124,8 @@ def expected_unit(variant: Variant, capability: int) -> list[str]:
         rows = constants["BN"]  # the matrix is the left side of it
     elif variant.kernel.startswith("attend"):
         rows = constants["BM"]
+    elif variant.kernel == "shrink":  # the other one multiplies sums in float32, of as many numbers as the rank
+        rows = 16
     elif variant.kernel.endswith("_tiles"):
         rows = constants["TILE"]
         if rows < LEAST_ROWS and capability in LARGE and variant.kernel != "solve_tiles":
@@ -165,6 +167,7 @@ HEADS = {"prepare_and_cache", "turn", "attend", "join"}
 LATENTS = {"norm_front", "prepare_latent", "attend_latent"}
 EXPERTS = {"choose", "sort_pairs", "multiply_pairs", "add_pairs"}
 STATES = {"convolve", "learn", "scan", "open_gates", "add_squares"}
+ADAPTERS = {"shrink", "expand"}
 TILES = {"solve_tiles", "learn_tiles", "scan_tiles"}
 QUANTIZED = {"multiply", "join_splits", "widen_rows"}
 ROUNDED = {"round_rows"}
@@ -179,6 +182,7 @@ def test_every_kernel_compiles_ahead(tmp_path: Path, capability: int, share: int
     """Variants of e4m3 are left out below 8.9: its caches, and rows that are rounded to it."""
     variants = compiled(capability, share, models_in(tmp_path, capability))
     known = {"norm", "activate"} | HEADS | LATENTS | DRAWS | LAYOUTS | EXPERTS | STATES | TILES | QUANTIZED
+    known |= ADAPTERS
     largest = {0, 57344}  # of caches, and 0 for those of 16 bits
     if capability >= LEAST_E4M3:
         known, largest = known | ROUNDED, largest | {448}
