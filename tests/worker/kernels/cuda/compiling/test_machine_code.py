@@ -124,7 +124,7 @@ def expected_unit(variant: Variant, capability: int) -> list[str]:
         rows = constants["BN"]  # the matrix is the left side of it
     elif variant.kernel.startswith("attend"):
         rows = constants["BM"]
-    elif variant.kernel == "shrink":  # the other one multiplies sums in float32, of as many numbers as the rank
+    elif variant.kernel == "shrink":  # the other one multiplies in float32
         rows = 16
     elif variant.kernel.endswith("_tiles"):
         rows = constants["TILE"]
