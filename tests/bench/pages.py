@@ -112,7 +112,7 @@ def rerank(folder: Path, asked: argparse.Namespace) -> None:
     for order in (["query", "document"], ["document", "query"]):
         template = _PAIRS.replace("ROLES", str(order)).replace("SIDE", _SIDE).replace("PART", _PART)
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
-        flags = ["--runner", "pooling", "--hf-overrides", _SCORES]
+        flags = ["--runner", "pooling", "--hf-overrides", _SCORES, "--max-media-mb", "512"]
         if asked.restart:
             flags += ["--kv-cache-dir", str(folder.parent / order[0])]
         documents, seconds, encoded = (

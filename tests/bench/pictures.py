@@ -26,7 +26,7 @@ from models import ops
 from models.config import read_config
 from models.conversion.conversion_choice import resolve_conversion
 from models.loader import LoadOptions, load_model
-from models.vision.tower import TowerInput
+from models.vision.tower import TowerInput, finish
 from worker.kernels.cpu.operations import open_kernels
 
 _SIDE, _PATCH, _WIDTH, _INNER, _LAYERS, _VECTOR = 224, 32, 768, 3072, 12, 512
@@ -70,13 +70,13 @@ def main() -> None:
     grid = (1, _SIDE // _PATCH, _SIDE // _PATCH)
     pixels = torch.randint(256, (asked.pictures, _SIDE, _SIDE, 3), generator=made, dtype=torch.uint8)
     items = [TowerInput("image", each, grid, 1) for each in pixels]
-    model.encode(items)
+    finish(model.encode(items))
     threads = os.cpu_count() or 1
     ratios: list[tuple[float, float]] = []
     for _ in range(asked.rounds):
         floor = register_rate(_RATES[asked.dtype]) * 1e12 / operations()
         started, ran = time.perf_counter(), time.process_time()
-        model.encode(items)
+        finish(model.encode(items))
         seconds = time.perf_counter() - started, (time.process_time() - ran) / threads
         rates = [asked.pictures / each for each in seconds]
         ratios.append((rates[0] / floor, rates[1] / floor))

@@ -28,6 +28,7 @@ CASES = {
     "tiny-float32": ("tiny", "float32", ("faster-whisper", "whisper.cpp")),
     "small-int8": ("small", "int8", ("faster-whisper",)),
     "small-int8-dynamic": ("small", "int8-dynamic", ("faster-whisper",)),
+    "small-bfloat16": ("small", "bfloat16", ("faster-whisper",)),
 }
 """Case -> shape, what Facet computes with, peers. faster-whisper has one int8, whose inputs are rounded too;
 whisper.cpp has matrices in float16, since its convolutions have no other form."""
@@ -90,7 +91,7 @@ def measure(case: str, given: argparse.Namespace, folder: Path) -> None:
     with ExitStack() as stack:
         sides = list[Side]()
         for name in ("facet", *peers):
-            form = kind if name == "facet" else kind.removesuffix("-dynamic")
+            form = kind if name == "facet" or kind == "float32" else "int8"
             path = prepared(given.peers, shape, form, folder, name)
             sides.append(Side(sys.executable if name == "facet" else given.peers, name, path, form))
             stack.callback(sides[-1].close)

@@ -28,7 +28,7 @@ def facet(folder: str, kind: str) -> Side:
     from server.speech.asked import Asked
     from server.speech.quality import Thresholds
 
-    options: dict[str, Any] = {"dtype": kind} if kind == "float32" else {"quantization": kind}
+    options: dict[str, Any] = {"dtype": kind} if kind in ("float32", "bfloat16") else {"quantization": kind}
     llm = LLM(folder, **options)
     plain = transcribing._asked  # pyright: ignore[reportPrivateUsage]
 
