@@ -1,9 +1,10 @@
-"""Measures what pages cost: a second query about the same ones, a stream beside many of them, and the start;
-and what large pictures cost others.
+"""Measures what pages cost: a second query about the same ones, a stream beside many of them, the start, and
+a text that has none; and what large pictures cost others.
 
     PYTHONPATH=.:tests/support python tests/bench/pages.py rerank [--pages 100] [--restart]
     PYTHONPATH=.:tests/support python tests/bench/pages.py stream [--clients 72] [--seconds 30]
     PYTHONPATH=.:tests/support python tests/bench/pages.py start [--turns 5]
+    PYTHONPATH=.:tests/support python tests/bench/pages.py text [--turns 5]
     PYTHONPATH=.:tests/support python tests/bench/pages.py large [--clients 8] [--pictures 1000]
 
 The model has the shape of Qwen3-VL in small, random weights in float32, and about as much work in its tower
@@ -193,6 +194,22 @@ def start(folder: Path, asked: argparse.Namespace) -> None:
     print(f"ready after {whole:.2f} s, text alone {text:.2f} s: {ratio:.2f}; tower read in {tower:.3f} s")
 
 
+def text(folder: Path, asked: argparse.Namespace) -> None:
+    """Print what a text takes where there is a tower, beside what it takes without, in turns."""
+    with closing(serve(folder)) as seeing, closing(serve(folder, "--language-model-only")) as blind:
+        turns = [(write(seeing), write(blind)) for _ in range(asked.turns * 10)]
+    ratio = median(one / other for one, other in turns)
+    print(f"{1000 * median(one for one, _ in turns):.1f} ms, {ratio:.3f} times a text model's")
+
+
+def write(server: Server) -> float:
+    """The seconds that a text of 32 tokens takes."""
+    started = time.perf_counter()
+    body = {"prompt": "Once upon a time " * 16, "max_tokens": 32, "ignore_eos": True}
+    httpx.post(server.url + "/v1/completions", json=body, timeout=60).raise_for_status()
+    return time.perf_counter() - started
+
+
 async def time_health(client: Client, seconds: list[float]) -> None:
     while True:
         started = time.perf_counter()
@@ -251,7 +268,7 @@ def large(folder: Path, asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["rerank", "stream", "start", "large"])
+    parser.add_argument("what", choices=["rerank", "stream", "start", "text", "large"])
     parser.add_argument("--shape", choices=list(_SHAPES), help="small; tiny for a stream")
     parser.add_argument("--pages", type=int, default=100)
     parser.add_argument("--restart", action="store_true")
@@ -264,11 +281,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         if asked.what == "large":
-            text = LLAVA["text_config"] | {"max_position_embeddings": _LONGEST}
-            write_llava(folder, text_config=text)
+            config = LLAVA["text_config"] | {"max_position_embeddings": _LONGEST}
+            write_llava(folder, text_config=config)
         else:
             write_model(folder, asked.shape or ("tiny" if asked.what == "stream" else "small"))
-        {"rerank": rerank, "stream": stream, "start": start, "large": large}[asked.what](folder, asked)
+        parts = {"rerank": rerank, "stream": stream, "start": start, "text": text, "large": large}
+        parts[asked.what](folder, asked)
 
 
 if __name__ == "__main__":
