@@ -131,6 +131,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None
     token_ids: list[int] | None = None
     embedding: msgspec.Raw | UnsetType = UNSET
+    embedding_space: str | UnsetType = UNSET
     score: float | UnsetType = UNSET
 
 

@@ -139,6 +139,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     embedding: msgspec.Raw | UnsetType = UNSET
+    embedding_space: str | UnsetType = UNSET
     score: float | UnsetType = UNSET
 
 

@@ -142,7 +142,6 @@ INCLUDE: Any = Field(
     "a stream with its last chunk. embedding and score, of chats and completions: the answer's, by choice.",
 )
 
-
 CacheDiagnoses = CacheDiagnosis | list[CacheDiagnosis] | UnsetType
 """The diagnosis of the one prompt, or of each of several; unset unless it was asked for."""
 
@@ -354,6 +353,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
     index: int
     embedding: msgspec.Raw | UnsetType = UNSET
+    embedding_space: str | UnsetType = UNSET
     score: float | UnsetType = UNSET
 
     @property

@@ -22,6 +22,7 @@ from server.media.kept_items import Item as MediaItem
 from server.model_facts import Facts
 from server.reading.prompts import Prompt
 from server.requests.pooling import Item, PoolingParams
+from server.requests.spaces import find_space
 from server.requests.vectors import as_json, scalar
 from worker.protocol import Pooling, Vectors
 
@@ -62,8 +63,12 @@ async def pool_answer(
     return dict(zip(wanted, found, strict=True))
 
 
-def add_parts(chunk: ChunkChoice, pooled: Mapping[str, Vectors]) -> None:
+def add_parts(
+    chunk: ChunkChoice, pooled: Mapping[str, Vectors], wanted: Mapping[str, Pooling], facts: Facts
+) -> None:
     """Writes what was pooled into the last chunk of an answer."""
     if "embedding" in pooled:
         chunk.embedding = msgspec.Raw(as_json(pooled["embedding"]))
+        if (space := find_space(facts, wanted["embedding"], "ids")) is not None:
+            chunk.embedding_space = str(space)
     chunk.score = scalar(pooled["score"]) if "score" in pooled else UNSET

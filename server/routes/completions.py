@@ -182,6 +182,7 @@ class _ChoiceWriter:
             finish_reason=last.finish_reason,
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
             embedding=last.embedding,
+            embedding_space=last.embedding_space,
             score=last.score,
             token_ids=[id for chunk in chunks for id in chunk.token_ids or ()] if returns_ids else None,
             prompt_logprobs=self._separate_prompt_logprobs(),

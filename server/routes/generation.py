@@ -101,13 +101,13 @@ class GenerationCall(EngineCall):
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
         self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
-        self._wanted = self._pooled_parts(request, body.terms.include)
+        self.wanted = self._pooled_parts(request, body.terms.include)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
         self.choices = self.running = len(prompts) * sampling.n
         """Number of choices whose last delta is still to come."""
         self._output, self._cached, self._pooled = [0] * self.choices, [0] * len(prompts), [0] * self.choices
-        self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self._wanted else []
+        self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self.wanted else []
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
         request.scope["work"] = self  # for traces
@@ -131,14 +131,14 @@ class GenerationCall(EngineCall):
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
                     choice = self._count(0, delta)
-                    if self._wanted:
+                    if self.wanted:
                         await self._pool(0, choice, delta)
                     yield choice, delta
         else:
             async with aclosing(merged(self._streams)) as streams:
                 async for prompt, delta in streams:
                     choice = self._count(prompt, delta)
-                    if self._wanted:
+                    if self.wanted:
                         await self._pool(prompt, choice, delta)
                     yield choice, delta
 
@@ -148,7 +148,7 @@ class GenerationCall(EngineCall):
         ids += delta.token_ids
         if delta.finish_reason in ("stop", "length"):
             found = await pool_answer(
-                *(self.frontend, self.prompts[prompt], ids, self._wanted, self._admission),
+                *(self.frontend, self.prompts[prompt], ids, self.wanted, self._admission),
                 *(self._options, self._replica, self._scope.get(ITEMS, {})),
             )
             delta.pooled = {name: one.vectors for name, one in found.items()}
@@ -318,7 +318,7 @@ async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, 
         async for index, delta in deltas:
             chunks[index].append(chunk := writers[index].chunk(delta))
             if delta.pooled:
-                add_parts(chunk, delta.pooled)
+                add_parts(chunk, delta.pooled, call.wanted, call.facts)
     return [writer.join(parts) for writer, parts in zip(writers, chunks, strict=True)]
 
 
@@ -337,7 +337,7 @@ async def chunk_events(
                 continue
             chunk = writers[index].chunk(delta)
             if delta.pooled:
-                add_parts(chunk, delta.pooled)
+                add_parts(chunk, delta.pooled, call.wanted, call.facts)
             usage = call.usage_in_chunk(index)
             says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
             data, opening = opening + (b"" if says_nothing else chunks.event(chunk, usage)), b""

@@ -9,7 +9,7 @@ import pytest
 from fake_api import post, refusal
 from fake_frontend import FakeFrontend, vectors
 
-from models.pooling.config import PoolingConfig
+from models.pooling.config import PoolingConfig, VectorFacts
 from server.requests.pooling import Item
 from server.text.tokenizer import unpack
 
@@ -20,7 +20,8 @@ SAID = [{"role": "user", "content": "hi"}]
 @pytest.fixture(autouse=True)
 def pooling(frontend: FakeFrontend) -> None:
     """A model that generates, embeds and scores; its vectors tell how many tokens they are of."""
-    frontend.serve("generate", "embed", "classify", pooling=PoolingConfig(num_labels=1))
+    made = {"embed": VectorFacts("ab" * 32, "last", True, 2)}
+    frontend.serve("generate", "embed", "classify", pooling=PoolingConfig(num_labels=1), vectors=made)
 
     def answer(item: Item) -> object:
         return vectors([len(unpack(item.tokens)), 1] if item.params.task == "embed" else [0.25])
@@ -40,6 +41,8 @@ async def test_the_whole_answer_is_pooled(client: httpx.AsyncClient, frontend: F
         usage = answer["usage"]  # of the prompt, and of both texts that were pooled
         assert usage["prompt_tokens"] + usage["completion_tokens"] == 3 * len(ids) == usage["total_tokens"]
         assert (choice["embedding"], choice["score"]) == ([len(ids), 1], 0.25)
+        tokens = await post(client, "/v1/embeddings", input=ids)
+        assert choice["embedding_space"] == tokens["embedding_space"]
 
 
 async def test_each_choice_of_a_stream(client: httpx.AsyncClient) -> None:
@@ -49,7 +52,7 @@ async def test_each_choice_of_a_stream(client: httpx.AsyncClient) -> None:
     choices = [choice for event in events for choice in event["choices"]]
     with_vectors = [choice for choice in choices if "embedding" in choice]
     assert sorted(choice["index"] for choice in with_vectors) == [0, 1]
-    assert all(choice["finish_reason"] for choice in with_vectors)
+    assert all(choice["finish_reason"] and choice["embedding_space"] for choice in with_vectors)
     assert not any("score" in choice for choice in choices)
 
 
