@@ -64,6 +64,7 @@ def test_a_recording_is_transcribed_from_a_file_and_from_the_microphone(
     transcriber = let_transcribe(model, says(" Hello you."))
     with opened(tab, model):
         assert tab.run(VIEWS) == "Transcribe|Live"
+        tab.wait("!!document.getElementById('recording')")
         tab.bring("choose", ("a.wav", "audio/wav", written(noise(1.0))), into="recording")
         click(tab, "#ask [type=submit]")
         said = "document.querySelector('#output .words')?.innerText === 'Hello you.'"
