@@ -5,7 +5,6 @@ The encoder's layers are those of the decoder without attention to a source, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -15,17 +14,14 @@ from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, family_fields
-from models.context import ForwardContext, use_context
 from models.families.classics.gpt2 import LAYER_NORMS
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_spec import DecoderSpec, Norms
-from models.families.speech.encoder_decoder import EncoderDecoderFields, EncoderDecoderForCausalLM
-from models.layers.cross_attention import SourceInput
+from models.families.speech.encoder_decoder import EncoderDecoderFields, TextToTextForCausalLM
 from models.layers.embedding import Embedding
 from models.layers.linear import frozen
 from models.layers.rotary import Rope
 from models.model import ModelSetup
-from models.vision.tower import InLayers
 
 _FIRST_POSITION = 2  # rows 0 and 1 of the position table were meant for padding
 _NORMS_AFTER: dict[str, Any] = {
@@ -47,7 +43,7 @@ class BartFields(EncoderDecoderFields, frozen=True, kw_only=True):
         return super().spec(setup, rope)
 
 
-class BartForConditionalGeneration(EncoderDecoderForCausalLM):
+class BartForConditionalGeneration(TextToTextForCausalLM):
     fields = BartFields
     fixed = {**LAYER_NORMS, **_NORMS_AFTER, "embedding_norm": True}
     has_sinusoids: ClassVar[bool] = False
@@ -98,13 +94,6 @@ class BartForConditionalGeneration(EncoderDecoderForCausalLM):
         if "final_logits_bias" in weights:
             bias = weights.take("final_logits_bias", [1, self.lm_head.span.size], dtype=torch.float32)[0]
             self.logits_bias = bias if bool(bias.any()) else None
-
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
-        ids = torch.cat([each.ids for each in sources if each.ids is not None])
-        with use_context(step):
-            states = self.encoder(ids, step.positions)
-        yield from ()  # it is computed without a pause
-        return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = super().logits(hidden)

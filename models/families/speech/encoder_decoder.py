@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import msgspec
+import torch
 from torch import Tensor
 
 from models.config import ModelConfig, Size
 from models.context import ForwardContext, use_context
 from models.families.classics.gpt2 import LAYER_NORMS
-from models.families.decoders.decoder import DecoderForCausalLM, DecoderLayer, make_norm
+from models.families.decoders.decoder import Decoder, DecoderForCausalLM, DecoderLayer, make_norm
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.layers.cross_attention import CrossAttention, SourceInput, cross_layers
 from models.layers.embedding import check_learned_positions
@@ -119,3 +120,16 @@ class EncoderDecoderForCausalLM(DecoderForCausalLM):
         with use_context(step):
             for layer in cross_layers(self.modules()):
                 layer.write(states)
+
+
+class TextToTextForCausalLM(EncoderDecoderForCausalLM):
+    """One whose encoder has the layers of a decoder, and reads a text in one go."""
+
+    encoder: Decoder
+
+    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
+        ids = torch.cat([each.ids for each in sources if each.ids is not None])
+        with use_context(step):
+            states = self.encoder(ids, step.positions)
+        yield from ()  # it is computed without a pause
+        return states

@@ -5,29 +5,23 @@ Checkpoints have the stages of a layer under numbers: attention, attention to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
 
 import msgspec
-import torch
-from torch import Tensor
 
 from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, Eps, Size, family_fields
-from models.context import ForwardContext, use_context
 from models.families.decoders.decoder import Decoder, DecoderLayer
 from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.families.encoders.encoder_model import EncoderModel
-from models.families.speech.encoder_decoder import CrossLayer, EncoderDecoderForCausalLM
+from models.families.speech.encoder_decoder import CrossLayer, TextToTextForCausalLM
 from models.layers.attention import Buckets, read_bias
-from models.layers.cross_attention import SourceInput
 from models.layers.rotary import Rope
 from models.model import ModelSetup
 from models.parallel.rank_shares import Span
 from models.pooling.sentence_files import Mode
-from models.vision.tower import InLayers
 
 _NAMES = {
     "layers": "block",
@@ -129,7 +123,7 @@ class T5Layer(CrossLayer):
     cross_names = ("layer.1.layer_norm", "o_proj")
 
 
-class T5ForConditionalGeneration(EncoderDecoderForCausalLM):
+class T5ForConditionalGeneration(TextToTextForCausalLM):
     fields = T5Fields
     fixed = {}
     layer_class = T5Layer
@@ -155,14 +149,7 @@ class T5ForConditionalGeneration(EncoderDecoderForCausalLM):
         scope = weights.renamed(self.saved_names) / "decoder"
         weights.ignore("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias")  # read by nobody
         _read_biases(cast("Decoder", self.model), self.heads, self.own.buckets(ahead=False), scope)
-        self.encoder.read(weights, embeddings=False)
-
-    def encoded(self, sources: Sequence[SourceInput], step: ForwardContext) -> InLayers[Tensor]:
-        ids = torch.cat([each.ids for each in sources if each.ids is not None])
-        with use_context(step):
-            states = self.encoder(ids, step.positions)
-        yield from ()  # it is computed without a pause
-        return states
+        cast("T5Encoder", self.encoder).read(weights, embeddings=False)
 
 
 class MT5ForConditionalGeneration(T5ForConditionalGeneration):
