@@ -20,7 +20,7 @@ from server.errors import BadRequest, NotFound
 from server.frontend.adapter_resolver import AdapterResolver, folder_below, may_be_downloaded
 from server.frontend.frontend import Frontend
 from server.model_facts import TAG
-from server.requests.adapted_models import facts_with, is_current, read_named
+from server.requests.adapted_models import check_modules, facts_with, is_current, read_named
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,10 @@ class ServedAdapters:
             if error := await self._load(module.name, module.path, **given):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
         self.has_started = True
+
+    async def check(self) -> None:
+        """Raises ConfigError if one of --lora-modules is no adapter that can be served."""
+        await asyncio.to_thread(check_modules, self.frontend.config)
 
     @property
     def may_be_named(self) -> bool:

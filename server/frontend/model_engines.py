@@ -29,6 +29,7 @@ from server.metrics.server_metrics import Metrics
 from server.model_facts import GENERATE, Facts
 from server.options.model_list import ModelEntry
 from server.options.server_config import ServerConfig
+from server.requests.adapted_models import check_modules
 from worker.options import WorkerOptions
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin")
@@ -184,6 +185,7 @@ class ModelEngines:
         def report(fraction: float) -> None:
             state.downloaded = fraction if fraction < 1 else None
 
+        check_modules(config)
         folder = find_checkpoint(config.engine, report)
         state.downloaded = None
         model = read_config(folder, config.engine.hf_overrides)

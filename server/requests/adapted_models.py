@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from engine_core.adapters.adapter_files import stamp_of
 from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from models.checkpoint.hub import adapter_folder
-from models.lora_config import adapter_digest, check_rank, read_adapter
+from models.lora_config import AdapterConfig, adapter_digest, check_rank, read_adapter
 from models.plain_files import ConfigError, check_regular, read_text
 from server.errors import BadRequest
 from server.model_facts import Facts
@@ -23,6 +23,19 @@ MOST_TEMPLATE = 1 << 20
 """The longest chat template of an adapter, in bytes."""
 
 
+def check_modules(config: ServerConfig) -> None:
+    """Raises ConfigError if the files of one of --lora-modules say that no model can be served with it.
+
+    Adapters of the hub are downloaded.
+    """
+    for module in config.adapters.modules:
+        try:
+            folder = adapter_folder(module.path, config.engine.download_dir)
+            _read_files(module.name, folder, config)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"--lora-modules: {module.name}: {error}") from error
+
+
 def read_named(
     name: str, source: str, config: ServerConfig, base: Tokenizer, folder: Path | None = None
 ) -> Adapter:
@@ -32,8 +45,8 @@ def read_named(
     if it cannot be served.
     """
     folder = folder or adapter_folder(source, config.engine.download_dir)
-    saved, stamp = read_adapter(folder), stamp_of(folder)
-    check_rank(name, saved, config.engine.worker.lora.max_lora_rank)
+    stamp = stamp_of(folder)
+    saved, template = _read_files(name, folder, config)
     root = source if config.show_root else name
     if not config.skip_tokenizer_init and (path := folder / "tokenizer.json").is_file():
         check_regular(path)
@@ -42,10 +55,16 @@ def read_named(
                 f"{path} is not the tokenizer of the model that is served: {difference}. Merge the adapter "
                 "into its own base, or take the file away if the difference means nothing"
             )
-    template = _template(folder) if config.chat_template is None else ""
     named = name, adapter_digest(folder), str(folder), stamp, root, source
     own = "" if template in base.chat.sources else template
     return Adapter(*named, chat_template=own, invocation=saved.invocation_tokens)
+
+
+def _read_files(name: str, folder: Path, config: ServerConfig) -> tuple[AdapterConfig, str]:
+    """What an adapter says of itself, and its chat template. Raises ConfigError if it cannot be served."""
+    saved = read_adapter(folder)
+    check_rank(name, saved, config.engine.worker.lora.max_lora_rank)
+    return saved, _template(folder) if config.chat_template is None else ""
 
 
 def _template(folder: Path) -> str:

@@ -196,10 +196,13 @@ class ApiServer:
 
     async def _follow_start(self) -> bool:
         """Returns whether the model can be served. If not, the client fails with the reason."""
+        adapters = self._frontend.adapters if isinstance(self._frontend, Frontend) else None
         try:
+            if adapters is not None and self._process.first:
+                await adapters.check()  # before minutes have passed in which the model is loaded
             await self._frontend.start()
-            if isinstance(self._frontend, Frontend) and self._frontend.adapters is not None:
-                await self._frontend.adapters.start(again=not self._process.first)
+            if adapters is not None:
+                await adapters.start(again=not self._process.first)
         except (ValueError, OSError, ApiError) as error:
             self.client.fail(logs.shorten(" ".join(str(error).split())))
             return False

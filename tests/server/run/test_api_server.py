@@ -1,15 +1,21 @@
 """What ends an API process, apart from what it serves."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from adapter_files import write_adapter
 
 from server.commands import bind
+from server.frontend.adapters import ServedAdapters
+from server.frontend.frontend import Frontend
 from server.options.server_options import parse
 from server.run.api_processes import NOTHING_LEFT
 from server.run.api_server import ApiServer
@@ -30,6 +36,23 @@ async def test_an_error_in_its_client_ends_it_so_that_it_is_started_again(broke:
     forever = asyncio.ensure_future(asyncio.Event().wait())
     assert await ApiServer._serve(cast("Any", server), cast("Any", forever), cast("Any", forever)) == code
     forever.cancel()
+
+
+async def test_adapters_that_cannot_be_served_end_the_start_before_the_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    write_adapter(tmp_path / "wide", {"q.lora_A.weight": (64, 8)})
+    for path, why in (("/nowhere/a", "'/nowhere/a' is no folder here"), ("wide", "--max-lora-rank 64")):
+        frontend: Any = object.__new__(Frontend)  # which cannot start
+        frontend.config = parse(["org/tiny", "--lora-modules", f"sql={tmp_path / path}"], {})
+        frontend.client = SimpleNamespace(adapters=None)
+        frontend.adapters = ServedAdapters(frontend)
+        failed: list[str] = []
+        client, process = SimpleNamespace(fail=failed.append), SimpleNamespace(first=True)
+        server = SimpleNamespace(_frontend=frontend, client=client, _process=process)
+        assert not await ApiServer._follow_start(cast("Any", server))
+        [told] = failed
+        assert told.startswith("--lora-modules: sql: ") and why in told
 
 
 @pytest.mark.parametrize(
