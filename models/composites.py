@@ -11,12 +11,13 @@ TRUNKS = (
     "llm.model",
     "model.language_model",
     "model.text_model",
+    "thinker.model",
     "language_model",
     "model",
     "",
 )
-"""The scopes in which a trunk may lie: five of composites, that beside a head, and that of a trunk alone."""
-HEADS = ("language_model.lm_head", "llm.lm_head", "lm_head")
+"""The scopes in which a trunk may lie: six of composites, that beside a head, and that of a trunk alone."""
+HEADS = ("language_model.lm_head", "llm.lm_head", "thinker.lm_head", "lm_head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ _AUDIO_TOWER = (
     "multi_modal_projector",
     "model.audio_tower",
     "model.multi_modal_projector",
+    "thinker.audio_tower",
 )
 _TEXT_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _QWEN3 = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
@@ -260,7 +262,9 @@ COMPOSITES: Mapping[str, Composite] = {
         "Qwen25Tower", qwen2_5_vl_text="Qwen2ForCausalLM", qwen2_5_vl="Qwen2ForCausalLM"
     ),
     "Qwen3ASRForConditionalGeneration": Composite(
-        texts={"qwen3": "Qwen3ForCausalLM"}, beside=_AUDIO_TOWER, tower="hearing:Qwen3ASRTower"
+        texts=dict.fromkeys(("qwen3", "qwen3_asr_text"), "Qwen3ForCausalLM"),
+        beside=_AUDIO_TOWER,
+        tower="hearing:Qwen3ASRTower",
     ),
     "Qwen3_5ForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_text="Qwen3_5ForCausalLM"),
     "Qwen3_5MoeForConditionalGeneration": _qwen("Qwen3Tower", qwen3_5_moe_text="Qwen3_5MoeForCausalLM"),
@@ -296,13 +300,16 @@ _COMPARED: Mapping[str, Mapping[str, object]] = {
 """Such fields of texts that are compared with pictures, by the architecture of both."""
 
 
+_NESTED = ("vlm_config", "transformer_layer_config", "thinker_config")
+
+
 def unnested(whole: Mapping[str, object]) -> dict[str, object]:
     """The fields of config.json, with those that lie in an object of their own.
 
-    Models for retrieval have those of the model of text and pictures there, and drafters in the format of
-    `speculators` those of their layer.
+    Models for retrieval have those of the model of text and pictures there, drafters in the format of
+    `speculators` those of their layer, and Qwen3-ASR those of the model without its list of languages.
     """
-    nested = whole.get("vlm_config", whole.get("transformer_layer_config"))
+    nested = next((whole[name] for name in _NESTED if name in whole), None)
     if not isinstance(nested, Mapping):
         return dict(whole)
     inner = cast("Mapping[str, object]", nested)

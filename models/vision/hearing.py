@@ -135,6 +135,11 @@ class Qwen3ASRTower(nn.Module):
 
     def __init__(self, setup: TowerSetup) -> None:
         super().__init__()
+        if "classify_num" in setup.config:
+            raise ConfigError(
+                "config.json: the field 'classify_num' says that this model aligns texts with sounds, which "
+                "is not served: take a Qwen3-ASR that transcribes, such as Qwen/Qwen3-ASR-0.6B"
+            )
         fields = read_tower_fields(_audio_part(setup.config), _Qwen3Fields)
         if fields.output_dim != setup.hidden_size:
             raise ConfigError(
@@ -155,8 +160,10 @@ class Qwen3ASRTower(nn.Module):
         self.linear_2 = Linear(size, setup.hidden_size, bias=True)
 
     def pull(self, weights: Weights) -> None:
-        tower = weights.first("model.audio_tower", "audio_tower")
+        tower = weights.first("model.audio_tower", "thinker.audio_tower", "audio_tower")
         projector = weights.first("model.multi_modal_projector", "multi_modal_projector")
+        if "proj1.weight" in tower:  # as Qwen published it
+            projector = tower.renamed({"linear_1": "proj1", "linear_2": "proj2"})
         for name, module in self.named_children():
             load(module, (projector if name.startswith("linear") else tower) / name)
 

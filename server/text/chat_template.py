@@ -188,7 +188,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         text = _rendered(compiled, variables)
-        return _cut_after_final_message(text, shaped) if continue_final_message else text
+        return _continued(text, compiled, variables, shaped) if continue_final_message else text
 
     def variables(self, template: str | None = None, *, with_tools: bool = False) -> Set[str]:
         """The names of the variables that `render` would read with the same template."""
@@ -328,21 +328,30 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _cut_after_final_message(text: str, messages: list[dict[str, Any]]) -> str:
-    """Cuts the text where the last message ends, so that the model continues it."""
+def _continued(
+    text: str, compiled: Compiled, variables: Mapping[str, object], messages: list[dict[str, Any]]
+) -> str:
+    """Cuts the text where the last message ends, so that the model continues it.
+
+    Where a template writes no answers (as Qwen3-ASR's), the message stands behind what begins one.
+    """
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list):
         content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
     final = content.strip() if isinstance(content, str) else ""
     at = text.rfind(final) if final else -1
-    if at < 0:
-        raise BadRequest(
-            "continue_final_message is set, but the final message does not appear in the chat after the chat "
-            "template was applied. The template may change or drop it, or the message may be empty.",
-            "continue_final_message",
-        )
-    unstripped = str(content).lstrip()
-    return text[:at] + (unstripped if text.startswith(unstripped, at) else final)
+    if at >= 0:
+        unstripped = str(content).lstrip()
+        return text[:at] + (unstripped if text.startswith(unstripped, at) else final)
+    if final and len(messages) > 1 and messages[-1].get("role") == "assistant":
+        before = {**variables, "messages": messages[:-1]}
+        if _rendered(compiled, before) == text:
+            return _rendered(compiled, {**before, "add_generation_prompt": True}) + str(content)
+    raise BadRequest(
+        "continue_final_message is set, but the final message does not appear in the chat after the chat "
+        "template was applied. The template may change or drop it, or the message may be empty.",
+        "continue_final_message",
+    )
 
 
 def _iterates_content(tree: nodes.Template) -> bool:

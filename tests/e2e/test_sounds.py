@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from heard import AUDIO, Heard
+from heard import AUDIO, Heard, publish_tokenizer
 from live import LiveServer, serving
 from pictured import Prompts, expected
 from pictured_chat import write_chat_files
@@ -121,8 +121,9 @@ def test_what_is_no_sound_is_refused(server: LiveServer, part: dict[str, Any], w
 
 
 def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path: Path) -> None:
-    model = Model("qwen3 asr", tmp_path, QWEN3_TOKENS)
-    sound, path = noise(1.2), "/v1/audio/transcriptions"
+    model = Model("qwen3 asr as published", tmp_path, QWEN3_TOKENS)
+    model.tokenizer = publish_tokenizer(tmp_path)
+    sound, path = noise(1.4), "/v1/audio/transcriptions"
     heard = heard_by_decoder(sound)
     with serving(str(tmp_path), *SIZES) as server:
 
@@ -132,15 +133,11 @@ def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path:
                 server.url + path, timeout=60, files={"file": ("a", written(sound))}, data=asked
             )
 
-        for fields, before in (
-            ({}, ()),
-            (
-                {"language": "de", "prompt": "gulls"},
-                ("system: gulls ", "assistant: language German<asr_text>"),
-            ),
+        for fields, said, begun in (
+            ({}, "", ""),
+            ({"language": "de", "prompt": "gulls"}, "gulls", "language German<asr_text>"),
         ):
-            behind = " " if not before else f" {before[1]}"
-            right = model.answer(f"{''.join(before[:1])}user: ", heard, behind)
+            right = model.answer(f"system: {said} user: ", heard, f" assistant: {begun}")
             answer = send(**fields)
             assert answer.status_code == 200, answer.text
             assert answer.json() == {

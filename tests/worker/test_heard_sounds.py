@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pictured import (
 )
 from sounds import noise, tone
 
-from models.config import read_config
+from models.config import ConfigError, read_config
 from models.loader import LoadOptions, load_model
 from models.media.item import MediaError
 from models.vision.model import find_tower
@@ -83,3 +84,12 @@ def test_sounds_that_a_model_does_not_hear_are_refused(heard: Heard) -> None:
     ]:
         with pytest.raises(MediaError, match=words):
             processor.prepare_audio([sound])
+
+
+def test_a_model_that_aligns_is_refused_by_name(tmp_path: Path) -> None:
+    Heard("qwen3 asr as published", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["thinker_config"] |= {"model_type": "qwen3_forced_aligner", "classify_num": 5000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="aligns texts with sounds"):
+        load_model(LoadOptions(read_config(tmp_path), tmp_path, dtype=torch.float32))

@@ -111,6 +111,17 @@ def test_the_final_message_is_continued() -> None:
     assert render(CHATML, parts, continue_final_message=True).endswith("<|assistant|>one\ntwo")
 
 
+def test_an_answer_that_the_template_does_not_write_stands_behind_what_begins_one() -> None:
+    template = (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}answer: {% endif %}"
+    )
+    messages = [USER, {"role": "assistant", "content": "Sure, "}]
+    given = {"continue_final_message": True, "add_generation_prompt": False}
+    assert render(template, messages, **given) == "hi answer: Sure, "
+    assert "does not appear" in refusal(template, messages[1:], **given)
+
+
 @pytest.mark.parametrize("content", ["", "gone", None])
 def test_a_final_message_that_is_not_in_the_text(content: str | None) -> None:
     template = "{% for m in messages %}x{% endfor %}"
