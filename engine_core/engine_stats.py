@@ -181,6 +181,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What became of guesses in total, if the engine makes some."""
     disk: DiskTotals | None = None
     """What became of cache blocks on disk, if some are kept there."""
+    host: DiskTotals | None = None
+    """What became of those in the host's memory, if some are kept there."""
     adapters: AdapterStats | None = None
     """News of adapters, if requests may name some."""
 

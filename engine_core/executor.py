@@ -24,6 +24,7 @@ from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
     from worker.disk.block_store import BlockStore
+    from worker.disk.host_store import HostStore
     from worker.runner import Runner
 
 STEPS_BETWEEN = 50
@@ -197,8 +198,8 @@ class InlineExecutor:
         return self._runner.facts
 
     @property
-    def store(self) -> BlockStore | None:
-        """The blocks of the cache on disk, if some are kept there."""
+    def store(self) -> BlockStore | HostStore | None:
+        """The blocks of the cache on disk or in the host's memory, if some are kept there."""
         return None if self._runner is None else self._runner.store
 
     def submit(self, step: StepInput) -> StepFuture:

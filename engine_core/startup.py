@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from engine_core.config import TASKS, EngineConfig, check_kv_cache_dir
+from engine_core.config import TASKS, EngineConfig, check_kept_blocks
 from engine_core.expert_options import balancing_of
 from engine_core.guess_options import FROM_TEXT, GuessOptions, read_guess_options
 from engine_core.protocol import Ready
@@ -82,7 +82,7 @@ def _private_cache(name: str, found: Path) -> Path:
 
 
 def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:
-    check_kv_cache_dir(config)
+    check_kept_blocks(config)
     options = config.worker
     if options.max_num_batched_tokens is None and not config.enable_chunked_prefill:
         whole_prompt = options.max_model_len or model.max_len  # which each step must be able to hold

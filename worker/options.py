@@ -242,6 +242,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     8.9 on, fp8_e5m2 from 8.0. One of 16 or 32 bits must be the model's own."""
     block_size: Annotated[int | None, Doc(MEMORY, least=1)] = None
     """Tokens in a block of the KV cache; default: 64 on CUDA, 32 on the CPU."""
+    kv_offloading_size: Annotated[float | None, Doc(MEMORY, least=0.001)] = None
+    """GiB of the host's pinned memory, for all workers of a replica together, in which blocks of the KV cache
+    are kept that a card is about to forget, so that prompts find them again. On CUDA."""
     kv_cache_dir: Annotated[str | None, Doc(MEMORY)] = None
     """A folder in which blocks of the KV cache are kept, so that prompts which were read once are not read
     again after a restart, or when memory was needed for others. On the CPU."""

@@ -372,7 +372,8 @@ class Runner:
 
     def _make_ready(self) -> WorkerFacts:
         """Run the first steps and do urgent work; returns the facts with those that are known then."""
-        self.store = open_store(self._config, self.facts, self._cache, self._states, self._media)
+        beside = self._cache, self._states, self._media
+        self.store = open_store(self._config, self.facts, self._device, *beside)
         timed_steps = (self._device.target.type == "cpu" and self._config.timed_steps) or self._warm_up()
         is_left = [self.prepare() for _ in range(self._compute.urgent)]
         return msgspec.structs.replace(

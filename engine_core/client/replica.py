@@ -132,15 +132,14 @@ def all_stats(replicas: Sequence[Replica]) -> Stats | None:
     known = [one.stats for one in replicas if one.stats is not None]
     if len(known) <= 1:
         return known[0] if known else None
-    special = ("kv_usage", "expected_wait", "rates", "landed", "experts", "guesses", "disk", "adapters")
+    apart = dict.fromkeys(("landed", "experts", "disk", "host"))  # these are shown by engine
+    special = ("kv_usage", "expected_wait", "rates", "guesses", "adapters", *apart)
     names = [name for name in Stats.__struct_fields__ if name not in special]
     return Stats(
         **{name: sum(getattr(one, name) for one in known) for name in names},
+        **apart,
         kv_usage=sum(one.kv_usage for one in known) / len(known),
         expected_wait=min(one.expected_wait for one in known),
-        landed=None,  # what several engines have computed,
-        experts=None,  # on which experts, and what is on disk, is shown by engine
-        disk=None,
         adapters=_all_adapters([one.adapters for one in known if one.adapters is not None]),
         rates=_all_rates([one.rates for one in known if one.rates is not None]),
         guesses=_all_guesses([one.guesses for one in known if one.guesses is not None]),

@@ -113,6 +113,11 @@ class RanksDisk:
         return min(news.most for news in self._news.values())
 
     @property
+    def room(self) -> int | None:
+        """The most blocks that all ranks hold, if they have memory for them."""
+        return min((news.room for news in self._news.values() if news.room is not None), default=None)
+
+    @property
     def write_seconds(self) -> float:
         return max(news.write_seconds for news in self._news.values())
 

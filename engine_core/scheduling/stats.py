@@ -96,6 +96,7 @@ class Counters:
         disk: DiskPrefixes | None,
     ) -> Stats:
         """What is sent of the engine: these totals, and what its parts tell of this moment."""
+        on_disk, in_host = (None, None) if disk is None else disk.totals
         return Stats(
             running=running,
             waiting=waiting.count,
@@ -117,7 +118,8 @@ class Counters:
             media_embeddings=media.embeddings,
             media_bytes=media.bytes + media.sources.bytes,
             guesses=None if drafts is None else drafts.totals,
-            disk=None if disk is None else disk.totals,
+            disk=on_disk,
+            host=in_host,
         )
 
     def heed(self, output: StepOutput) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,8 +20,10 @@ from engine_core.engine_stats import (
     GuessTotals,
     Stats,
 )
+from worker.protocol import DiskTotals
 
 LABELS = ["model_name", "engine"]
+KeptMetrics = Iterable[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, str]]
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 
@@ -52,7 +54,8 @@ class EngineNumbers(Collector):
         yield from self._steps(stats_of)
         yield from self._experts(stats_of)
         yield from self._guesses(stats_of)
-        yield from self._disk(stats_of)
+        yield from self._kept({number: stats.disk for number, stats in stats_of.items()}, _DISK)
+        yield from self._kept({number: stats.host for number, stats in stats_of.items()}, _HOST)
         yield from self._adapters(stats_of)
 
     def _waiting(self, stats_of: Mapping[str, Stats]) -> Metric:
@@ -106,10 +109,10 @@ class EngineNumbers(Collector):
                     tokens.add_metric([self._model, number, str(layer), str(expert)], total)
         yield from (count, seconds, tokens)
 
-    def _disk(self, stats_of: Mapping[str, Stats]) -> Iterator[Metric]:
-        """What became of cache blocks on disk, where some are kept."""
-        told = {number: stats.disk for number, stats in stats_of.items() if stats.disk is not None}
-        for kind, name, field, text in _DISK if told else ():
+    def _kept(self, totals_of: Mapping[str, DiskTotals | None], shown: KeptMetrics) -> Iterator[Metric]:
+        """What became of cache blocks on disk or in the host's memory, where some are kept."""
+        told = {number: totals for number, totals in totals_of.items() if totals is not None}
+        for kind, name, field, text in shown if told else ():
             family = kind(name, text, labels=LABELS)
             for number, totals in told.items():
                 family.add_metric([self._model, number], getattr(totals, field))
@@ -190,6 +193,16 @@ _DISK = (
     (_GAUGE, "facet:disk_bytes_held", "held", "Bytes of all files of blocks in the folder."),
 )
 """Kind of metric, its name, the field of DiskTotals that it shows, its help text."""
+
+_HOST = (
+    (_COUNTER, "facet:host_blocks_written", "written", "Cache blocks of a card saved in the host's memory."),
+    (_COUNTER, "facet:host_bytes_written", "bytes_written", "Bytes of these blocks."),
+    (_COUNTER, "facet:host_blocks_read", "read", "Cache blocks brought back from the host's memory."),
+    (_COUNTER, "facet:host_bytes_read", "bytes_read", "Bytes of these blocks."),
+    (_COUNTER, "facet:host_failures", "failures", "Copies that failed: after one nothing more is kept."),
+    (_GAUGE, "facet:host_bytes_held", "held", "Bytes of all blocks in the host's memory."),
+)
+"""The same of blocks in the host's memory."""
 
 _STEP_HISTOGRAMS = (
     ("facet:step_seconds", "seconds", STEP_SECONDS, "Seconds of a step."),

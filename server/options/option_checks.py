@@ -6,7 +6,7 @@ import ipaddress
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from engine_core.config import EngineConfig, check_cluster_key, check_kv_cache_dir, cluster_key_needed
+from engine_core.config import EngineConfig, check_cluster_key, check_kept_blocks, cluster_key_needed
 from server.options.connection_options import ConnectionOptions
 from server.options.media_io import read_media_io
 from server.options.option_table import OptionError
@@ -153,17 +153,13 @@ def _check_replicas(config: ServerConfig) -> None:
         check_halves(engine, size if engine.enable_expert_parallel else 1)
         balancing_of(engine)
         read_guess_options(engine)
-        check_kv_cache_dir(engine)
+        check_kept_blocks(engine, size if engine.enable_expert_parallel else 1)
     except ValueError as error:
         raise OptionError(str(error)) from error
     if engine.enable_expert_parallel and size > 1 and (headless or replicas.elsewhere):
         raise OptionError(
             f"--enable-expert-parallel with --data-parallel-size {size} shares experts among replicas, all "
             "on one machine for now: leave out --headless and --data-parallel-size-local, or the sharing"
-        )
-    if engine.worker.kv_cache_dir is not None and engine.enable_expert_parallel and size > 1:
-        raise OptionError(
-            "--kv-cache-dir is not for replicas that share experts for now: leave out one of them"
         )
     if replicas.first and not (headless or replicas.apart):
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")

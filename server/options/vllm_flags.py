@@ -60,13 +60,11 @@ _STATES = [
 ]
 """Flags about the states of hybrids."""
 
-_ON_DISK = "give --kv-cache-dir to keep prefixes on disk, where they are found again after a restart"
+_ON_DISK = (
+    "give --kv-offloading-size to keep prefixes of a card in the host's memory, or --kv-cache-dir to keep "
+    "those of a CPU on disk, where they are found again after a restart"
+)
 _OFFLOADED = [
-    VllmFlag(
-        "--kv-offloading-size",
-        instead="is memory of the host, in which the KV cache of a CPU is anyway: raise "
-        f"--kv-cache-memory-bytes, or {_ON_DISK}",
-    ),
     VllmFlag("--kv-offloading-backend", ("native",), instead=f"has no other backend: {_ON_DISK}"),
     VllmFlag(
         "--kv-transfer-config",

@@ -68,6 +68,7 @@ SECTIONS: dict[str, Section] = {
     "kinds": Section(200, asked=True),
     "guesses": Section(140, asked=True),
     "adapters": Section(140, asked=True),
+    "offload": Section(90, asked=True),
     "sanitized": Section(300, asked=True, prefix=_SANITIZED),
     "models": Section(200, asked=True),
     "peer": Section(900, asked=True),

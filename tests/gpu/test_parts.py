@@ -38,6 +38,7 @@ from workbench import Part, Workbench
 from engine_core.protocol import Add
 from models import ops
 from worker import runner
+from worker.devices.cpu import Cpu
 from worker.protocol import Sampling
 
 pytestmark = [
@@ -149,6 +150,13 @@ def test_step(tmp_path: Path) -> None:
     assert told.text("transformers in float32, and ours") == "logprobs differ by 0.000%"
     assert "in" in told.text("kernels, prompt of 1024")
     assert sum(name.startswith("kernels, 32 x 512: ") for name in told.names) == 8
+
+
+def test_offload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "open_device", lambda _: Cpu(1))  # the start refuses this on a CPU
+    told = run("offload", tmp_path)
+    check_results(told)
+    assert told.text("blocks from the host's memory") == "as they were saved"
 
 
 def test_families(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ class ScriptedDisk:
     block_bytes = 1
     write_seconds = 0.0
 
-    def __init__(self, most: int = 3) -> None:
-        self.most = most
+    def __init__(self, most: int = 3, room: int | None = None) -> None:
+        """`room`: the blocks that it holds, if it is memory."""
+        self.most, self.room = most, room
         self.kept: dict[bytes, Entries] = {}
         self.damaged: set[bytes] = set()
         """Names of blocks that are lost when they are read."""
@@ -52,9 +53,9 @@ class ScriptedDisk:
         self.cache, self._writing = cache, {}
         self._reads.clear()
         if states is not None:
-            self.states = self.states or ScriptedDisk(most=1)
+            self.states = self.states or ScriptedDisk(most=1, room=self.room)
             self.states.serve(states)
-        if media is not None:
+        if media is not None and self.room is None:
             self.encodings = self.encodings or ScriptedDisk()
             self.encodings.serve(media)
 
@@ -82,6 +83,8 @@ class ScriptedDisk:
     def finish_write(self, *, lose: bool = False) -> None:
         if not lose:
             self.kept |= self._writing
+            while self.room is not None and len(self.kept) > self.room:
+                del self.kept[next(iter(self.kept))]
         self._writing = {}
         for other in (self.states, self.encodings):
             if other is not None:
@@ -154,6 +157,8 @@ class DiskBench(Bench):
         """Run all that there are, with a disk that answers."""
         while self.scheduler.live or self.in_flight:
             self.scripted.read_one()
+            if self.scripted.room is not None:
+                self.scripted.finish_write()
             self.step()
         self.check()
 

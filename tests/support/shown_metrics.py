@@ -56,6 +56,7 @@ def busy_metrics() -> Metrics:
         experts=experts,
         guesses=GuessTotals(1, 1, [1]),
         disk=disk,
+        host=disk,
         adapters=AdapterStats(["a"], [], 1, _buckets(REARRANGEMENT_SECONDS)),
     )
     metrics.watch(lambda: [replica])

@@ -19,6 +19,7 @@ from worker.cache.cache_groups import CacheLayout
 from worker.cache.kv_cache import Cache, describe_small_cache, size_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget, Device
+from worker.devices.host_copies import MOST_STAGED
 from worker.host.machine import times_killed
 from worker.limits import WorkerLimits
 from worker.media import media_bytes, row_bytes
@@ -99,9 +100,12 @@ def input_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, 
 
 
 def kept_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype) -> int:
-    """The bytes of embeddings of media that are kept for later requests."""
+    """The bytes of embeddings of media that are kept for later requests, and those by which blocks and
+    states go to the host's memory and come back."""
     tower = _own_tower(config, model)
-    return limits.kept_embeddings * row_bytes(tower, config.model, dtype) if tower is not None else 0
+    staged = 0 if config.options.kv_offloading_size is None else 4 * MOST_STAGED
+    kept = limits.kept_embeddings * row_bytes(tower, config.model, dtype) if tower is not None else 0
+    return staged + kept
 
 
 def _own_tower(config: WorkerConfig, model: ServedModel) -> Tower | None:

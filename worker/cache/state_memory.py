@@ -70,9 +70,13 @@ class StateMemory:
     def nbytes(self) -> int:
         return self._rows.nbytes + self._inputs.nbytes
 
+    def rows(self, first: int) -> Tensor:
+        """The states [places, numbers] of the places from this one on."""
+        return self._rows[first:]
+
     def remembered(self, first: int) -> Bytes:
-        """The bytes [places, bytes] of the places from this one on, in the host's memory."""
-        return self._rows[first:].view(torch.uint8).numpy()
+        """The bytes [places, bytes] of these states, in the host's memory."""
+        return self.rows(first).view(torch.uint8).numpy()
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy the states of some places [N] to others [N]."""

@@ -17,6 +17,7 @@ from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
+from worker.devices.host_copies import HostCopies
 from worker.host.memory import PageToucher
 from worker.ranks.process_groups import Group, Groups, Membership
 from worker.sampling.grouped_logits import Scan
@@ -151,6 +152,11 @@ class Device(Protocol):
 
     def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
         """The thread that makes the pages of a cache before they are needed; None where it has them."""
+        ...
+
+    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:
+        """Copies of records, of which each of these parts has a piece, to so many bytes of the host's memory
+        and back; None if not one has room there."""
         ...
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:

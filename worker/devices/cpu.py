@@ -14,6 +14,7 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
+from worker.devices.host_copies import AtOnce, HostCopies, make_copies
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary
@@ -146,6 +147,9 @@ class Cpu:
 
     def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
         return PageToucher(parts, blocks)
+
+    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:
+        return make_copies(parts, nbytes, AtOnce(), AtOnce(), lambda _: lambda: None)
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
         """One tensor in both roles."""

@@ -26,6 +26,7 @@ from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
+from worker.devices.host_copies import CudaLane, HostCopies, make_copies, pin
 from worker.devices.pinned import pinned_upload
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
@@ -259,6 +260,12 @@ class Cuda:
     def page_toucher(self, parts: Sequence[Tensor], blocks: int) -> PageToucher | None:
         """Return no thread: memory of the device has no pages that are made later."""
         return None
+
+    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None:
+        steps, beside = torch.cuda.current_stream(self.target), torch.cuda.Stream(self.target)
+        return make_copies(
+            parts, nbytes, CudaLane(steps), CudaLane(beside), lambda memory: pin(memory, self.target)
+        )
 
     def staging_buffer(self, words: int) -> tuple[Tensor, Tensor]:
         """The host's part is pinned memory, or the copy to the device would make the host wait."""

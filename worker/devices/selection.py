@@ -54,6 +54,12 @@ def _find_device(config: WorkerConfig) -> Device:
             head_dim = config.model.head_dim
             return Cuda(config, head_dim if head_dim > 1 else _HEAD_DIM, fp8=fp8)
         case "auto" | "cpu":
+            if asked.kv_offloading_size is not None:
+                raise ValueError(
+                    "--kv-offloading-size is memory of the host for what the cache of a card forgets, and "
+                    "a CPU's cache is in the host's memory anyway: raise --kv-cache-memory-bytes, or give "
+                    "--kv-cache-dir to keep prefixes on disk, where they are found again after a restart"
+                )
             if fp8:
                 raise ValueError(
                     "--quantization fp8: the checkpoint is not quantized, and fp8 is made on CUDA alone: "

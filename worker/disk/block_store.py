@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class BlockStore:
+    room = None
+
     def __init__(self, folder: BlockFolder, memory: RecordMemory) -> None:
         self.block_bytes = memory.record_bytes
         self.most = max(1, _AT_ONCE // self.block_bytes)

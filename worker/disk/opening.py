@@ -1,4 +1,4 @@
-"""Opens the blocks on disk of a worker, or says why its model keeps none there."""
+"""Opens what a worker keeps of its cache on disk or in the host's memory, or says why there is nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import models
 from worker.config import Place, WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
+from worker.disk.host_store import HostStore, RecordCopies
 from worker.disk.record_memory import BlockPieces, RecordMemory
+from worker.host.machine import available_memory
 from worker.worker_facts import WorkerFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FORMAT = 1
 """Changes whenever blocks of the same tokens get other names, or their parts another order."""
 _GIB = 1 << 30
 _DEFAULT_GIB = 10.0
+_STATES_PART = 4
+"""Where there are states, they get this part of the host's memory."""
+
+_NO_KEYS = "no layer of the model has keys and values"
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +37,8 @@ class BlockMemory(Protocol):
     """The memory of blocks."""
 
     @property
+    def parts(self) -> Sequence[Tensor]: ...
+    @property
     def pieces(self) -> Sequence[Bytes]: ...
     def make_pages(self, blocks: int) -> None: ...
 
@@ -35,6 +46,7 @@ class BlockMemory(Protocol):
 class RememberedStates(Protocol):
     """The memory of states."""
 
+    def rows(self, first: int) -> Tensor: ...
     def remembered(self, first: int) -> Bytes: ...
 
 
@@ -45,24 +57,80 @@ class EncodesMedia(Protocol):
     def encodings(self) -> RecordMemory | None: ...
 
 
+class MakesCopies(Protocol):
+    """The device of the cache."""
+
+    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> RecordCopies | None: ...
+
+
 def open_store(
+    config: WorkerConfig,
+    facts: WorkerFacts,
+    device: MakesCopies,
+    memory: BlockMemory,
+    states: RememberedStates | None,
+    media: EncodesMedia | None,
+) -> BlockStore | HostStore | None:
+    """Open the folder that the operator names, or the memory; None if neither is asked for, or can be used.
+
+    `states`: the memory of states, if layers have some; `media`: what encodes media items, if there is such.
+    """
+    if config.options.kv_offloading_size is not None:
+        return _open_host(config, facts, device, memory, states)
+    return _open_disk(config, facts, memory, states, media)
+
+
+def _open_host(
+    config: WorkerConfig,
+    facts: WorkerFacts,
+    device: MakesCopies,
+    memory: BlockMemory,
+    states: RememberedStates | None,
+) -> HostStore | None:
+    """Take this rank's share of the host's memory. Raises ValueError if there is less."""
+    place, gib = config.place, config.options.kv_offloading_size or 0.0
+    reason = _nothing_to_keep(facts) or (None if memory.parts else _NO_KEYS)
+    if reason is not None:
+        _log.warning("--kv-offloading-size: nothing is kept in the host's memory, because %s", reason)
+        return None
+    nbytes, here = int(gib * _GIB) // place.size, place.local_ranks
+    if nbytes * here > (available := available_memory()):
+        raise ValueError(
+            f"--kv-offloading-size {gib:g} takes {nbytes * here / _GIB:.2f} GiB of this machine's memory, "
+            f"and {available / _GIB:.2f} GiB are available: lower it"
+        )
+    of_states = nbytes // _STATES_PART if states is not None else 0
+    rows = states.rows(facts.max_num_seqs + 1) if states is not None else None
+    blocks = device.host_copies(memory.parts, nbytes - of_states)
+    kept = None if rows is None else device.host_copies([rows], of_states)
+    if blocks is None or (rows is not None and kept is None):
+        _log.warning("--kv-offloading-size: nothing is kept, because %g GiB are less than one block", gib)
+        return None
+    if place.rank == 0:
+        tokens = blocks.slots // len(facts.windows) * facts.block_size
+        _log.info("prefixes in the host's memory: %d tokens at most, for all workers %g GiB", tokens, gib)
+    return HostStore(blocks, None if kept is None else HostStore(kept))
+
+
+def _open_disk(
     config: WorkerConfig,
     facts: WorkerFacts,
     memory: BlockMemory,
     states: RememberedStates | None,
     media: EncodesMedia | None,
 ) -> BlockStore | None:
-    """Open the folder that the operator names; None if none is named, or if it cannot be used.
-
-    `states`: the memory of states, if layers have some; `media`: what encodes media items, if there is such.
-    """
+    """Open the folder that the operator names; None if none is named, or if it cannot be used."""
     options, place = config.options, config.place
     if options.kv_cache_dir is None:
         return None
     pieces: Sequence[Bytes] = ()
     reason = _nothing_to_keep(facts)
+    if facts.device != "cpu":
+        reason = (
+            f"that needs a CPU for now, and this is {facts.device}; --kv-offloading-size keeps some there"
+        )
     if reason is None and not (pieces := memory.pieces):
-        reason = "no layer of the model has keys and values"
+        reason = _NO_KEYS
     if reason is not None:
         _log.warning("--kv-cache-dir: nothing is kept on disk, because %s", reason)
         return None
@@ -98,8 +166,6 @@ def open_store(
 
 def _nothing_to_keep(facts: WorkerFacts) -> str | None:
     """The reason why blocks of this model cannot be kept, or None."""
-    if facts.device != "cpu":
-        return f"that needs a CPU for now, and this is {facts.device}"
     if not facts.causal:
         return "the model reads each text as a whole, and has no KV cache"
     if facts.remembered_states == 0:

@@ -109,6 +109,8 @@ class DiskNews(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=Fal
     write_seconds: float
     pause: float
     """The seconds for which nothing shall be written."""
+    room: int | None = None
+    """The most blocks that it holds, if it is memory."""
     kind: DiskKind = "blocks"
     found: list[bytes] = []
     """The names of blocks that can be found now, and could not before."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
+from worker.disk.host_store import HostStore
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
 
 
@@ -15,7 +16,7 @@ class RankDisk:
     """Obeys a rank's orders for blocks and, if it has some, for states and encodings."""
 
     def __init__(
-        self, store: BlockStore, send: Callable[[DiskNews], None], kind: DiskKind = "blocks"
+        self, store: BlockStore | HostStore, send: Callable[[DiskNews], None], kind: DiskKind = "blocks"
     ) -> None:
         """`send`: a function that tells the engine something, from any thread."""
         self._store, self._send = store, send
@@ -79,6 +80,7 @@ class RankDisk:
                 told[at] = True
         return DiskNews(
             *(store.block_bytes, store.most, store.totals, written, store.write_seconds, store.pause),
+            store.room,
             self._kind,
             *(found, lost, loaded, done),
         )

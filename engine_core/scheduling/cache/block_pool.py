@@ -10,7 +10,8 @@ all others, in the same order among themselves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from engine_core.scheduling.cache.block_hash import RecentHashes
 
@@ -77,6 +78,12 @@ class BlockPool:
         if evicted:
             self.evicted.add(evicted)
         return taken
+
+    def leaving(self, count: int) -> Iterator[bytes]:
+        """The hashes of published blocks among the next `count` that would be taken, the first one first."""
+        for block in islice(chain(self._free, self._free_pinned), count):
+            if (hash := self._hashes[block]) is not None:
+                yield hash
 
     def publish(self, block: int, hash: bytes) -> None:
         """Let later sequences find a full block by its hash, unless another block has the same content."""

@@ -1,10 +1,11 @@
-"""Prefixes on disk: when blocks are written there, and for which sequences they are brought back.
+"""Prefixes on disk or in the host's memory: when blocks are written there, and who waits for them.
 
 Published blocks are written once: at once while nothing runs, slowly beside steps. They are copied before,
 so that the pool may take them for something else. Those of requests that store theirs come first, and their
-answers wait for it. A sequence whose turn has come waits until blocks of its
-prefix are back, if that is expected to take less time than computing them; others go on meanwhile. Blocks
-that came back are published like any other, so that all that follows is a prefix in memory.
+answers wait for it. Memory gets those alone that are about to be forgotten. A sequence whose turn has come
+waits until blocks of its prefix are back, if that is expected to take less time than computing them; others
+go on meanwhile. Blocks that came back are published like any other, so that all that follows is a prefix in
+memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _AT_ONCE = 4 << 20
 """The most bytes that are written at once beside steps, if these are several blocks."""
 _PATIENCE = 1.0
 """The seconds for which blocks are awaited at least, though computing them would take less."""
+_STEPS_AHEAD = 4
+"""How many times as many blocks as are saved at once count as those that are about to be forgotten."""
 _MOST_STORING = 60.0
 """The seconds for which an answer waits until its blocks are written at most."""
 
@@ -94,17 +97,20 @@ class DiskPrefixes:
         self._returns: list[_Return] = []
         self._written = 0.0
         """When blocks were handed over last."""
-        cache.published = self._unwritten
         self._unwritten_states: dict[bytes, None] = {}
         self._encodings = None if disk.encodings is None else DiskEncodings(disk.encodings, media, line)
         others = (disk.states, disk.encodings)
         self._disks = [disk, *[other for other in others if other is not None]]
-        if cache.states is not None:
-            cache.states.published = self._unwritten_states
+        if disk.room is None:
+            cache.published = self._unwritten
+            if cache.states is not None:
+                cache.states.published = self._unwritten_states
 
     @property
-    def totals(self) -> DiskTotals:
-        return self._disk.totals
+    def totals(self) -> tuple[DiskTotals | None, DiskTotals | None]:
+        """What became of blocks in files, and in the host's memory."""
+        totals = self._disk.totals
+        return (totals, None) if self._disk.room is None else (None, totals)
 
     @property
     def is_reading(self) -> bool:
@@ -194,7 +200,12 @@ class DiskPrefixes:
         return self._line.tokens(count, count * start + count * count // 2)
 
     def land(self, now: float) -> None:
-        """Publish blocks that are back, and let sequences go on whose reads are done, or take too long."""
+        """Publish blocks that are back, and let sequences go on whose reads are done, or take too long.
+
+        What the next steps may take is saved first, if there is memory for it.
+        """
+        if self._disk.room is not None:
+            self._save_leaving()
         for each in [each for each in self._returns if each.is_done or now >= each.until]:
             self._returns.remove(each)
             if each.read.names:
@@ -214,7 +225,7 @@ class DiskPrefixes:
 
     def follow(self, now: float, *, steps: bool, wait: bool) -> None:
         """Have blocks written beside `steps`; without any, `wait` for a read, or for blocks to store."""
-        if steps:
+        if steps and self._disk.room is None:
             self.write(now, idle=False)
         elif wait and self._returns:
             self._returns[0].wait(self._disk, now)
@@ -225,6 +236,8 @@ class DiskPrefixes:
     def write(self, now: float, *, idle: bool) -> bool:
         """Have some encodings written, or else published blocks, or else states, if it is time -> whether any
         were."""
+        if self._disk.room is not None:
+            return self._save_leaving()
         for queue in (self._unwritten, self._unwritten_states):
             while len(queue) > 2 * self._cache.pool.count:  # the disk does not keep up
                 del queue[next(iter(queue))]
@@ -245,6 +258,16 @@ class DiskPrefixes:
             wrote = self._write_to(self._disk.states, [self._unwritten_states], states.find, idle=idle)
         if wrote:
             self._written = now
+        return wrote
+
+    def _save_leaving(self) -> bool:
+        """Have blocks and states saved that are about to be forgotten -> whether any were."""
+        wrote = False
+        for disk, cached in ((self._disk, self._cache.pool), (self._disk.states, self._cache.states)):
+            if disk is not None and cached is not None and disk.room is not None and disk.may_write:
+                names = cached.leaving(min(disk.room, _STEPS_AHEAD * disk.most))
+                queue = dict.fromkeys(name for name in names if name not in disk)
+                wrote |= self._write_to(disk, [queue], cached.find, idle=True)
         return wrote
 
     def _write_to(self, disk: Disk, queues: Iterable[dict[bytes, None]], find: Find, *, idle: bool) -> bool:
@@ -272,6 +295,8 @@ class DiskPrefixes:
 
     def store(self, seq: Sequence) -> None:
         """Have the blocks of a sequence that ends written before all others, and its answer wait for them."""
+        if self._disk.room is not None:
+            return
         names = self._cache.published_names(seq)
         self._urgent.update({name: None for each in names for name in each if name not in self._disk})
         self.storing[seq.key] = _Storing(names, seq.from_disk)
@@ -308,6 +333,8 @@ class DiskPrefixes:
 
     def write_rest(self, now: float, until: float) -> bool:
         """Have the next blocks written behind those that are, and wait for these -> whether some are left."""
+        if self._disk.room is not None:  # memory ends with the engine
+            return False
         return self._rest(max(0.0, until - now)) and self.write(now, idle=True)
 
     def forget(self) -> None:

@@ -13,7 +13,8 @@ step run at the same time, so a place that one of them reads is not given to ano
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from engine_core.scheduling.sequence import Sequence
@@ -66,6 +67,10 @@ class States:
                 break
             count -= 1
         return count
+
+    def leaving(self, count: int) -> Iterator[bytes]:
+        """The names of remembered states among the next `count` places that would be taken."""
+        return islice(self._by_hash, max(0, count - len(self._free)))
 
     def find(self, name: bytes) -> int | None:
         """The place of the state of this name, if it is remembered."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
+import torch
 from bits_traffic import Result, answers
 from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
@@ -16,9 +18,11 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 from engine_core.engine import Engine
 from engine_core.protocol import Add
 from engine_core.ranks.ranks_disk import RanksDisk
+from worker.devices.host_copies import AtOnce, make_copies
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
+from worker.disk.host_store import HostStore
 from worker.disk.record_memory import BlockPieces
 from worker.protocol import Sampling
 from worker.ranks.channel import DiskNews, DiskOrder
@@ -138,6 +142,46 @@ def test_a_read_that_is_given_up_brings_nothing_more(open_ranks: Callable[[int],
     before = [memory.copy() for memory in second.memories]
     time.sleep(0.05)
     assert all(np.array_equal(*each) for each in zip(before, second.memories, strict=True))
+
+
+def test_ranks_that_keep_blocks_in_memory_have_the_same_ones() -> None:
+    """The second rank has less room, so what it has lost is lost for both."""
+    memories = [torch.randint(0, 256, (BLOCKS, 64 + 8 * rank), dtype=torch.uint8) for rank in range(RANKS)]
+    before = [memory.clone() for memory in memories]
+    ranks: list[RankDisk] = []
+
+    def order_all(order: DiskOrder) -> None:
+        for rank in ranks:
+            rank.obey(order)
+
+    disk = RanksDisk(order_all, lambda _: time.sleep(0.001), RANKS)
+
+    def open_rank(rank: int) -> HostStore:
+        copies = make_copies([memories[rank]], 400, AtOnce(), AtOnce(), lambda _: lambda: None)
+        assert copies is not None
+        while copies.ready < copies.slots:
+            time.sleep(0.001)
+        return HostStore(copies)
+
+    stores = [open_rank(rank) for rank in range(RANKS)]
+    ranks += [RankDisk(store, partial(disk.hear, rank)) for rank, store in enumerate(stores)]
+    assert disk.opened() is disk and (disk.room, disk.most) == (5, 5)
+    disk.write(NAMES[:5], [*range(5)])
+    assert disk.rest(30)
+    disk.write(NAMES[5:6], [5])
+    assert disk.rest(30)
+    assert [name in disk for name in NAMES[:7]] == [False, *[True] * 5, False]
+    for memory in memories:
+        memory.zero_()
+    read = BlockRead([NAMES[3], NAMES[5], NAMES[0]], [6, 7, 8])
+    disk.read(read)
+    disk.wait_for(read, 30)
+    disk.end(read, time.monotonic())
+    assert read.loaded == [True, True, False]
+    assert all(torch.equal(one[6:8], old[[3, 5]]) for one, old in zip(memories, before, strict=True))
+    assert (disk.totals.written, disk.totals.read) == (6, 2)
+    for store in stores:
+        store.close()
 
 
 def test_ranks_that_differ_keep_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,3 +231,72 @@ def test_latents_take_the_memory_of_queries_and_sums_as_wide_as_they_are(device:
     assert wide < own < wide + (512 << 20)
     device.kernels = {}
     assert device.attention_bytes(layers, *sizes) == plain_attention_bytes(layers, *sizes)
+
+
+class Stream:
+    """A stream of torch that does all at once, and notes it."""
+
+    log: list[str]
+
+    def __init__(self, name: object = "beside") -> None:
+        self.name = name if isinstance(name, str) else "beside"
+
+    def wait_event(self, event: Event) -> None:
+        self.log.append(f"{self.name} waits for {event.at}")
+
+
+class Event:
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking
+        self.at = ""
+
+    def record(self, stream: Stream) -> None:
+        self.at = f"{stream.name} {len(stream.log)}"
+        stream.log.append(f"mark {self.at}")
+
+    def synchronize(self) -> None:
+        Stream.log.append(f"wait for {self.at}")
+
+
+@contextmanager
+def on(stream: Stream) -> Generator[None]:
+    stream.log.append(f"on {stream.name}")
+    yield
+
+
+def test_blocks_travel_on_a_stream_of_their_own(device: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: dict[int, int] = {}
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, nbytes, flags: pinned.update({address: nbytes}) or flags,
+        cudaHostUnregister=lambda address: pinned.pop(address),
+    )
+    changes: dict[str, object] = {
+        "current_stream": lambda _: Stream("steps"),
+        "Stream": Stream,
+        "Event": Event,
+        "stream": on,
+        "set_device": lambda _: None,
+        "cudart": lambda: runtime,
+        "check_error": lambda code: None if code == 0 else raise_(RuntimeError("not pinned")),
+    }
+    for name, change in changes.items():
+        monkeypatch.setattr(torch.cuda, name, change)
+    monkeypatch.setattr(Stream, "log", [], raising=False)
+    part = torch.arange(60.0).view(5, 12)
+    copies = device.host_copies([part], 480)
+    assert copies is not None and (copies.slots, copies.record_bytes) == (10, 48)
+    while copies.ready < 10:
+        time.sleep(0.001)
+    assert [*pinned.values()] == [480]
+    copies.save([1, 2], [0, 7]).synchronize()
+    copies.bring([7], [4]).synchronize()
+    copies.guard()
+    assert torch.equal(part[4], part[2])
+    assert Stream.log == [
+        *("on steps", "mark steps 1", "beside waits for steps 1", "on beside", "mark beside 4"),
+        "wait for beside 4",
+        *("mark steps 6", "on beside", "beside waits for steps 6", "on beside", "mark beside 10"),
+        *("wait for beside 10", "steps waits for beside 10"),
+    ]
+    copies.close()
+    assert not pinned

@@ -50,6 +50,27 @@ def test_blocks_that_were_taken_come_back_from_disk() -> None:
     assert served.cached(3) == 36 and served.text(3) == reference(TOKENS[:40], 4)
 
 
+@pytest.mark.parametrize("states", [None, 3])
+def test_memory_gets_what_is_about_to_be_forgotten(states: int | None) -> None:
+    memory = ScriptedDisk(room=40)
+    served = bench(memory, num_blocks=16, max_model_len=48, remembered_states=states)
+
+    def save() -> None:
+        while served.prefixes.write(served.now, idle=True):
+            memory.finish_write()
+
+    served.serve(add(1, TOKENS[:41]))
+    save()
+    assert len(memory.kept) == 7, "of the next 12 blocks that are taken 5 hold nothing"
+    for id in (2, 3):
+        served.serve(add(id, [id] * 44))
+        save()
+    served.serve(add(4, TOKENS[:41]))
+    assert served.cached(4) == 40 and served.text(4) == reference(TOKENS[:41], 4)
+    assert memory.read_blocks and len(memory.kept) <= 40
+    assert not served.prefixes.write_rest(served.now, served.now), "memory ends with the engine"
+
+
 def test_the_state_of_a_hybrid_comes_back_with_its_blocks() -> None:
     first = bench(remembered_states=4)
     first.serve(add(1, TOKENS[:43]))
@@ -180,7 +201,8 @@ def test_random_requests_with_a_disk_that_loses_what_it_likes(
     seed: int, windows: tuple[int, ...], states: int | None
 ) -> None:
     """Engines end at any moment, also while blocks are written or read, and others find their disk."""
-    rnd, disk = random.Random(seed), ScriptedDisk(most=3)
+    rnd = random.Random(seed)
+    disk = ScriptedDisk(most=3, room=rnd.choice([None, None, 8, 40]))
     tasks = ("generate", "token_embed") if windows == (0,) and states is None else ("generate",)
     limits = facts(
         num_blocks=rnd.choice([24, 40]) * len(windows),

@@ -1,0 +1,255 @@
+"""Records of a card's cache in the host's pinned memory: what the card was about to forget is found there.
+
+Names and slots change in line with steps, in the thread that runs these. Copies are made beside them by
+`RecordCopies`, and a thread of this store waits for each, so that an engine never does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+from worker.disk.block_read import BlockRead, ReadPace
+from worker.protocol import DiskTotals
+
+_log = logging.getLogger(__name__)
+
+
+class Mark(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come there."""
+        ...
+
+
+class RecordCopies(Protocol):
+    """Copies of records between places in a card's memory and slots in the host's, beside steps."""
+
+    record_bytes: int
+    most: int
+    """The records that are saved at once at most."""
+    slots: int
+
+    @property
+    def ready(self) -> int:
+        """The number of first slots that can be used already."""
+        ...
+
+    def save(self, places: Sequence[int], slots: Sequence[int]) -> Mark:
+        """Copy records to the host as they are now. The next ones may be saved when these are there."""
+        ...
+
+    def bring(self, slots: Sequence[int], places: Sequence[int]) -> Mark:
+        """Copy records back, behind what steps that were started do with these places."""
+        ...
+
+    def guard(self) -> None:
+        """Have later steps wait for all that is being brought."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostStore:
+    encodings = None
+    write_seconds = pause = 0.0
+
+    def __init__(self, copies: RecordCopies, states: HostStore | None = None) -> None:
+        self.block_bytes, self.most = copies.record_bytes, min(copies.most, copies.slots)
+        self.room = copies.slots
+        """The most records that are held."""
+        self.states = states
+        """The store of states, if layers of the model keep some behind blocks."""
+        self.pace = ReadPace()
+        self.version = 0
+        """This changes whenever other names are found."""
+        self._copies = copies
+        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        """The slot of each record, the least recently used first."""
+        self._free: list[int] = []
+        self._used = 0  # slots that hold a record, or have held one
+        self._rests = threading.Event()
+        self._rests.set()
+        self._broken = False
+        self._written = self._read = self._failures = 0
+        self._after_steps: Callable[[Callable[[], None]], object] = lambda task: task()
+        self._tell: Callable[[object], None] = lambda _: None
+        self._under_way: SimpleQueue[tuple[Mark, Callable[[], None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._wait_for_all, name="host-copies", daemon=True)
+        self._thread.start()
+
+    def begin(
+        self, after_steps: Callable[[Callable[[], None]], object], tell: Callable[[object], None]
+    ) -> None:
+        """Take a function that calls another one behind all steps that were submitted, and one to call when
+        something is done."""
+        self._after_steps, self._tell = after_steps, tell
+        if self.states is not None:
+            self.states.begin(after_steps, tell)
+
+    def tell_blocks(self, tell: Callable[[object], None]) -> None:
+        """Take a function that is called when something is done."""
+        self._tell = tell
+
+    def close(self) -> None:
+        """Give the memory back. Nothing is found any more."""
+        if self.states is not None:
+            self.states.close()
+        self._after_steps, self._tell = lambda _: None, lambda _: None
+        self._under_way.put(None)
+        self._thread.join()
+        self._slots.clear()
+        self._copies.close()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._slots and not self._broken
+
+    def names(self) -> set[bytes]:
+        """The names of all records that can be found."""
+        return set() if self._broken else set(self._slots)
+
+    @property
+    def totals(self) -> DiskTotals:
+        """The totals of blocks, and the bytes and failures of states, too."""
+        size, held = self.block_bytes, len(self._slots) * self.block_bytes
+        own = DiskTotals(
+            self._written, self._written * size, self._read, self._read * size, self._failures, held
+        )
+        if self.states is None:
+            return own
+        other = self.states.totals
+        return DiskTotals(
+            *(own.written, own.bytes_written + other.bytes_written),
+            *(own.read, own.bytes_read + other.bytes_read),
+            *(own.failures + other.failures, own.held + other.held),
+        )
+
+    @property
+    def may_write(self) -> bool:
+        """Whether no records are being saved."""
+        return self._rests.is_set() and not self._broken
+
+    def rest(self, seconds: float) -> bool:
+        """Wait until no records are being saved -> whether that is so."""
+        return self._rests.wait(seconds)
+
+    def write(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Save these records, `most` at most, in place of those used longest ago. Called when it may be."""
+        self._rests.clear()
+        self._after_steps(partial(self._save, names, blocks))
+
+    def look(self) -> None:
+        """Do nothing: no other engine saves anything here."""
+
+    def forget_all(self) -> None:
+        """Find nothing any more of what was saved till now."""
+        self._after_steps(self._forget)
+
+    def read(self, read: BlockRead) -> None:
+        """Have records brought back, behind all steps that were submitted."""
+        self.pace.begin(read)
+        self._after_steps(partial(self._bring, read))
+
+    def end(self, read: BlockRead, now: float) -> None:
+        """Give a read up, if it is not done, and learn from it. To be called once for each."""
+        self._read += self.pace.end(read, now)
+        if not read.done.is_set():
+            self._after_steps(self._copies.guard)  # others may get its places now
+
+    def wait_for(self, read: BlockRead, seconds: float) -> None:
+        """Wait until a read is done, but no longer than so many seconds."""
+        read.done.wait(max(0.0, seconds))
+
+    # In the thread that runs steps.
+
+    def _save(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
+        new = [(name, block) for name, block in zip(names, blocks, strict=True) if name not in self]
+        taken = {name: (block, slot) for name, block in new if (slot := self._take_slot()) is not None}
+        try:
+            blocks, slots = [block for block, _ in taken.values()], [slot for _, slot in taken.values()]
+            mark = self._copies.save(blocks, slots) if taken and not self._broken else None
+        except Exception as error:
+            self._fail(error)
+            mark = None
+        if mark is None:
+            self._rests.set()
+            return
+        self._slots.update({name: slot for name, (_, slot) in taken.items()})
+        self.version += 1
+        self._written += len(taken)
+        self._under_way.put((mark, self._rests.set))
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._used < self._copies.ready:
+            self._used += 1
+            return self._used - 1
+        if not self._slots:
+            return None
+        self.version += 1
+        return self._slots.popitem(last=False)[1]
+
+    def _bring(self, read: BlockRead) -> None:
+        """Start to bring all blocks up to one that is lost."""
+        found: dict[int, int] = {}
+        lost = None
+        while lost is None and (index := read.take()) is not None:
+            if (name := read.names[index]) in self:
+                found[index] = self._slots[name]
+            else:
+                lost = index
+        for index in reversed(found):  # of one prompt the beginning goes last
+            self._slots.move_to_end(read.names[index])
+        mark = None
+        try:
+            if found:
+                mark = self._copies.bring([*found.values()], [read.blocks[index] for index in found])
+        except Exception as error:
+            self._fail(error)
+        landed = partial(self._land, read, [*found], lost)
+        if mark is None:
+            landed()
+        else:
+            self._under_way.put((mark, landed))
+
+    def _forget(self) -> None:
+        self._free += self._slots.values()
+        self._slots.clear()
+        self.version += 1
+
+    # In the thread that waits.
+
+    def _wait_for_all(self) -> None:
+        while waits := self._under_way.get():
+            mark, landed = waits
+            try:
+                mark.synchronize()
+            except Exception as error:
+                self._fail(error)
+            landed()
+            self._tell(None)
+
+    def _land(self, read: BlockRead, found: Sequence[int], lost: int | None) -> None:
+        for index in found:
+            read.land(index, None if self._broken else _is_there)
+        if lost is not None:
+            read.land(lost, None)
+
+    def _fail(self, error: Exception) -> None:
+        """Use nothing of it any more: after an error nobody knows what was copied."""
+        self._failures += 1
+        self.version += 1
+        if not self._broken:
+            self._broken = True
+            _log.warning("--kv-offloading-size: a copy failed, and nothing more is kept there: %s", error)
+
+
+def _is_there() -> None:
+    """Bring nothing: the device has."""
