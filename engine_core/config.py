@@ -73,7 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint. A model that generates also pools, with the same weights."""
     convert: Annotated[str, Doc(MODEL, ("auto", "none", "embed", "classify", "reward"))] = "auto"
     """What to make of a model that was trained for something else; auto goes by the checkpoint."""
-    tasks: Annotated[list[str], Doc(MODEL, TASKS)] = []
+    tasks: Annotated[list[str], Doc(MODEL, TASKS, short="--task")] = []
     """What to offer, if not all that the model does: generate, transcription, embed, token_embed, classify,
     token_classify, sparse_embed, ner. Commas may divide them."""
     pooler_config: Annotated[dict[str, object], Doc(MODEL)] = {}

@@ -21,6 +21,12 @@ ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse"]
 """How two texts are compared: read together, by one vector each, by one vector for each token, or by weights
 of tokens."""
 
+SPEECH: Mapping[str, tuple[str, ...]] = {
+    "WhisperForConditionalGeneration": (TRANSCRIPTION,),
+    "Qwen3ASRForConditionalGeneration": (GENERATE, TRANSCRIPTION),
+}
+"""The tasks of models for speech by their architectures, as far as they are known before one is loaded."""
+
 _ENDPOINTS = {
     GENERATE: "/v1/completions",
     TRANSCRIPTION: "/v1/audio/transcriptions",

@@ -93,7 +93,7 @@ def hold_adapters(
             f"--lora-dtype {lora.lora_dtype}: adapters are held in the model's type, "
             f"{dtype_name(options.dtype)}: leave it out, or give --dtype"
         )
-    tasks = offered_tasks(config, model.pooler)
+    tasks = offered_tasks(config, model)
     return Adapters(lora, options, model, keeps_states=bool(whole_tasks(tasks, model.pooler)))
 
 

@@ -31,7 +31,7 @@ class Doc:
     read: Callable[[str], object] | None = None
     """A function that reads the written form, if the field's type does not say how."""
     short: str = ""
-    """A second flag with one dash."""
+    """A second flag."""
     repeats: bool = False
     """Whether the flag of a list may be given several times."""
     others: Callable[[str], bool] | None = None

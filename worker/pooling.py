@@ -19,11 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
+from models.model import ServedModel
 from models.ops.pooling_ops import Segments
 from models.pooling.config import VectorFacts
 from models.pooling.pooler import Pieces, PoolBatch, Pooler, SparseWeights
+from models.vision.model import transcribes
 from worker.config import WorkerConfig
 from worker.protocol import QUERY_GONE, Pooling, Task
+from worker.sources import find_alignment, source_kind
 from worker.tables.positions import Columns
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -111,17 +114,14 @@ def samples(tasks: Sequence[str]) -> bool:
     return "generate" in tasks or "transcription" in tasks
 
 
-def offered_tasks(
-    config: WorkerConfig, pooler: Pooler, source_kind: str = "", *, aligns: bool = False
-) -> tuple[str, ...]:
-    """The tasks that requests may ask for: all that the model can do, or those the operator wants.
-
-    `aligns`: whether times of words are told with transcriptions.
-    """
-    made = "transcription" if source_kind == "audio" else "generate"
-    generates = (made,) if config.conversion.runner == "generate" else ()
+def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:
+    """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
+    kind, pooler = source_kind(model), model.pooler
+    made = ("generate", "transcription") if transcribes(model) else ("generate",)
+    made = ("transcription",) if kind == "audio" else made
+    generates = made if config.conversion.runner == "generate" else ()
     wanted = config.pooling.task
-    pooled = () if source_kind else pooler.tasks
+    pooled = () if kind else pooler.tasks
     able = generates + tuple(task for task in _TASKS if task in pooled and wanted in (None, task))
     if wanted is not None and wanted not in able:
         raise ValueError(
@@ -132,7 +132,7 @@ def offered_tasks(
             f"--tasks asks for {', '.join(missing)}, and this model, served with --runner "
             f"{config.conversion.runner}, offers {', '.join(able)}: {_WAYS}"
         )
-    if aligns and generates:
+    if generates and find_alignment(model) is not None:  # times of words are told with transcriptions
         return (*generates, "align")
     if config.tasks:
         return tuple(task for task in able if task in config.tasks)

@@ -57,14 +57,7 @@ from worker.ranks.pipeline_stage import SilentStep, Stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
-from worker.sources import (
-    encoder_layers,
-    find_alignment,
-    find_source_model,
-    open_sources,
-    open_table,
-    source_kind,
-)
+from worker.sources import encoder_layers, find_source_model, open_sources, open_table, source_kind
 from worker.steps.alignment import open_aligner
 from worker.steps.batch import Batch, StepPlanner
 from worker.steps.beams import continue_beams
@@ -111,8 +104,7 @@ class Runner:
         report("cache", 0.0)
         if not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
-        kind, aligns = source_kind(self._model), find_alignment(self._model) is not None
-        tasks = offered_tasks(config, self._model.pooler, kind, aligns=aligns)
+        tasks = offered_tasks(config, self._model)
         self._layout = self._lay_out_cache(limits, tasks)
         limits = self._keep_media(limits, tasks)
         self._states, self._remembered, limits = self._make_states(limits, tasks)

@@ -55,6 +55,11 @@ def find_tower(model: object) -> Tower | None:
     return getattr(base, "tower", base if hasattr(base, "levels") else None)
 
 
+def transcribes(model: object) -> bool:
+    """Whether answers to conversations with sounds may be what is said in them."""
+    return getattr(getattr(model, "base", model), "transcribes", False)
+
+
 class _WithTower(nn.Module):
     """What a text's class gains, which comes behind this one among the bases."""
 
@@ -64,10 +69,10 @@ class _WithTower(nn.Module):
         super().__init__(setup)
         config, parallel = setup.config, setup.parallel
         whole = config.whole or config.raw
-        pictures = make_processor(read_files(setup.folder, config.architecture, whole)).settings
-        self.tower = self.tower_class(
-            TowerSetup(config=whole, pictures=pictures, hidden_size=config.hidden_size, dtype=setup.dtype)
-        )
+        processor = make_processor(read_files(setup.folder, config.architecture, whole))
+        self.transcribes = bool(getattr(processor, "transcribes", False))
+        sizes = {"hidden_size": config.hidden_size, "dtype": setup.dtype}
+        self.tower = self.tower_class(TowerSetup(config=whole, pictures=processor.settings, **sizes))
         self._beside = () if parallel.first else COMPOSITES[config.architecture].beside
         fewest = len(layers_of(0, parallel.stages, config.num_layers))
         if fewest < self.tower.levels:

@@ -26,7 +26,7 @@ from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
 from server.http.endpoint import BODY_MEMORY
 from server.metrics.server_metrics import Metrics
-from server.model_facts import GENERATE, Facts
+from server.model_facts import GENERATE, SPEECH, Facts
 from server.options.model_list import ModelEntry
 from server.options.server_config import ServerConfig
 from server.requests.adapted_models import check_modules
@@ -200,7 +200,8 @@ class ModelEngines:
             (runner.architecture == GLINER, "ner"),
             (classifies, "token_classify" if runner.labels_tokens else "classify"),
         )
-        state.tasks = (next((task for is_it, task in kinds if is_it), "embed"),)
+        does = (next((task for is_it, task in kinds if is_it), "embed"),)
+        state.tasks = SPEECH.get(model.architecture, does) if generates else does
         weights = _weight_bytes(folder, model, config) + _adapter_bytes(config)
         replicas = config.replicas.size
         filled = _cached_bytes(model, config.engine.worker) * state.max_len if generates else 0

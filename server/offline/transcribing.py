@@ -134,6 +134,8 @@ def transcribe(
 ) -> list[TranscriptionOutput]:
     """What is said in recordings, which are read at the same time. Raises BadRequest."""
     require_task(TRANSCRIPTION, facts.tasks)
+    if facts.ready.worker.source_kind != "audio":
+        raise BadRequest("This model transcribes by chats: give sounds to LLM.chat, as parts `audio_url`.")
     known = read_tokens(folder)
     asked = _asked(options, known, facts, tokenizer)
     with ExitStack() as stack:

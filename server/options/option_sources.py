@@ -54,7 +54,7 @@ def read_fields(
     without_effect: list[VllmFlag],
 ) -> dict[str, object]:
     """Read flags without their dashes, and their values, of a file; errors begin with `where`."""
-    by_name = {option.field: option for option in options}
+    by_name = _by_name(options)
     unsupported = {other.keyword: other for other in vllm_flags}
     found: dict[str, object] = {}
     for key, given in content.items():
@@ -68,11 +68,17 @@ def read_fields(
     return found
 
 
+def _by_name(options: Sequence[Option]) -> dict[str, Option]:
+    """Each option by its field, and by the second of its names, if that is a word too."""
+    words = {option.doc.short[2:]: option for option in options if option.doc.short.startswith("--")}
+    return words | {option.field: option for option in options}
+
+
 def from_keywords(
     options: Sequence[Option], vllm_flags: Sequence[VllmFlag], keywords: Mapping[str, object]
 ) -> dict[str, object]:
     """Read keyword arguments of a Python call; None is an option that was not given."""
-    by_name = {option.field: option for option in options}
+    by_name = _by_name(options)
     unsupported = {other.keyword: other for other in vllm_flags}
     found: dict[str, object] = {}
     for name, given in keywords.items():

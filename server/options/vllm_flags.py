@@ -75,8 +75,6 @@ _OFFLOADED = [
 """Flags that keep blocks of the KV cache outside of it."""
 
 _INSTEAD = {
-    "task": "is two options: --runner generate or pooling, and --convert embed or classify for a model that "
-    "was trained for something else; models for speech transcribe without either",
     "override-pooler-config": "is now --pooler-config",
     "rope-scaling": "is a part of the model's config.json: give --hf-overrides '{\"rope_scaling\": {...}}'",
     "rope-theta": "is a part of the model's config.json: give --hf-overrides.rope_theta",

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str], command: str) -> int:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = parser_of(command, "Write what is said in recordings, by a running server for Whisper.")
+    parser = parser_of(command, "Write what is said in recordings, by a running server that transcribes.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="Recordings, or videos with sound.")
     parser.add_argument("--format", choices=_FORMATS, default="text", help="Default: text.")
     parser.add_argument("--language", metavar="NAME", help="A code or an English name. Default: it is found.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,9 +147,21 @@ def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path:
                 "usage": {"type": "duration", "seconds": 2},
             }
         assert send(response_format="text").text == f"{send().json()['text']}\n"
+        for language in ({}, {"language": "German"}):
+            streamed = send(stream="true", stream_include_usage="true", **language).text.split("\n\n")
+            assert streamed[-2] == "data: [DONE]"
+            *deltas, done = [json.loads(line.removeprefix("data: ")) for line in streamed[:-2]]
+            assert (
+                "".join(each["delta"] for each in deltas) == done["text"] == send(**language).json()["text"]
+            )
+            assert deltas[-1]["choices"][0]["finish_reason"] == "length"
+            assert deltas[-1]["usage"]["completion_tokens"] == done["usage"]["output_tokens"] == 8
+        page = server.get("/metrics").text
+        assert re.search(r"facet:audio_seconds_total{.*} 11\.2", page), "eight times 1.4 seconds"
+        assert re.search(r"facet:audio_pieces_total{.*} 8\.0", page)
+        assert server.get("/v1/models").json()["data"][0]["tasks"] == ["generate", "transcription", "embed"]
         for fields, words in (
             ({"response_format": "srt"}, "does not tell"),
-            ({"stream": "true"}, "when it is complete"),
             ({"language": "klingon"}, "no language of this model"),
             ({"chunking_strategy": "auto"}, "reads a recording whole"),
             ({"path": "/v1/audio/translations"}, "translates nothing"),

@@ -206,6 +206,7 @@ def test_a_decoder_offers_all_that_its_weights_can_do(llama: Path, start: Start)
     [
         ({"tasks": ["rank"]}, "no task 'rank'; there are generate, transcription, embed"),
         ({"tasks": ["classify"]}, "--tasks asks for classify, and this model, .* offers embed, token_embed"),
+        ({"tasks": ["transcription"]}, "--tasks asks for transcription, and this model, .* offers generate"),
         ({"pooler_config": {"task": "classify"}}, "asks for classify, and this model offers embed"),
         ({"runner": "pooling", "tasks": ["generate"]}, "--tasks asks for generate"),
         ({"runner": "draft"}, "--runner draft: must be one of auto, generate, pooling"),

@@ -64,6 +64,7 @@ def test_answers_are_those_of_transformers(heard: Heard, chunk: int) -> None:
 
     def answers(prompted: list[Prompt]) -> list[Answer]:
         runner = open_runner(heard.folder, block_size=4, num_gpu_blocks_override=200, max_num_seqs=4)
+        assert ("transcription" in runner.facts.tasks) == ("qwen3" in heard.name)
         return Engine(runner.launch, runner.facts, prompts, chunk=chunk).run(prompted, OUTPUT)
 
     together = answers(asked)

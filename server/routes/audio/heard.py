@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,10 +19,13 @@ from server.http.sse import ClientGone, json_response, while_connected
 from server.media.inline import InlineFiles
 from server.media.parts import MediaFile
 from server.reading.body_table import CHAT
-from server.routes.conversations.conversation_call import begin_conversation
+from server.routes.audio.text_events import TextEvents
+from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
 
 _MARK = "<asr_text>"
 """What Qwen3-ASR writes between the language and the text."""
+_LANGUAGE = "language"
+"""What begins such an answer."""
 _CODES = (
     "ar", "yue", "zh", "cs", "da", "nl", "en", "fi", "fr", "de", "el", "hi", "hu", "id", "it", "ja", "ko",
     "mk", "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
@@ -44,23 +49,78 @@ async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bo
     _check(form, translates=translates)
     files = request.scope[INLINE] = InlineFiles()
     chat = _conversation(form, files.add(MediaFile(file)))
+
+    async def respond() -> Response:
+        call = await begin_conversation(request, chat, chat, CHAT, "trsc-")
+        heard = _Heard(request, form, call, SpokenText("" if form.language else _MARK))
+        return call.stream(heard.events()) if form.stream else await heard.whole()
+
     try:
-        text, seconds = await while_connected(request.receive, _heard(request, chat))
+        return await while_connected(request.receive, respond())
     except ClientGone:
         raise ClientDisconnect from None
-    if form.response_format == "text":
-        return Response(f"{text}\n", media_type="text/plain; charset=utf-8")
-    return json_response(answers.Transcription(text, answers.DurationUsage.of(seconds)))
 
 
-async def _heard(request: Request, chat: ChatRequest) -> tuple[str, float]:
-    """The text of the answer, and the seconds of the sound."""
-    call = await begin_conversation(request, chat, chat, CHAT, "trsc-")
-    async with aclosing(call.deltas()) as deltas:
-        text = "".join([delta.text async for _, delta in deltas])
-    frames = sum(item.prepared.grid[2] for item in request.scope[ITEMS].values())
-    _, mark, said = text.partition(_MARK)
-    return (said if mark else text).strip(), frames / 100
+class _Heard:
+    """One transcription while it is answered."""
+
+    def __init__(self, request: Request, form: AudioForm, call: ConversationCall, spoken: SpokenText) -> None:
+        self._form, self._call, self._spoken, self._finish = form, call, spoken, "stop"
+        self._seconds = sum(item.prepared.grid[2] for item in request.scope[ITEMS].values()) / 100
+
+    async def whole(self) -> Response:
+        async with aclosing(self._texts()) as texts:
+            text = "".join([each async for each in texts])
+        if self._form.response_format == "text":
+            return Response(f"{text}\n", media_type="text/plain; charset=utf-8")
+        return json_response(answers.Transcription(text, answers.DurationUsage.of(self._seconds)))
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        events = TextEvents(self._call)
+        async with aclosing(self._texts()) as texts:
+            async for text in texts:
+                yield events.delta(text)
+        counts, tells = self._call.counts, self._form.stream_include_usage
+        yield events.end(counts.prompt, counts.output, tells_usage=tells, finish=self._finish)
+
+    async def _texts(self) -> AsyncGenerator[str]:
+        """The text as it comes. In the end it is counted what was heard."""
+        async with aclosing(self._call.deltas()) as deltas:
+            async for _, delta in deltas:
+                self._finish = delta.finish_reason or self._finish
+                if text := self._spoken.push(delta.text):
+                    yield text
+        if text := self._spoken.flush():
+            yield text
+        speech, since = self._call.frontend.metrics.of_speech(), self._call.times.started
+        speech.count(self._seconds, 1, 0, time.monotonic() - since)
+
+
+class SpokenText:
+    """Takes from an answer, as it comes, what stands ahead of the text, and the blanks around it."""
+
+    def __init__(self, mark: str) -> None:
+        """`mark`: what stands between a language and the text; empty if there is none."""
+        self._mark, self._held, self._begun = mark, "", False
+
+    def push(self, text: str) -> str:
+        """What is told now: all that can change no more."""
+        self._held += text
+        ahead = self._held.lstrip()
+        if not self._begun and self._mark:
+            _, mark, said = ahead.partition(self._mark)
+            if not mark and (ahead.startswith(_LANGUAGE) or _LANGUAGE.startswith(ahead)):
+                return ""
+            self._held, self._mark = said if mark else ahead, ""
+        if not self._begun:
+            self._held = self._held.lstrip()
+        told = self._held.rstrip()
+        self._begun, self._held = self._begun or bool(told), self._held[len(told) :]
+        return told
+
+    def flush(self) -> str:
+        """What is left when the answer ends: a language without a text is the text."""
+        return self._held.strip()
 
 
 def _check(form: AudioForm, *, translates: bool) -> None:
@@ -74,11 +134,6 @@ def _check(form: AudioForm, *, translates: bool) -> None:
             f"response_format: {form.response_format} has times, which this model does not tell; use json or "
             "text.",
             "response_format",
-        )
-    if form.stream or form.stream_include_usage:
-        raise BadRequest(
-            "stream: this model's text is told when it is complete. A chat with `input_audio` streams.",
-            "stream",
         )
     if given := [name for name in _OF_PIECES if name in form.model_fields_set]:
         raise BadRequest(
@@ -95,6 +150,7 @@ def _conversation(form: AudioForm, reference: str) -> ChatRequest:
     part = {"type": "audio_url", "audio_url": {"url": reference}}
     messages.append({"role": "user", "content": [part]})
     fields = {name: getattr(form, name) for name in _DRAWS if getattr(form, name) is not None}
+    fields["stream"] = form.stream
     if form.language:
         messages.append({"role": "assistant", "content": f"language {_named(form.language)}{_MARK}"})
         fields |= {"continue_final_message": True, "add_generation_prompt": False}

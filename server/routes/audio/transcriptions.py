@@ -32,12 +32,13 @@ from server.frontend.frontend import Frontend
 from server.frontend.transcriber import Transcriber
 from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
-from server.http.sse import DONE, ClientGone, EventStream, event, json_response, while_connected
+from server.http.sse import ClientGone, EventStream, json_response, while_connected
 from server.media.audio.decoding import NotInstalled
 from server.media.audio.recordings import Recording, TemporaryPath
 from server.model_facts import GENERATE, TRANSCRIPTION, require_task
 from server.requests.sampling import SamplingParams
 from server.routes.audio.heard import hear
+from server.routes.audio.text_events import TextEvents
 from server.routes.request_context import (
     EngineCall,
     admit,
@@ -61,9 +62,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 async def require_transcription(request: Request) -> None:
     require_right(request, GENERATE)
-    facts = frontend_of(request).facts
-    if facts.media is None or not facts.media.transcribes:
-        require_task(TRANSCRIPTION, facts.tasks)
+    require_task(TRANSCRIPTION, frontend_of(request).facts.tasks)
     if find_spec("av") is None:
         raise NotInstalled
 
@@ -290,24 +289,14 @@ class _Call(EngineCall):
                 return json_response(answers.Transcription(job.text, usage, self._logprobs()))
 
     async def _events(self) -> AsyncGenerator[bytes]:
-        said = list[str]()
+        events = TextEvents(self)
         async with aclosing(self._job.run()) as texts:
             async for text in texts:
-                said.append(text)
-                yield event(self._delta(text))
+                yield events.delta(text)
         self._count()
-        counts = self._job.counts
-        total = counts.prompt_tokens + counts.tokens
-        last = self._delta("", finish="stop")
-        if self._form.stream_include_usage:
-            last.usage = answers.ChunkUsage(counts.prompt_tokens, counts.tokens, total)
-        usage = answers.TokenUsage(counts.prompt_tokens, counts.tokens, total)
-        done = answers.DoneEvent("".join(said), usage, self._logprobs())
-        yield event(last) + event(done) + DONE
-
-    def _delta(self, text: str, finish: str | None = None) -> answers.DeltaEvent:
-        choice = answers.Choice({"content": text} if text else {}, finish_reason=finish)
-        return answers.DeltaEvent(text, self.id, self.created, self.model, [choice])
+        counts, tells = self._job.counts, self._form.stream_include_usage
+        logprobs = self._logprobs()
+        yield events.end(counts.prompt_tokens, counts.tokens, tells_usage=tells, logprobs=logprobs)
 
     def _logprobs(self) -> Any:
         if not self._form.include:

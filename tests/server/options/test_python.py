@@ -38,6 +38,7 @@ def test_no_option_is_the_demo_as_from_the_command_line() -> None:
         ("hf_overrides", {"a": {"b": 1}}, ["--hf-overrides", '{"a": {"b": 1}}']),
         ("pooler_config", '{"pooling_type": "CLS"}', ["--pooler-config", '{"pooling_type": "CLS"}']),
         ("served_model_name", "a", ["--served-model-name", "a"]),
+        ("task", "transcription", ["--tasks", "transcription"]),
         ("served_model_name", ["a", "b"], ["--served-model-name", "a", "b"]),
         ("served_model_name", ("a", "b"), ["--served-model-name", "a", "b"]),
         ("served_model_name", "one name", ["--served-model-name", "one name"]),

@@ -63,7 +63,7 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--task embed", "--task is two options: --runner generate or pooling, and --convert"),
+        ("--task score", "--tasks: 'score' is not one of generate, transcription, embed"),
         ("--override-pooler-config '{}x'", "is now --pooler-config"),
         ("--kv-cache-memory 1000", "--kv-cache-memory-bytes"),
         ("--hf-token secret", "the variable HF_TOKEN"),
