@@ -16,6 +16,7 @@ from models.loader import LoadOptions, begin_reading, load_model
 from models.model import ServedModel
 from models.parallel.parallel import Parallel
 from models.pooling.config import PoolingConfig
+from models.vision.model import transcribes
 from worker.cache.state_memory import state_layers
 from worker.calls.adapters import Adapters
 from worker.config import DrafterConfig, WorkerConfig
@@ -25,9 +26,11 @@ from worker.drafter.draft_model import DraftModel
 from worker.drafter.head_drafter import HeadDrafter
 from worker.drafter.hidden_drafter import HiddenDrafter
 from worker.host.memory import ReadPages, release_after_loading
-from worker.pooling import offered_tasks, whole_tasks
+from worker.pooling import POOLED, whole_tasks
+from worker.sources import find_alignment, source_kind
 from worker.steps.drafting import Drafter
 
+_WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
 _ADAPTING = {"linear", "gated_linear", "hold_adapters", "lora"}
 """The operations that a device must have to compute adapters."""
 
@@ -167,3 +170,35 @@ def find_mixtures(model: ServedModel, config: WorkerConfig) -> list[MoeMLP]:
             "workers here; leave it out"
         )
     return found
+
+
+def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:
+    """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
+    kind, pooler = source_kind(model), model.pooler
+    made = ("generate", "transcription") if transcribes(model) else ("generate",)
+    made = ("transcription",) if kind == "audio" else made
+    generates = made if config.conversion.runner == "generate" else ()
+    wanted = config.pooling.task
+    pooled = () if kind else pooler.tasks
+    able = generates + tuple(task for task in POOLED if task in pooled and wanted in (None, task))
+    if wanted is not None and wanted not in able:
+        raise ValueError(
+            f"--pooler-config asks for {wanted}, and this model offers {_list(pooler.tasks)}: {_WAYS}"
+        )
+    if missing := [task for task in config.tasks if task not in able]:
+        raise ValueError(
+            f"--tasks asks for {', '.join(missing)}, and this model, served with --runner "
+            f"{config.conversion.runner}, offers {', '.join(able)}: {_WAYS}"
+        )
+    if generates and find_alignment(model) is not None:  # times of words are told with transcriptions
+        return (*generates, "align")
+    if config.tasks:
+        return tuple(task for task in able if task in config.tasks)
+    if not generates or wanted is not None:
+        return able
+    # Beside generation, tasks for single tokens are offered on demand only: they store all hidden states.
+    return tuple(task for task in able if not task.startswith("token_"))
+
+
+def _list(tasks: frozenset[str]) -> str:
+    return ", ".join(task for task in POOLED if task in tasks)

@@ -19,14 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.context import ForwardContext
-from models.model import ServedModel
 from models.ops.pooling_ops import Segments
 from models.pooling.config import VectorFacts
 from models.pooling.pooler import Pieces, PoolBatch, Pooler, SparseWeights
-from models.vision.model import transcribes
-from worker.config import WorkerConfig
 from worker.protocol import QUERY_GONE, Pooling, Task
-from worker.sources import find_alignment, source_kind
 from worker.tables.positions import Columns
 from worker.tables.slots import Slots
 from worker.tables.staging import Packet
@@ -34,10 +30,10 @@ from worker.tables.staging import Packet
 MOST_QUERY_BYTES = 64 << 20
 """The bytes of vectors of queries that are stored: beyond, the query that was used longest ago is dropped."""
 
-_TASKS: tuple[Task, ...] = get_args(Task)
+POOLED: tuple[Task, ...] = get_args(Task)
+"""The tasks that are no sampling, in the order in which they are told."""
 _VECTORS: tuple[Task, ...] = ("embed", "token_embed", "sparse_embed")
 _UNCUT = 1 << 30
-_WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
 
 
 class HiddenStore:
@@ -114,38 +110,6 @@ def samples(tasks: Sequence[str]) -> bool:
     return "generate" in tasks or "transcription" in tasks
 
 
-def offered_tasks(config: WorkerConfig, model: ServedModel) -> tuple[str, ...]:
-    """The tasks that requests may ask for: all that the model can do, or those the operator wants."""
-    kind, pooler = source_kind(model), model.pooler
-    made = ("generate", "transcription") if transcribes(model) else ("generate",)
-    made = ("transcription",) if kind == "audio" else made
-    generates = made if config.conversion.runner == "generate" else ()
-    wanted = config.pooling.task
-    pooled = () if kind else pooler.tasks
-    able = generates + tuple(task for task in _TASKS if task in pooled and wanted in (None, task))
-    if wanted is not None and wanted not in able:
-        raise ValueError(
-            f"--pooler-config asks for {wanted}, and this model offers {_list(pooler.tasks)}: {_WAYS}"
-        )
-    if missing := [task for task in config.tasks if task not in able]:
-        raise ValueError(
-            f"--tasks asks for {', '.join(missing)}, and this model, served with --runner "
-            f"{config.conversion.runner}, offers {', '.join(able)}: {_WAYS}"
-        )
-    if generates and find_alignment(model) is not None:  # times of words are told with transcriptions
-        return (*generates, "align")
-    if config.tasks:
-        return tuple(task for task in able if task in config.tasks)
-    if not generates or wanted is not None:
-        return able
-    # Beside generation, tasks for single tokens are offered on demand only: they store all hidden states.
-    return tuple(task for task in able if not task.startswith("token_"))
-
-
-def _list(tasks: frozenset[str]) -> str:
-    return ", ".join(task for task in _TASKS if task in tasks)
-
-
 def widths(tasks: tuple[str, ...], pooler: Pooler) -> dict[str, int]:
     """The numbers in each vector of a task, before any cut."""
     return {task: pooler.width(Pooling(task=task, dimensions=_UNCUT)) for task in _by_pooler(tasks)}
@@ -168,7 +132,7 @@ def whole_tasks(tasks: tuple[str, ...], pooler: Pooler) -> tuple[str, ...]:
 
 def _by_pooler(tasks: tuple[str, ...]) -> list[Task]:
     """Find the tasks that a pooler answers from hidden states."""
-    return [task for task in _TASKS if task in tasks and task != "align"]
+    return [task for task in POOLED if task in tasks and task != "align"]
 
 
 @dataclass(frozen=True, slots=True)

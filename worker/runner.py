@@ -39,14 +39,20 @@ from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
 from worker.host.memory import release_after_loading
 from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
-from worker.loading import find_mixtures, hold_adapters, load_drafter, load_options, load_weights
+from worker.loading import (
+    find_mixtures,
+    hold_adapters,
+    load_drafter,
+    load_options,
+    load_weights,
+    offered_tasks,
+)
 from worker.media import count_layers, open_media, sees_media, sees_prompts
 from worker.pooling import (
     PooledVectors,
     QueryStore,
     apply_late_interaction,
     gather_hidden,
-    offered_tasks,
     samples,
     vector_facts,
     whole_tasks,

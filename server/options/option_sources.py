@@ -62,7 +62,7 @@ def read_fields(
         if field in unsupported:
             unsupported[field].take(given, without_effect)
         elif field in by_name:
-            found[field] = by_name[field].value(given, f"{where}: {key}")
+            found[by_name[field].field] = by_name[field].value(given, f"{where}: {key}")
         else:
             raise OptionError(f"{where}: there is no option {key}{nearest(field, by_name)}")
     return found
@@ -89,7 +89,7 @@ def from_keywords(
         if given is None:
             continue
         if field in by_name:
-            found[field] = by_name[field].value(_written(by_name[field], given), field)
+            found[by_name[field].field] = by_name[field].value(_written(by_name[field], given), field)
         else:
             unsupported[field].check(given)
     return found
