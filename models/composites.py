@@ -273,6 +273,22 @@ COMPOSITES: Mapping[str, Composite] = {
         "Qwen3Tower", qwen3_vl_moe_text="Qwen3VLMoeForConditionalGeneration"
     ),
     "SmolVLMForConditionalGeneration": _IDEFICS3,
+    "VoxtralForConditionalGeneration": Composite(
+        texts={"llama": "LlamaForCausalLM"},
+        beside=_AUDIO_TOWER,
+        tower="pieces:VoxtralTower",
+        defaults={
+            "vocab_size": 131_072,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 100_000_000.0,
+            "head_dim": 128,
+        },
+    ),
 }
 
 _SIGLIP: Mapping[str, object] = {

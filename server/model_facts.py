@@ -189,8 +189,8 @@ class MediaFacts(msgspec.Struct, frozen=True):
     video_written: str = ""
     takes_embeds: bool = False
     """Whether pictures may come as embeddings."""
-    transcribes: bool = False
-    """Whether recordings are transcribed by chats with them."""
+    transcribes: str = ""
+    """By which kind of chats recordings are transcribed; empty if by none."""
     kind: Literal["image", "audio"] = "image"
     """The kind of items beside videos: pictures or sounds."""
 

@@ -12,6 +12,8 @@ from models.media.files import MediaFiles, read_facts, read_sound_settings
 from models.media.item import Layout, MediaError, Prepared, run_of
 from models.media.whisper import PIECE_FRAMES, PIECE_SECONDS, RATE, STEP, LogMel, scaled_rows
 
+_PIECE = PIECE_FRAMES * STEP
+
 
 class SoundSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a feature extractor, of which only Whisper's are served."""
@@ -35,7 +37,7 @@ class Qwen2AudioProcessor:
         self._token = read_facts(files, _Qwen2AudioFacts).audio_token_index
 
     def prepare_audio(self, pieces: Iterable[np.ndarray]) -> Prepared:
-        rows, samples = read_rows(pieces, self.settings.feature_size, PIECE_FRAMES * STEP, PIECE_SECONDS)
+        rows, samples = read_rows(pieces, self.settings.feature_size, _PIECE, PIECE_SECONDS)
         frames = -(-samples // STEP)
         if (tokens := -(-frames // 2) // 2) == 0:
             raise MediaError("This model hears no sound of less than 0.03 seconds.")
@@ -57,8 +59,8 @@ class _Qwen3Facts(msgspec.Struct):
 class Qwen3ASRProcessor:
     placeholder = "<|audio_pad|>"
     written = "<|audio_start|><|audio_pad|><|audio_end|>"
-    transcribes = True
-    """Whether its chats are transcriptions."""
+    transcribes = "qwen3_asr"
+    """The kind of chats that are transcriptions."""
     seconds = 1200.0
     """The longest sound, as its authors cut them."""
     least = RATE // 2
@@ -77,9 +79,10 @@ class Qwen3ASRProcessor:
 
 
 def read_rows(
-    pieces: Iterable[np.ndarray], bands: int, least: int, most_seconds: float
+    pieces: Iterable[np.ndarray], bands: int, least: int | None, most_seconds: float
 ) -> tuple[np.ndarray, int]:
     """The features [frames, bands] of a sound, with silence behind it up to `least` samples, and its samples.
+    Without `least`, silence makes its last piece a whole one.
 
     Raises MediaError for a longer one.
     """
@@ -91,7 +94,8 @@ def read_rows(
                 f"This model hears {most_seconds:g} seconds of a sound at most: send parts of it."
             )
         rows += made.push(piece)
-    rows += made.flush(least)
+    whole = max(1, -(-samples // _PIECE)) * _PIECE
+    rows += made.flush(whole if least is None else least)
     found = np.concatenate(rows)
     return scaled_rows(found, float(found.max())), samples
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,21 +32,32 @@ _OLDEST = (
 )
 """The control tokens of files that do not list theirs, in the order of their ids."""
 
-_CHAT = """{{ bos_token }}
+_CHAT = """{%- macro text(content) %}
+{%- if content is string %}{{ content }}
+{%- elif content %}
+{%- for part in content %}
+{%- if not loop.first and part.type == loop.previtem.type == "text" %}{{ "\\n\\n" }}{% endif %}
+{{- {"audio": "[BEGIN_AUDIO][AUDIO]", "image": "[IMG]"}.get(part.type, part.text) }}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
+{{- bos_token }}
 {%- if tools %}{{ raise_exception("there is no chat template for tools: give one with --chat-template") }}
 {%- endif %}
 {%- for message in messages %}
+{%- set content = message.content %}
 {%- if message.role == "system" %}SYSTEM
-{%- elif message.role == "user" %}[INST]USER{{ message.content }}[/INST]
-{%- elif message.role == "assistant" %}{{ message.content }}{{ eos_token }}
+{%- elif message.role == "user" %}[INST]USER{{ text(content) }}[/INST]
+{%- elif message.role == "assistant" %}{{ text(content) }}{{ eos_token }}
 {%- else %}{{ raise_exception("roles are system, user and assistant; for others give --chat-template") }}
 {%- endif %}
 {%- endfor %}"""
 """How conversations are written from version 7 on and before, with what differs as SYSTEM and USER."""
-_OWN_TOKENS = ("[SYSTEM_PROMPT]{{ message.content }}[/SYSTEM_PROMPT]", "")
+_OWN_TOKENS = ("[SYSTEM_PROMPT]{{ text(content) }}[/SYSTEM_PROMPT]", "")
 _IN_LAST_MESSAGE = (
     "",
-    '{% if loop.last and messages[0].role == "system" %}{{ messages[0].content }}{{ "\\n\\n" }}{% endif %}',
+    '{% if loop.last and messages[0].role == "system" %}{{ text(messages[0].content) }}{{ "\\n\\n" }}'
+    "{% endif %}",
 )
 
 
@@ -68,6 +81,16 @@ class _Tekken(msgspec.Struct, frozen=True):
     config: _Config
     vocab: list[_Word]
     special_tokens: list[_Special] | None = None
+
+
+def write_tokenizer(path: Path, folder: Path) -> None:
+    """Write what a tekken.json means into a folder. Its tokenizer.json is there whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(path)), "utf-8")
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        written = Path(aside) / "tokenizer.json"
+        written.write_text(json.dumps(tokenizer_json(path), ensure_ascii=False), "utf-8")
+        written.replace(folder / "tokenizer.json")
 
 
 def tokenizer_json(path: Path) -> Json:

@@ -64,7 +64,7 @@ def media_facts(
     reserved = _reserved(processor, words, tokenizer)
     placeholders = processor.placeholder, processor.written
     embeds = embeds and kind == "image"
-    transcribes = getattr(processor, "transcribes", False)
+    transcribes = getattr(processor, "transcribes", "")
     facts = MediaFacts(*placeholders, reserved, alone, most, *words, embeds, transcribes, kind)
     return processor, facts
 

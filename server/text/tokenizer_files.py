@@ -1,7 +1,7 @@
 """Reads a tokenizer and its chat templates from the files of a checkpoint.
 
 These are tokenizer.json, and what tokenizer_config.json and its neighbours say of special tokens and chat
-templates. A checkpoint without tokenizer.json is converted once, by another process.
+templates. A checkpoint without tokenizer.json is converted once; what is not tekken.json, by another process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 import tokenizers
 
 from models.gguf.folder import NO_TOKENIZER
+from models.mistral.tokenizer import write_tokenizer
 from models.plain_files import FileError, check_regular, read_json
 from models.pooling.sentence_files import read_markers
 from server.text.chat_template import AskedFormat, ChatTemplate, compile_template, read_templates
@@ -25,7 +26,7 @@ from server.text.tokenizer import NoTokenizer, Tokenizer
 CONVERSION_SECONDS = 300
 _SOURCES = (
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "source.spm",
-    "tokenizer_config.json",
+    "tokenizer_config.json", "tekken.json",
 )  # fmt: skip
 
 _PALIGEMMA = """
@@ -74,7 +75,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             check_regular(path)
         else:
             path = self._converted(folder) / "tokenizer.json"
-        config = _read_json(folder / "tokenizer_config.json")
+        settings = "tokenizer_config.json"
+        config = _read_json(folder / settings) or _read_json(path.with_name(settings))
         named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
         named |= {f"marker {name}": name for name in read_markers(folder)}
         if self.chat_template is not None:
@@ -117,7 +119,10 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
         target = Path(self.cache) / "tokenizers" / hashlib.sha256(stamp.encode()).hexdigest()[:16]
         if not (target / "tokenizer.json").is_file():
             print("Converting the model's tokenizer to tokenizer.json (once)", file=sys.stderr)
-            _run_conversion(folder, target, trust_remote_code=self.trust_remote_code)
+            if (tokens := folder / "tekken.json").is_file():
+                write_tokenizer(tokens, target)
+            else:
+                _run_conversion(folder, target, trust_remote_code=self.trust_remote_code)
         return target
 
 

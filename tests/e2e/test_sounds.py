@@ -18,6 +18,7 @@ from live import LiveServer, serving
 from pictured import Prompts, expected
 from pictured_chat import write_chat_files
 from sounds import noise, tone, written
+from tekken import write_tekken
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow(3)
@@ -168,3 +169,38 @@ def test_a_recording_is_transcribed_by_a_chat_that_its_language_begins(tmp_path:
         ):
             refused = send(**fields)
             assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+
+
+def test_a_model_with_mistrals_tokenizer_chats_and_transcribes(tmp_path: Path) -> None:
+    heard, sound = Heard("voxtral", tmp_path, audio_token_id=24), noise(1.2)
+    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *[f"<{id}>" for id in range(5, 24)], "[AUDIO]"]
+    write_tekken(tmp_path / "tekken.json", [*names, "[BEGIN_AUDIO]", "[TRANSCRIBE]"])
+    samples, byte = heard_by_decoder(sound), len(names) + 3
+
+    def right(before: str, *behind: int | str) -> list[int]:
+        ids = [byte + value for value in before.encode()]
+        after = [id for each in behind for id in ([each] if isinstance(each, int) else spelled(each))]
+        prompt = Prompts(tmp_path).make([1, 3, *ids, 25], samples, after)
+        return expected(heard.model, prompt, 8, lambda sounds, ids: heard.inputs(sounds)).tokens
+
+    def spelled(text: str) -> list[int]:
+        return [byte + value for value in text.encode()]
+
+    with serving(
+        str(tmp_path), *SIZES, "--num-gpu-blocks-override", "400", "--enable-prompt-tokens-details"
+    ) as server:
+        part = {"type": "input_audio", "input_audio": {"data": in_base64(written(sound)), "format": "wav"}}
+        for cached in (0, 376):
+            answer = server.post("/v1/chat/completions", asked({"type": "text", "text": "X"}, part)).json()
+            assert answer["choices"][0]["token_ids"] == right("X", 4)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        path, files = f"{server.url}/v1/audio/transcriptions", {"file": ("a", written(sound))}
+        for fields, behind in (({}, (4, 26)), ({"language": "german"}, (4, "lang:de", 26))):
+            data = {"max_completion_tokens": 8, **fields}
+            told = httpx.post(path, timeout=60, files=files, data=data).json()
+            ids = right("", *behind)
+            text = bytes(id - byte for id in ids if byte <= id < byte + 256).decode("utf-8", "replace")
+            assert told["usage"] == {"type": "duration", "seconds": 2}
+            assert told["text"] == text.strip(), ids
+        refused = httpx.post(path, timeout=60, files=files, data={"prompt": "gulls"})
+        assert refused.status_code == 400 and "without one" in refused.json()["error"]["message"]

@@ -24,11 +24,24 @@ BANDS = 16
 LAYERS = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
 
 
+ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_mel_bins": BANDS,
+}
+"""The same sizes as newer files name them."""
+
+
 class Family(NamedTuple):
     architecture: str
     fields: dict[str, Any]
     extractor: Any
     inputs: Callable[[Any, list[np.ndarray]], Inputs]
+    seconds: float = 30
+    """The longest sound."""
+    least: float = 0
+    """The seconds below which a sound is refused."""
 
 
 def _in_pieces(extractor: Any, sounds: list[np.ndarray]) -> Inputs:
@@ -47,7 +60,25 @@ def _each_alone(extractor: Any, sounds: list[np.ndarray]) -> Inputs:
     return {"input_features": features, "input_features_mask": masks}
 
 
+def _whole_pieces(extractor: Any, sounds: list[np.ndarray]) -> Inputs:
+    """Pieces of 30 seconds; the features are those of a whole sound, with silence behind it."""
+    settings = {"padding": True, "truncation": False, "pad_to_multiple_of": 30 * RATE, "return_tensors": "pt"}
+    made = [extractor(each, sampling_rate=RATE, **settings).input_features for each in sounds]
+    return {"input_features": torch.cat([each.reshape(BANDS, -1, 3000).transpose(0, 1) for each in made])}
+
+
 FAMILIES = {
+    "voxtral": Family(
+        "VoxtralForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama", "max_position_embeddings": 1024},
+            "audio_config": {**ENCODER, "intermediate_size": 128, "model_type": "voxtral_encoder"},
+            "audio_token_id": AUDIO,
+        },
+        WhisperFeatureExtractor(feature_size=BANDS),
+        _whole_pieces,
+        seconds=2400,
+    ),
     "qwen3 asr": Family(
         "Qwen3ASRForConditionalGeneration",
         {
@@ -66,6 +97,7 @@ FAMILIES = {
         },
         Qwen3ASRFeatureExtractor(feature_size=BANDS),
         _each_alone,
+        seconds=1200,
     ),
     "qwen2 audio": Family(
         "Qwen2AudioForConditionalGeneration",
@@ -76,6 +108,7 @@ FAMILIES = {
         },
         WhisperFeatureExtractor(feature_size=BANDS),
         _in_pieces,
+        least=0.03,
     ),
 }
 
@@ -162,10 +195,10 @@ _TEMPLATE = """
 class Heard:
     """A checkpoint that was written, and the model of transformers."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, **changes: object) -> None:
         self.name, self.family, self.folder = name, FAMILIES[name], folder
-        settings = self.family.extractor.to_dict()
-        self.model: nn.Module = write_pictured(self.family.architecture, folder, self.family.fields, settings)
+        settings, fields = self.family.extractor.to_dict(), self.family.fields | changes
+        self.model: nn.Module = write_pictured(self.family.architecture, folder, fields, settings)
         if "published" in name:
             publish(folder)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from server.api.audio import answers
-from server.api.audio.form import LANGUAGES, AudioForm
+from server.api.audio.form import AudioForm
 from server.api.chat import ChatRequest
 from server.errors import BadRequest
 from server.http.endpoint import INLINE, ITEMS
@@ -19,19 +18,11 @@ from server.http.sse import ClientGone, json_response, while_connected
 from server.media.inline import InlineFiles
 from server.media.parts import MediaFile
 from server.reading.body_table import CHAT
+from server.routes.audio.spoken_chats import CHATS, SpokenChat, SpokenText
 from server.routes.audio.text_events import TextEvents
 from server.routes.conversations.conversation_call import ConversationCall, begin_conversation
+from server.routes.request_context import frontend_of
 
-_MARK = "<asr_text>"
-"""What Qwen3-ASR writes between the language and the text."""
-_LANGUAGE = "language"
-"""What begins such an answer."""
-_CODES = (
-    "ar", "yue", "zh", "cs", "da", "nl", "en", "fi", "fr", "de", "el", "hi", "hu", "id", "it", "ja", "ko",
-    "mk", "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
-)  # fmt: skip
-NAMES = {"fil": "Filipino", **{code: LANGUAGES[code].title() for code in _CODES}}
-"""code -> the name by which Qwen3-ASR knows a language."""
 _DRAWS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "max_completion_tokens",
@@ -47,12 +38,14 @@ _OF_PIECES = (
 async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bool) -> Response:
     """Answer with what is said in a file."""
     _check(form, translates=translates)
+    media = frontend_of(request).facts.media
+    spoken = CHATS["" if media is None else media.transcribes]
     files = request.scope[INLINE] = InlineFiles()
-    chat = _conversation(form, files.add(MediaFile(file)))
+    chat = _conversation(form, spoken, files.add(MediaFile(file)))
 
     async def respond() -> Response:
         call = await begin_conversation(request, chat, chat, CHAT, "trsc-")
-        heard = _Heard(request, form, call, SpokenText("" if form.language else _MARK))
+        heard = _Heard(request, form, call, SpokenText("" if form.language else spoken.mark))
         return call.stream(heard.events()) if form.stream else await heard.whole()
 
     try:
@@ -96,33 +89,6 @@ class _Heard:
         speech.count(self._seconds, 1, 0, time.monotonic() - since)
 
 
-class SpokenText:
-    """Takes from an answer, as it comes, what stands ahead of the text, and the blanks around it."""
-
-    def __init__(self, mark: str) -> None:
-        """`mark`: what stands between a language and the text; empty if there is none."""
-        self._mark, self._held, self._begun = mark, "", False
-
-    def push(self, text: str) -> str:
-        """What is told now: all that can change no more."""
-        self._held += text
-        ahead = self._held.lstrip()
-        if not self._begun and self._mark:
-            _, mark, said = ahead.partition(self._mark)
-            if not mark and (ahead.startswith(_LANGUAGE) or _LANGUAGE.startswith(ahead)):
-                return ""
-            self._held, self._mark = said if mark else ahead, ""
-        if not self._begun:
-            self._held = self._held.lstrip()
-        told = self._held.rstrip()
-        self._begun, self._held = self._begun or bool(told), self._held[len(told) :]
-        return told
-
-    def flush(self) -> str:
-        """What is left when the answer ends: a language without a text is the text."""
-        return self._held.strip()
-
-
 def _check(form: AudioForm, *, translates: bool) -> None:
     """Refuses what has no meaning for a model that reads a recording whole, and tells no times."""
     if translates:
@@ -142,29 +108,12 @@ def _check(form: AudioForm, *, translates: bool) -> None:
         )
 
 
-def _conversation(form: AudioForm, reference: str) -> ChatRequest:
-    """The conversation in which the model was trained: names and words, the sound, and the language."""
-    messages: list[dict[str, Any]] = []
-    if form.prompt.strip():
-        messages.append({"role": "system", "content": form.prompt.strip()})
-    part = {"type": "audio_url", "audio_url": {"url": reference}}
-    messages.append({"role": "user", "content": [part]})
+def _conversation(form: AudioForm, spoken: SpokenChat, reference: str) -> ChatRequest:
+    messages = spoken.messages(form, {"type": "audio_url", "audio_url": {"url": reference}})
     fields = {name: getattr(form, name) for name in _DRAWS if getattr(form, name) is not None}
     fields["stream"] = form.stream
-    if form.language:
-        messages.append({"role": "assistant", "content": f"language {_named(form.language)}{_MARK}"})
+    if messages[-1]["role"] == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if form.model:
         fields["model"] = form.model
     return ChatRequest.model_validate({"messages": messages, **fields})
-
-
-def _named(language: str) -> str:
-    asked = language.strip()
-    for code, name in NAMES.items():
-        if asked.lower() in (code, name.lower()):
-            return name
-    raise BadRequest(
-        f"language: {asked[:32]!r} is no language of this model; it has {', '.join(sorted(NAMES))}.",
-        "language",
-    )

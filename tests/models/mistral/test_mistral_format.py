@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from itertools import pairwise
@@ -13,6 +12,7 @@ import tokenizers
 import torch
 from drive import assert_logits
 from safetensors.torch import load_file, save_file
+from tekken import SPECIAL, WORDS, write_tekken
 from tiny import hf_logits, tiny_checkpoint
 from torch import Tensor
 
@@ -20,7 +20,8 @@ from engine_core.config import EngineConfig
 from engine_core.startup import find_checkpoint
 from models.mistral.folder import is_mistral, make_folder, raw_config
 from models.plain_files import FileError
-from server.text.tokenizer_files import TokenizerFiles
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerError, TokenizerFiles
 from worker.options import WorkerOptions
 
 PROMPT = [7, 80, 300, 12, 55, 9, 9]
@@ -38,8 +39,6 @@ NAMES = {
     "model.norm": "norm",
     "lm_head": "output",
 }
-WORDS = [b"he", b"ll", b"llo", b"hello", b" he", b" hello", b"\xc3\xa9", b"lo"]
-SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
 
 
 def in_pairs(tensor: Tensor, head_dim: int) -> Tensor:
@@ -47,23 +46,6 @@ def in_pairs(tensor: Tensor, head_dim: int) -> Tensor:
     heads = tensor.split(head_dim)
     half = head_dim // 2
     return torch.cat([torch.stack([head[:half], head[half:]], dim=1).flatten(0, 1) for head in heads])
-
-
-def write_tekken(path: Path, words: list[bytes] = WORDS, **config: object) -> None:
-    vocab = [bytes([byte]) for byte in range(256)] + words
-    said = {
-        "pattern": r" ?[a-z]+|[^a-z]",
-        "default_vocab_size": len(SPECIAL) + 1 + len(vocab),
-        "default_num_special_tokens": len(SPECIAL) + 1,
-        "version": "v7",
-        **config,
-    }
-    entries = [
-        {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
-        for rank, word in enumerate([*vocab, b"beyond the vocabulary"])
-    ]
-    special = [{"rank": id, "token_str": name, "is_control": True} for id, name in enumerate(SPECIAL)]
-    path.write_text(json.dumps({"config": said, "vocab": entries, "special_tokens": special}))
 
 
 def write_mistral(source: Path, folder: Path) -> Path:
@@ -143,7 +125,6 @@ def by_ranks(word: bytes, ranks: dict[bytes, int]) -> list[int]:
 
 @pytest.mark.parametrize("text", ["hello", " hello hellohe", "lo llo", "é!", "hell", " hellolo", ""])
 def test_texts_become_tokens_by_ranks(text: str, tmp_path: Path) -> None:
-    write_tekken(tmp_path / "tekken.json")
     tokenizer = load_tokenizer(tmp_path)
     ranks = {bytes([byte]): byte for byte in range(256)} | {word: 256 + i for i, word in enumerate(WORDS)}
     pieces = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r" ?[a-z]+|[^a-z]"), "isolated")
@@ -153,20 +134,14 @@ def test_texts_become_tokens_by_ranks(text: str, tmp_path: Path) -> None:
     assert tokenizer.encode("[INST]" + text, add_special_tokens=False)[0] == 3
 
 
-def load_tokenizer(folder: Path, **config: object):
-    from models.mistral.tokenizer import tokenizer_config, tokenizer_json
-
-    write_tekken(folder / "tekken.json", **config)  # pyright: ignore[reportArgumentType]
-    made = folder / "made"
-    made.mkdir()
-    (made / "tokenizer.json").write_text(json.dumps(tokenizer_json(folder / "tekken.json")))
-    (made / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(folder / "tekken.json")))
-    return TokenizerFiles(str(made), str(folder)).load()
+def load_tokenizer(folder: Path, words: list[bytes] = WORDS) -> Tokenizer:
+    write_tekken(folder / "tekken.json", words=words)
+    return TokenizerFiles(str(folder), str(folder)).load()
 
 
 TALK = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Hi"},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
     {"role": "assistant", "content": "Yes"},
     {"role": "user", "content": "Why?"},
 ]
@@ -175,12 +150,13 @@ TALK = [
 @pytest.mark.parametrize(
     ("version", "written"),
     [
-        ("v7", "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi[/INST]Yes</s>[INST]Why?[/INST]"),
-        ("v3", "<s>[INST]Hi[/INST]Yes</s>[INST]Be brief.\n\nWhy?[/INST]"),
+        ("v7", "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hi\n\nthere[/INST]Yes</s>[INST]Why?[/INST]"),
+        ("v3", "<s>[INST]Hi\n\nthere[/INST]Yes</s>[INST]Be brief.\n\nWhy?[/INST]"),
     ],
 )
 def test_conversations_are_written_with_control_tokens(version: str, written: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(tmp_path, version=version)
+    write_tekken(tmp_path / "tekken.json", version=version)
+    tokenizer = TokenizerFiles(str(tmp_path), str(tmp_path)).load()
     assert tokenizer.chat.render(TALK, add_generation_prompt=True) == written
 
 
@@ -201,7 +177,7 @@ def test_what_is_not_read_is_refused_in_a_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("words", [[b"he", b"he"], [b"a"]])
 def test_a_broken_list_of_tokens_is_refused(words: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="has a token twice"):
+    with pytest.raises(TokenizerError, match="has a token twice"):
         load_tokenizer(tmp_path, words=words)
     (tmp_path / "tekken.json").write_text("{")
     from models.mistral.tokenizer import tokenizer_json

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.routes.audio.heard import SpokenText
+from server.routes.audio.spoken_chats import SpokenText
 
 SAID = (
     ("language English<asr_text> A gull. ", "A gull."),
