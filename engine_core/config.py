@@ -55,8 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator may ask of an engine and its workers."""
 
     model: Annotated[str, Doc(MODEL)]
-    """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm for the one of the
-    extra of this name, which embeds. MODEL for short."""
+    """Folder or hub id of the model, a GGUF file, demo for the built-in one, or minilm (embeds) or smollm2
+    (chats) for published ones that packages carry. MODEL for short."""
     revision: Annotated[str | None, Doc(MODEL)] = None
     """Branch, tag or commit of the model on the hub."""
     download_dir: Annotated[str | None, Doc(MODEL)] = None

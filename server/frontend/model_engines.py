@@ -15,6 +15,7 @@ from pathlib import Path
 from engine_core.client.client import EngineClient
 from engine_core.config import Address
 from engine_core.startup import find_checkpoint, make_worker_config
+from models.checkpoint.hub import SHORT_NAMES
 from models.config import ModelConfig, read_config
 from models.lora_config import TENSORS_FILE
 from models.pooling.entity_files import ARCHITECTURE as GLINER
@@ -242,7 +243,7 @@ def _adapter_bytes(config: ServerConfig) -> int:
 
 
 def _is_local(config: ServerConfig) -> bool:
-    return config.engine.model in ("demo", "minilm") or Path(config.engine.model).expanduser().exists()
+    return config.engine.model in SHORT_NAMES or Path(config.engine.model).expanduser().exists()
 
 
 def _cannot_load(state: ModelState, reason: str) -> Unavailable:

