@@ -1,7 +1,5 @@
 """The ways in which a request may ask for a form of its answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

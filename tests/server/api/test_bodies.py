@@ -1,7 +1,5 @@
 """Bodies of completions and chats: their sampling parameters, their prompts, their contradictions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bounds of bodies: long lists are refused before their entries are read, wrong ones at their first entry."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Fields of bodies: nothing that a client sends is silently ignored."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bodies as JSON: which are long, and what errors say of them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

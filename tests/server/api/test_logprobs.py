@@ -1,7 +1,5 @@
 """Logprobs in the shapes of the three kinds of answers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages as clients send them, and as templates get them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

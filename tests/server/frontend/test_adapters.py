@@ -1,8 +1,6 @@
 """Adapters of a server: those that it starts with, and those that are looked for by their names: once, and
 only where the operator says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

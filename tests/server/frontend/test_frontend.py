@@ -1,7 +1,5 @@
 """Requests from admission to their last delta, against a scripted engine."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Texts that are pooled, from admission to the last vector, against a scripted engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """Vectors that are kept: which texts reach the engine, and what becomes of those that wait for others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

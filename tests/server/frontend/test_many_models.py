@@ -1,7 +1,5 @@
 """Several models: who may use which, by whatever names."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.access.client_identity import Caller

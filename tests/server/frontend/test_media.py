@@ -1,7 +1,5 @@
 """A frontend gets ready for media if its engine takes any."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several streams as one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

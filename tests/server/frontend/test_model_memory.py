@@ -1,7 +1,5 @@
 """What models take of the machine's memory, and of a card's."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,8 +1,6 @@
 """Models come and go within a budget, whatever is asked for and in whatever order: none that is in use, and
 every request has an end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field

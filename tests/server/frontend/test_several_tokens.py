@@ -1,7 +1,5 @@
 """Tokens that come several at a time say what they say one by one, wherever a message ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

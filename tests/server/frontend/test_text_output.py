@@ -1,7 +1,5 @@
 """One choice of a request, from tokens to deltas. The vocabulary is the bytes, so ids are written as text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

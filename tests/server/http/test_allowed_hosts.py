@@ -1,7 +1,5 @@
 """The Host and Origin headers that are taken, by the address that is listened to."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import pytest

@@ -1,7 +1,5 @@
 """What the holder of a key may do, and what is noted of it on the way to the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

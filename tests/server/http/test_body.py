@@ -1,7 +1,5 @@
 """Memory of long bodies goes back to the system, once for many of them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

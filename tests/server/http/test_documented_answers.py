@@ -1,7 +1,5 @@
 """What /openapi.json says of answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.app import openapi_schema

@@ -1,8 +1,6 @@
 """Endpoints: whatever one answers, FastAPI's own route to the same function would have answered."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Forms with files, cut anywhere, and those that are none."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

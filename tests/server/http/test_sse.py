@@ -1,7 +1,5 @@
 """Answers that end early when their client goes away."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any

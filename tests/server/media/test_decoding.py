@@ -1,7 +1,5 @@
 """Files of pictures, sound and broken: what becomes of each."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Embeddings of pictures: each family takes as many as its own pictures have, laid out like those."""
 
-from __future__ import annotations
-
 import base64
 from io import BytesIO
 from typing import Any

@@ -1,7 +1,5 @@
 """Fetching of media, from a server on the loopback whose names a scripted resolver gives."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable

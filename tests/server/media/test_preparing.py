@@ -1,8 +1,6 @@
 """Processes that prepare media: what they give, what ends them, and that the next item is prepared."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -1,7 +1,5 @@
 """Conversations with media: their token ids, where the items are among them, and what users quote."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Where media may come from, but for the network."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Files of tensors: all that torch and numpy write of one is read, nothing else is, and no pickle is run."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import zipfile

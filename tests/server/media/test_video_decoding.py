@@ -1,7 +1,5 @@
 """Videos are decoded from the files that are listed, and others are refused in a sentence."""
 
-from __future__ import annotations
-
 import base64
 import sys
 

@@ -1,8 +1,6 @@
 """`AsyncLLM` on real engine processes: streams, ends of requests, ends of engines, ends of programs."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

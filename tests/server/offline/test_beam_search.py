@@ -1,7 +1,5 @@
 """`LLM.beam_search` finds what a program finds that asks for one token at a time, as vLLM does it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

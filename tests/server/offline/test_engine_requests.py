@@ -1,7 +1,5 @@
 """Outputs that show all of the answer so far, its newest part, or its end alone."""
 
-from __future__ import annotations
-
 import pytest
 from fake_frontend import byte_tokenizer
 

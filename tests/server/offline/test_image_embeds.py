@@ -1,7 +1,5 @@
 """Embeddings of pictures are answered as the pictures that they are of, in the form of each family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

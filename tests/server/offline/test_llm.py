@@ -1,7 +1,5 @@
 """`LLM` in this process, on the demo model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """`LLMEngine`: requests that come and go while a program steps, and what it says of each."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

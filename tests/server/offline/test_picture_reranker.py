@@ -1,7 +1,5 @@
 """A tiny jina-reranker-m0 scores texts and pictures as its authors' code computes it, written out here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

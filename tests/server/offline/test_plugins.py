@@ -1,7 +1,5 @@
 """Plug-ins of workers in a program: logits processors, methods of a class of one's own, the profiler."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`LLM` on tiny checkpoints with heads: labels, rewards, and pairs of texts that are read together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

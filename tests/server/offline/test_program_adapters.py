@@ -1,7 +1,5 @@
 """Programs name the adapters that compute their prompts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The forms of prompts and parameters, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The examples of docs/python.md run, and print what their comments say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demo model, quantized by an independent writer: it still knows its answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

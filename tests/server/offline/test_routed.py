@@ -1,7 +1,5 @@
 """SPLADE whose queries have static weights: with sentence-transformers' Router, in whole engines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

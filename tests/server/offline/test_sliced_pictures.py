@@ -1,7 +1,5 @@
 """A tiny MiniCPM-V answers about pictures that are cut into slices as the parts that it is composed of."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

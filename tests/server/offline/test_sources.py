@@ -1,7 +1,5 @@
 """A model that answers to a text, in a program: its answers are those of transformers' `generate`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

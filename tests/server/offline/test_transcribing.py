@@ -1,7 +1,5 @@
 """`LLM.transcribe`: the same of a path and of its samples, alone and together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the files of an adapter say: its chat template, and that its tokenizer is the model's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A miss in the client's terms: the message, the request's own text, the advice."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Facts of a model that pools, from the engine's message and the checkpoint's files."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How an answer tells what became of the guesses for it."""
 
-from __future__ import annotations
-
 import msgspec
 
 from engine_core.engine_stats import GuessReport

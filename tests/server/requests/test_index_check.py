@@ -1,7 +1,5 @@
 """Planted set-ups of MiniLM, as sentence-transformers and others make vectors, are named from 32 samples."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pooling parameters, prompts, and tokens of texts: cut, lower-cased, with and without special tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Scores of each kind: the items that the engine is asked to pool, and the scores from its answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

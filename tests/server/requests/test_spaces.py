@@ -1,7 +1,5 @@
 """The names of spaces, and what is said where a client requires another."""
 
-from __future__ import annotations
-
 import pytest
 from model_facts import changed
 from pooling_facts import facts as plain_facts

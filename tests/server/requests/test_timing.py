@@ -1,7 +1,5 @@
 """The arithmetic of a request's times: parts that add up, of one sequence or of several."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine_core.engine_stats import Timing

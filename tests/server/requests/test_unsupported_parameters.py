@@ -1,7 +1,5 @@
 """Parameters that are not supported yet: refused unless they ask for nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.errors import BadRequest

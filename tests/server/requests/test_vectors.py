@@ -1,7 +1,5 @@
 """Vectors in every encoding, compared with torch's own conversions."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

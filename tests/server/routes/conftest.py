@@ -1,7 +1,5 @@
 """Fixtures: the API over a scripted frontend, and an HTTP client for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import httpx

@@ -1,7 +1,5 @@
 """The form of an answer as the engine is told it, and what the client is told."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The vector and the score of an answer, in its choice."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

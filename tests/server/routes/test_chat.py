@@ -1,7 +1,5 @@
 """POST /v1/chat/completions, from the bytes of a request to the bytes of its answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

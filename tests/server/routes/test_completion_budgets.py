@@ -1,7 +1,5 @@
 """Budgets of reasoning behind prompts of text: what the engine is asked, and the client is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

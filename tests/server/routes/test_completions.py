@@ -1,7 +1,5 @@
 """POST /v1/completions, from the bytes of a request to the bytes of its answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

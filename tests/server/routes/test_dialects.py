@@ -1,7 +1,5 @@
 """Bodies of Jina, Voyage and Infinity, which their clients send to paths of ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """POST /v1/embeddings and /v2/embed: every kind of input, encodings of vectors, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """What a request's head says: its id, which is nobody else's meanwhile, its replica and its priority."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

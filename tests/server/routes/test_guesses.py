@@ -1,7 +1,5 @@
 """What a request says of guesses, and what its answer tells of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

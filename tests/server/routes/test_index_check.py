@@ -1,7 +1,5 @@
 """POST /index_check, over a model whose hidden states are made up."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

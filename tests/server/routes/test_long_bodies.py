@@ -1,7 +1,5 @@
 """Long bodies, whose texts a helper reads: the answers are those to the same bodies if they were short."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

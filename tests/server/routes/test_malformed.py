@@ -1,7 +1,5 @@
 """Malformed bodies: one readable 400 each, in the shape of the API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

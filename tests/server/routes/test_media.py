@@ -1,7 +1,5 @@
 """Conversations with pictures, in each API that takes them: what the engine gets, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Requests go to the model that they name, wait until it is loaded, and are told meanwhile if they stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

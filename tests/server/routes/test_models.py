@@ -1,7 +1,5 @@
 """GET /v1/models."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from fake_frontend import FakeFrontend

@@ -1,7 +1,5 @@
 """The official client of the OpenAI API understands every answer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several representations of a text in one answer, and scores by all of them."""
 
-from __future__ import annotations
-
 import array
 import base64
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures that are pooled: what the engine gets of each endpoint's own form, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

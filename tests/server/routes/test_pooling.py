@@ -1,7 +1,5 @@
 """POST /pooling and /classify, and requests for tasks that the model does not do."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /prewarm, and what of requests pins prefixes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """`prompt_embeds` of completions and chats: what the engine gets, what is shown, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

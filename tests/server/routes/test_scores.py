@@ -1,7 +1,5 @@
 """Scores and rankings over HTTP, under all names of their fields and routes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The space of vectors in answers and cards, and the refusal of another than a client requires."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Answers of every generating endpoint: how they begin, pause, break off, and are left by their clients."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

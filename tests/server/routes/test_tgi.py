@@ -1,7 +1,5 @@
 """text-generation-inference's endpoints, and what is posted to `/`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

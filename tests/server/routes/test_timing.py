@@ -1,7 +1,5 @@
 """Where the time went, as each route tells it: in headers, in `usage`, in the last chunk of a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

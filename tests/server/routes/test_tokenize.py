@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """What is said of reasoning, in the words of each API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

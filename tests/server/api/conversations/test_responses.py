@@ -1,7 +1,5 @@
 """Bodies of POST /v1/responses in the words of chat completions, and what is refused of them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

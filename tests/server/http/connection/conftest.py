@@ -1,7 +1,5 @@
 """A server of fake connections, at most three, and one client of it."""
 
-from __future__ import annotations
-
 import pytest
 from fake_connection import EchoApp, FakeClient, FakeServer
 

@@ -1,7 +1,5 @@
 """More clients than are served, and clients that do not read their answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The one timer of all connections."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

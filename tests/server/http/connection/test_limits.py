@@ -1,7 +1,5 @@
 """The limit of connections by the file descriptors that there are, and what the system is told of each."""
 
-from __future__ import annotations
-
 import resource
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Connections over real sockets and the event loop that serves: plain, with TLS, and on a Unix socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Decoding of recordings: every container, and files of which nothing is read."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recordings that another process reads: their features, what ends it, and that nothing of them is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile

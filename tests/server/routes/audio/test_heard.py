@@ -1,7 +1,5 @@
 """What stands ahead of the text in an answer to a sound is taken out, however the answer comes in parts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Transcriptions over HTTP with a scripted model: forms, formats, streams and refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls that Responses and Messages demand are asked of the engine as chat completions does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

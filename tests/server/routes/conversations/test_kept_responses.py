@@ -1,7 +1,5 @@
 """Responses that are kept, continued, and computed later."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

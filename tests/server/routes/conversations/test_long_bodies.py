@@ -1,7 +1,5 @@
 """Long bodies, whose conversations a helper reads: the answers are those to the same bodies if short."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

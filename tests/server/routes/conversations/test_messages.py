@@ -1,7 +1,5 @@
 """POST /v1/messages, whole and streamed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

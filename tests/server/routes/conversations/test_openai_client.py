@@ -1,7 +1,5 @@
 """The official client of OpenAI's API understands what /v1/responses answers, as does what Codex sends."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /v1/responses, whole and streamed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Entities of labels that a request names, over a scripted model that scores pieces of the text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

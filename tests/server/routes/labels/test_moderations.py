@@ -1,7 +1,5 @@
 """POST /v1/moderations over a scripted classifier, with the usual labels and with an operator's table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

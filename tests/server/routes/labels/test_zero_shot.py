@@ -1,7 +1,5 @@
 """Classes that a request names, over a scripted model that tells whether a text entails a sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """POST /api/chat and /api/generate, whole and in lines."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """What Ollama's API tells of models, and that it can be left out, or need a key."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /api/embed, /api/embeddings and /api/rerank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """/v1/files and /v1/batches by their HTTP, and by the way of a line through the application."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
