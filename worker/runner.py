@@ -59,7 +59,7 @@ from worker.pooling import (
     widths,
 )
 from worker.protocol import StepInput
-from worker.ranks.pipeline_stage import SilentStep, Stage
+from worker.ranks.pipeline_stage import SilentStep, open_stage
 from worker.ranks.process_groups import expert_place, join_groups, parallel_of
 from worker.sampling.processors import open_processors
 from worker.sampling.token_bounds import BoundsReader, NextBounds, nothing_follows
@@ -98,7 +98,8 @@ class Runner:
         self._groups = join_groups(place, self._device.open_group, target, moves_experts=moves)
         limits = agree(limits, self._groups.minimum)
         steps_behind = config.steps_ahead + place.stages - 1  # steps that may be under way when one starts
-        self._stage = self._open_stage(steps_behind + 1)
+        of_stream = config.model.hidden_size, self._dtype, target
+        self._stage = open_stage(place, self._groups.links, *of_stream, steps_behind + 1)
         with self._while_loading(limits.block_size):
             self._model, self._drafter = self._load(limits, report)
         self._device.after_loading(self._parameters)
@@ -131,7 +132,7 @@ class Runner:
         report("warmup", 0.0)
         self.facts = self._make_ready()
         self._balancer = self._make_balancer()
-        self._cache.begin()
+        self._cache.begin(len(self.store or ()))
         report("warmup", 1.0)
         logger.debug("ready: %s", self.facts)
 
@@ -230,6 +231,7 @@ class Runner:
         if self._drafter is not None:
             packet = Packet(self._device.staging_buffer, limits.staged_words)
             self._drafter.begin(self._slots, packet, self._device.scan, self._device.draw)
+            self._cache = replace(self._cache, parts=[*self._cache.parts, *self._drafter.parts])
         if self._stage is not None and self._remembered is not None and self._slots.most_guesses:
             self._stage.tell_all()
         return Compute(
@@ -265,12 +267,6 @@ class Runner:
         sizes = self._cache.size.num_blocks, self._config.model.vocab_size
         pooler, compute = self._model.pooler, self._compute
         return StepPlanner(self._slots, *sizes, pooler, compute.lay_out, compute.forms, self._media)
-
-    def _open_stage(self, in_flight: int) -> Stage | None:
-        if self._groups.links is None:
-            return None
-        stream = torch.empty(0, self._config.model.hidden_size, dtype=self._dtype, device=self._device.target)
-        return Stage(self._config.place, self._groups.links, stream, in_flight)
 
     def _load(self, limits: WorkerLimits, report: Report) -> tuple[ServedModel, Drafter | None]:
         config, device, parallel = self._config, self._device, parallel_of(self._config, self._groups)

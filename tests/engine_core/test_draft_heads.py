@@ -82,6 +82,16 @@ def test_it_guesses_what_is_published(
     assert not wrong
 
 
+def test_entries_come_back_from_disk(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+    compare(target, heads["eagle"], "eagle", kv_cache_dir=str(tmp_path))
+    drafted, stats = compare(target, heads["eagle"], "eagle", kv_cache_dir=str(tmp_path))
+    assert stats.disk is not None and stats.disk.read
+    oracle = Oracle.open(target, heads["eagle"])
+    assert len(drafted.drafts) > 40
+    wrong = [tokens for tokens, guesses in drafted.drafts if guesses != oracle.guesses(tokens, len(guesses))]
+    assert not wrong
+
+
 BEHIND = ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"]
 BESIDE = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
 

@@ -62,10 +62,12 @@ class Cache:
     """The blocks for sources, behind which there is one that is zero."""
     source_toucher: PageToucher | None = None
 
-    def begin(self) -> None:
-        """Have the first pages made, for the first requests."""
-        for toucher in self._touchers:
-            toucher.start()
+    def begin(self, kept: int = 0) -> None:
+        """Have the first pages made, for the first requests, which may find so many blocks `kept` on disk."""
+        if self.source_toucher is not None:
+            self.source_toucher.start()
+        if self.page_toucher is not None:
+            self.page_toucher.start(kept)
 
     def follow(self, step: StepInput) -> None:
         """Have pages made ahead of the blocks that a step writes."""

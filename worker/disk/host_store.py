@@ -110,6 +110,9 @@ class HostStore:
     def __contains__(self, name: bytes) -> bool:
         return name in self._slots and not self._broken
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def names(self) -> set[bytes]:
         """The names of all records that can be found."""
         return set() if self._broken else set(self._slots)

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 import models
-from worker.config import Place, WorkerConfig
+from models.fingerprint import digest_weights
+from worker.config import WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
@@ -138,7 +141,7 @@ def _open_disk(
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
 
     def open_one(kind: str, kept: RecordMemory, sizes: Sequence[int]) -> BlockStore:
-        return BlockStore(BlockFolder(folder, _identity(facts, kind, sizes, place), int(gib * _GIB)), kept)
+        return BlockStore(BlockFolder(folder, _identity(config, facts, kind, sizes), int(gib * _GIB)), kept)
 
     def open_blocks(kind: str, kept: Sequence[Bytes]) -> BlockStore:
         return open_one(kind, BlockPieces(kept), [piece.shape[1] for piece in kept])
@@ -170,18 +173,20 @@ def _nothing_to_keep(facts: WorkerFacts) -> str | None:
         return "the model reads each text as a whole, and has no KV cache"
     if facts.remembered_states == 0:
         return "layers of the model keep states, and no memory is left to remember some (--state-snapshots)"
-    if facts.drafts:
-        return "a drafter is loaded, whose entries are kept in memory only for now"
     return None
 
 
-def _identity(facts: WorkerFacts, kind: str, sizes: Sequence[int], place: Place) -> str:
+def _identity(config: WorkerConfig, facts: WorkerFacts, kind: str, sizes: Sequence[int]) -> str:
     """A name of all that decides the bytes of a block, a state or an encoding, beside its tokens or picture:
     engines with one share files.
 
     The fingerprint covers weights, types, kernels and the order of sums; what is left is our own Python.
     """
     parts: tuple[object, ...] = _FORMAT, kind, facts.fingerprint, facts.block_size, facts.windows, [*sizes]
+    place, drafter = config.place, config.drafter
+    if drafter is not None:  # its entries lie in blocks, too
+        weights = digest_weights(Path(drafter.folder), config.options.load_format, config.options.seed)
+        parts += drafter.method, weights, msgspec.json.encode(drafter.model, order="sorted")
     if place.size > 1:
         parts += place.tensor_rank, place.tensor_size, place.context_size, place.stage, place.stages
     digest = hashlib.sha256(repr(parts).encode())

@@ -55,6 +55,10 @@ class DraftModel:
         self._left: dict[int, int] = {}
         """slot -> the position of a last guess without an entry, which is needed if the guess holds."""
 
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        return ()
+
     def attention_layers(self) -> Sequence[CachedAttention]:
         return self._model.attention_layers()
 

@@ -40,6 +40,10 @@ class HiddenDrafter(DraftModel):
         """The position whose row is kept for each slot; -1 means that none is."""
 
     @property
+    def parts(self) -> Sequence[Tensor]:
+        return [self._of_blocks]
+
+    @property
     def block_bytes(self) -> int:
         return self._head.width * self._head.dtype.itemsize
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import torch
@@ -22,6 +24,8 @@ _PAGE = 4096
 _MADV_DONTNEED = 4
 _MADV_POPULATE_WRITE = 23
 """The advice to make pages, since Linux 5.14. An older system refuses it, and pages are made when needed."""
+_MOMENT = 1.0
+"""The seconds for which a start makes pages at most."""
 _MAPS = Path("/proc/self/maps")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
@@ -84,9 +88,15 @@ class PageToucher:
         self._system = ctypes.CDLL(None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="page-toucher")
 
-    def start(self) -> None:
-        """Make the first pages before there is a step: most servers wait a while for their first request."""
-        self._want(self._lead)
+    def start(self, blocks: int = 0) -> None:
+        """Make the first pages before there is a step: most servers wait a while for their first request.
+
+        Those of the first `blocks`, a quarter of all at most, are expected to be needed by that one: this
+        thread makes them, too, and returns when they are there, or after a moment.
+        """
+        blocks = min(blocks, self._blocks // 4)
+        self._want(max(self._lead, blocks))
+        self.make(blocks, _MOMENT)
 
     def follow(self, blocks: Iterable[int]) -> None:
         """Keep ahead of the blocks of a step: they are given out in order, until all have been in use."""
@@ -94,19 +104,23 @@ class PageToucher:
             if self._wanted <= min(block + self._lead, self._blocks - 1) and block < self._blocks:
                 self._want(block + self._lead + self._at_once)
 
-    def make(self, blocks: int) -> None:
-        """Return when the first `blocks` have pages. All threads that call this make them, each others: those
-        that write to the same page at the same time would all make it.
+    def make(self, blocks: int, seconds: float = inf) -> None:
+        """Return when the first `blocks` have pages, or after so many seconds.
+
+        All threads that call this make them, each others: those that write to the same page at the same time
+        would all make it.
         """
+        until = time.monotonic() + seconds
         stop = -(-blocks // self._at_once) * len(self._parts)
-        while (piece := self._claim(stop)) is not None:
+        while time.monotonic() < until and (piece := self._claim(stop)) is not None:
             place, part = divmod(piece, len(self._parts))
             self._touch(self._parts[part][place * self._at_once : (place + 1) * self._at_once])
             with self._changed:
                 self._under_way.discard(piece)
                 self._changed.notify_all()
         with self._changed:
-            self._changed.wait_for(lambda: min(self._under_way, default=stop) >= stop)
+            left = None if until == inf else max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: min(self._under_way, default=stop) >= stop, left)
 
     def close(self) -> None:
         self._closed = True

@@ -136,3 +136,12 @@ def _places_of(row: SeqStep) -> set[int]:
     """What a row reads and writes beside the cache: its slot, and ~place for each remembered state."""
     places = {row.slot, *(~place for _, place in row.kept)}
     return places | {~row.source} if row.source >= 0 else places
+
+
+def open_stage(
+    place: Place, links: Links | None, width: int, dtype: torch.dtype, target: torch.device, in_flight: int
+) -> Stage | None:
+    """The stage of this rank, if there are several. `width`: that of the residual stream."""
+    if links is None:
+        return None
+    return Stage(place, links, torch.empty(0, width, dtype=dtype, device=target), in_flight)

@@ -50,6 +50,11 @@ class Drafter(Protocol):
         """The bytes that it keeps for each cache block beside the entries of its attention layers."""
         ...
 
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        """The memory of these, parts [blocks, ...], once it has begun."""
+        ...
+
     def attention_layers(self) -> Sequence[CachedAttention]:
         """Its attention layers, whose entries lie in the cache beside those of the served model."""
         ...

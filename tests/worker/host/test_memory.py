@@ -148,6 +148,24 @@ def test_as_much_is_made_before_the_first_step() -> None:
 
 
 @on_linux
+def test_a_start_waits_a_moment_for_what_the_first_request_is_expected_to_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, part = CacheSize(BLOCKS, SHARE, 64), untouched()
+    cache = Cache(size, page_toucher=PageToucher([part], BLOCKS))
+    cache.begin(BLOCKS)
+    assert made_blocks(part) == list(range(BLOCKS // 4)), "no more than a quarter"
+    cache.close()
+    monkeypatch.setattr("worker.host.memory._MOMENT", 0.0)
+    late = untouched()
+    toucher = PageToucher([late], BLOCKS)
+    monkeypatch.setattr(toucher, "_want", lambda _: None)
+    toucher.start(BLOCKS // 4)
+    assert not made_blocks(late)
+    toucher.close()
+
+
+@on_linux
 def test_threads_make_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, touched = [untouched(), untouched()], list[int]()
     toucher = PageToucher(parts, BLOCKS)
