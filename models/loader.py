@@ -28,8 +28,7 @@ from models.families.drafters.eagle import Eagle
 from models.families.drafters.eagle3 import Eagle3
 from models.families.drafters.head import DraftHead
 from models.families.drafters.medusa import Medusa
-from models.families.drafters.next_token import NextToken
-from models.families.drafters.scoped_next_token import ScopedNextToken
+from models.families.drafters.next_token import NextToken, ScopedNextToken
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.attention import Attention, CachedAttention

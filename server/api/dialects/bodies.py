@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.api.dialects.jina import JINA, read_inputs
-from server.api.dialects.voyage import VOYAGE
+from server.api.dialects.jina import JINA, cut, read_inputs
+from server.errors import BadRequest
+
+# Voyage's fields of /v1/embeddings: `truncation`, `output_dimension`, `output_dtype`.
+
+
+def _numbers(kind: object) -> dict[str, object]:
+    if kind in ("float", "int8", "uint8", "binary", "ubinary"):
+        return {"embed_dtype": "float32" if kind == "float" else kind}
+    raise BadRequest(
+        f"`output_dtype` is float, int8, uint8, binary or ubinary, not {str(kind)[:64]!r}.", "output_dtype"
+    )
+
+
+VOYAGE = {"truncation": cut, "output_dimension": lambda size: {"dimensions": size}, "output_dtype": _numbers}
+
 
 Fields = Mapping[str, Callable[[Any], dict[str, object]]]
 """For each field of theirs, what ours says in its place."""
