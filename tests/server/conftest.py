@@ -1,7 +1,5 @@
 """A checkpoint's text files, and frontends on a scripted engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command: its exit codes, its port, its messages. Whole runs of servers are in tests/e2e."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket

@@ -3,8 +3,6 @@
 Each limit is about a quarter above the count when it was set, like those of the engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

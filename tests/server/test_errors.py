@@ -1,7 +1,5 @@
 """The errors that clients see: of requests that failed in the engine, and in the shape of each API."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine_core.protocol import Failed

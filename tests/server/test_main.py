@@ -1,7 +1,5 @@
 """The entry points: Ctrl-C at any time from the first import on."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The routes by which administrators put a model to sleep, wake it, and empty caches."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path

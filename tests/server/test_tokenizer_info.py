@@ -1,7 +1,5 @@
 """What the tokenizer's files say, for those who ask and may know."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who gets in, who is refused, and after how many seconds to try again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field

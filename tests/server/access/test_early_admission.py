@@ -1,7 +1,5 @@
 """Requests are let in, or refused, when their head is read: the application is not asked before."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """A file of keys that changes while it is used: all of it counts or nothing, and never a half of it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """A file of keys is read whole, or refused with the line and field of its first mistake."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quotas for each minute fill steadily, may go into debt, and are told in OpenAI's headers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How long a request may wait and take: the operator, the client's header and its body say so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """What a dialect's grammar allows, its reader reads, and the arguments are those of the tool's schema."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """What an answer is made of: reasoning, text and calls, and text that only looks like them."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A grammar binds the answer, and not the reasoning before it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Each dialect: calls as its models write them are read back, however the answer is cut into pieces."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Requests of the server to itself: which answers it waits for, and which it takes."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send

@@ -1,7 +1,5 @@
 """Batches over a scripted server, under random cancels, ends of their time, kills and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The commands as they are typed: what they accept, what they refuse, and a whole run."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Texts out of nothing and out of files."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

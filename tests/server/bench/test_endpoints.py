@@ -1,7 +1,5 @@
 """How requests are written, and how answers are read, whatever packets they come in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 

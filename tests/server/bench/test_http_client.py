@@ -1,7 +1,5 @@
 """The client of the load generator: connections that are kept, answers in any pieces, ends of any kind."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

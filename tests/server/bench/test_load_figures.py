@@ -1,7 +1,5 @@
 """Figures from timings made by hand, and the form in which they are kept and shown."""
 
-from __future__ import annotations
-
 import io
 import math
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The two loops: how many run at once, when they are due, when they end."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 from itertools import islice, pairwise

@@ -1,7 +1,5 @@
 """Whole runs of `bench serve --beside`, against a server that answers as it was told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How gaps and texts are counted, the figures of both sides, and the ratios between them."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.bench.endpoints import Outcome

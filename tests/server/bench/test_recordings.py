@@ -1,7 +1,5 @@
 """Recordings as a load sends them: noise and files, in forms that the server's own reader understands."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import wave

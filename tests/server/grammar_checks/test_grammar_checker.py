@@ -1,8 +1,6 @@
 """The grammar checker: what it checks, what ends it, and that the next grammar is checked whatever did."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

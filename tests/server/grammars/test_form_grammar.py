@@ -1,7 +1,5 @@
 """What is asked, as a grammar: which texts are in its language."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

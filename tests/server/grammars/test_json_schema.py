@@ -1,7 +1,5 @@
 """Objects that are closed, and what is dropped from a schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Lark grammars as regular expressions: the same texts are in both, and what cannot be said so is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The plain counters write the same page as prometheus_client's."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
 from server.metrics.server_metrics import PlainCounters, PlainHistograms

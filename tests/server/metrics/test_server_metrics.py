@@ -1,7 +1,5 @@
 """The metrics page: vLLM's names, and values that are true."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every load format of vLLM works, or its refusal says what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.options.option_table import OptionError

@@ -1,7 +1,5 @@
 """What operators and requests may say of how files are read, and the frames that are taken because of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How several models are named, in a file, a folder or on the command line, and which cannot be served so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

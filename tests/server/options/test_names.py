@@ -1,7 +1,5 @@
 """Names of models without one tell no folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Options of a Python call are read by the table that reads the flags of `serve`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Options that put replicas and ranks on machines, and what of them contradicts each other."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.options.option_table import OptionError

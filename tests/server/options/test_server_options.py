@@ -1,7 +1,5 @@
 """Options from flags, variables and files are read by one table, and unknown ones are refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command lines written for vLLM: what is accepted, and what is said of the rest."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Variables of vLLM's deployments are obeyed or said to have no meaning, and so are flags without effect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A browser for all tests of the page, and a scripted model that writes and embeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -1,7 +1,5 @@
 """The page by keyboard and screen reader, and by the rules of axe-core, which npm installs into a cache."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

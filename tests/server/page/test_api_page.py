@@ -1,7 +1,5 @@
 """The page /docs: everything there is, and nothing from other hosts."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page's chat in a real browser: sending, branches, tokens, pictures, tools, settings."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Conversations that the browser keeps outlive the page, are found, renamed, exported, imported, deleted."""
 
-from __future__ import annotations
-
 import json
 
 from chromium import Tab

@@ -1,7 +1,5 @@
 """How the page shows what a model writes: Markdown, mathematics, and nothing that could do harm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The parts of the page's scripts that need no page, run by node."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The page at /, its files, and the stream of what the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

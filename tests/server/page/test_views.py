@@ -1,7 +1,5 @@
 """The page's other views and its frame: forms of kinds of models, Live, loading, keys, phones, the picker."""
 
-from __future__ import annotations
-
 import json
 import time
 

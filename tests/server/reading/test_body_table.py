@@ -1,7 +1,5 @@
 """The table of readings: every endpoint with texts is in it, and a body without its texts can be read."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import TypeAdapter
 

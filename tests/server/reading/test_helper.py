@@ -1,8 +1,6 @@
 """Helper processes: what they read, what ends them, and that the next body is served whatever did."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What the system says in a conversation, arranged for the template that will write it."""
 
-from __future__ import annotations
-
 import pytest
 
 from server.api.messages import Message

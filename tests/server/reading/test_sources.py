@@ -1,7 +1,5 @@
 """Requests to a model whose encoder reads the prompt: what has a meaning only where prompts are continued."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Short bodies of which templates and instructions make long texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

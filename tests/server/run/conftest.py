@@ -1,7 +1,5 @@
 """A server of HTTP in the test's own event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 

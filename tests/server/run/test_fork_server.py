@@ -1,7 +1,5 @@
 """Children of a fork server are like any others: they end with their parent, and it waits for them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A machine without an API: which API server it joins, and when it refuses. Whole runs are in tests/e2e."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine_core.config import Address, EngineConfig

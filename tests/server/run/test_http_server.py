@@ -1,7 +1,5 @@
 """uvicorn's server as we use it: when it stops listening, which connections it waits for, what it logs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

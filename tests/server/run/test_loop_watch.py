@@ -1,8 +1,6 @@
 """Turns of an event loop, and what is said when they come late."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The stand-by listener answers whatever comes at once, and leaves the port to others when it is closed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

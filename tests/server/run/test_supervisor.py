@@ -2,8 +2,6 @@
 tests/e2e/test_faults.py and tests/e2e/test_draining.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

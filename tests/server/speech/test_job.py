@@ -1,7 +1,5 @@
 """Transcriptions with an engine that follows a script: what is tried again, left out, handed on, and lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

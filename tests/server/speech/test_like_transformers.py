@@ -1,7 +1,5 @@
 """Long transcriptions with transformers' own model against its own `generate`: the same tokens and times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

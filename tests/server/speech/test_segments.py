@@ -1,7 +1,5 @@
 """Segments of a piece, the text that is certain while tokens come, and subtitles to the byte."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from hypothesis import given, settings

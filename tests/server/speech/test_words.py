@@ -1,7 +1,5 @@
 """Times of words: the warping against transformers', and how tokens join to words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

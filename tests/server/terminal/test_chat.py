@@ -1,7 +1,5 @@
 """`facet chat`, `complete` and `models` against the real HTTP API, in pipes and on a pretended terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`facet embed` against the real HTTP API."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samples of an index: files of any length, and what clients of databases give."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

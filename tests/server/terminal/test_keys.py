@@ -1,7 +1,5 @@
 """`facet keys` shows a key once, writes its digest, and leaves the rest of the file alone."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`facet run-batch` against the real HTTP API: every route, errors, and an output that is half done."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

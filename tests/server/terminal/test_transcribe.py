@@ -1,7 +1,5 @@
 """`facet transcribe` against the real HTTP API."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers and templates that are none: a line names the file, or a warning names the template."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

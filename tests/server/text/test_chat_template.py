@@ -1,7 +1,5 @@
 """Chat templates: rendered as transformers renders them, and kept from reaching Python."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

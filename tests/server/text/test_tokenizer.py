@@ -1,7 +1,5 @@
 """The tokenizer: a checkpoint's files, texts to ids, and ids to texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
