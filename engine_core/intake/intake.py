@@ -131,7 +131,8 @@ class Intake:
             return self.answer(client, Failed(request.id, 400, "the engine has no adapters"))
         refused = self.adapters.refusal(request)
         refused = refused or self._scheduler.refusal(client, request, elsewhere=len(self))
-        entered = refused or self.adapters.enter(client, request, matcher)
+        rank = self._scheduler.turns.rank_of(request)
+        entered = refused or self.adapters.enter(client, request, matcher, rank)
         if isinstance(entered, Failed):
             self.answer(client, entered)
         elif entered:

@@ -66,7 +66,7 @@ class Scheduler:
         self.counters = Counters(kernel_compilations=facts.kernel_compilations)
         self.pace = Pace(config, facts)
         by_priority, lora = config.scheduling_policy == "priority", config.worker.lora
-        self._turns = turns = AdapterTurns(lora.most_in_step)
+        self.turns = turns = AdapterTurns(lora.most_in_step, by_priority=by_priority)
         self.waiting = WaitingQueue(by_priority, turns.may_have if lora.enable_lora else None)
         self.owners = Owners()
         self.running: list[Sequence] = []
@@ -218,8 +218,8 @@ class Scheduler:
     def _plan(self, step: StepBuilder, now: float) -> None:
         runnable = self._runnable()
         if self.adapters is not None:
-            self._turns.begin_step(runnable)
-            runnable = [seq for seq in runnable if self._turns.may_have(seq)]
+            self.turns.begin_step(runnable)
+            runnable = [seq for seq in runnable if self.turns.may_have(seq)]
         held_back = self._preemption.make_room(self.running, self.cache.fits) if self.waiting.count else None
         # Single tokens come first: a prompt delays nobody's next token by more than its chunk.
         decodes: list[Sequence] = []
@@ -317,7 +317,7 @@ class Scheduler:
                 self.counters.prefix_queries += seq.prompt_len
                 self.counters.prefix_hits += seq.cached
         step.enter(seq, slot, again=again)
-        self._turns.take(seq)
+        self.turns.take(seq)
         seq.owner.used[seq.work_class] += count * seq.owner.per_token
         blocks = [block for table in seq.tables for block in table]
         return step.add(seq, count, blocks, self.cache.plan_states(seq, count))

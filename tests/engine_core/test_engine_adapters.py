@@ -353,6 +353,49 @@ def test_one_adapter_more_than_places_is_no_cliff(
     assert one.text(4) == adapted_reference(PROMPT, 6, 5)
 
 
+def test_a_better_rank_is_loaded_first_and_is_passed_by_nobody_of_a_worse_one(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a stream of requests for adapters that are there, with a clock that stands still."""
+    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    one = bench(**AWAY, scheduling_policy="priority")
+    a, b, c, d, e = (one.adapter(name, shift) for shift, name in enumerate("abcde", 1))
+    for each in (c, d, e, a, b):
+        one.load(each)
+    one.add(0, a, most=8, priority=5)
+    one.add(1, b, most=8, priority=5)
+    one.step()
+    for id, (by, priority) in enumerate(((c, 7), (d, 5), (e, 3), (e, 9)), 2):
+        one.add(id, by, priority=priority)
+    for id in range(10, 20):  # fewer than may pass one of their own rank
+        one.add(id, (a, b)[id % 2], most=8, priority=5)
+        one.step()
+        one.step()
+    assert 4 in one.told and 2 not in one.told
+    one.run()
+    wanted = [name for name in one.loaded[5:] if name in "cde"]
+    assert wanted == ["e", "d", "c"]
+    assert [one.text(id) for id in (2, 3, 4, 5)] == [adapted_reference(PROMPT, 4, n) for n in (3, 4, 5, 5)]
+
+
+def test_steps_have_the_adapters_of_the_best_rank(bench: Callable[..., Bench]) -> None:
+    one = bench(max_loras=1, max_cpu_loras=3, scheduling_policy="priority")
+    a, b, c = (one.adapter(name, shift) for shift, name in enumerate("abc", 1))
+    one.load(a, b, c)
+    one.add(0, a, most=30, priority=1)
+    one.add(1, b, most=30, priority=1)
+    for _ in range(4):
+        one.step()
+    one.add(2, c, most=8, priority=0)
+    while 2 not in one.told or not one.told[2][-1].finish:  # pyright: ignore[reportAttributeAccessIssue]
+        one.step()
+    assert len(text(one.told.get(0, []))) + len(text(one.told.get(1, []))) < 16
+    one.run()
+    assert [one.text(id) for id in range(3)] == [
+        adapted_reference(PROMPT, most, shift) for most, shift in ((30, 1), (30, 2), (8, 3))
+    ]
+
+
 def test_adapters_come_back_after_a_sleep(bench: Callable[..., Bench]) -> None:
     one = bench()
     a = one.adapter("a", 1)

@@ -4,9 +4,10 @@ An adapter is known while a name refers to it, or a request needs it. The worker
 time: if another one is wanted, the one goes that was used longest ago, but none that is pinned or in use.
 One that was just used stays a while in which others run, so that the load pays: with one adapter more than
 places, each in turn, every request would need one. Requests whose adapter is not there wait here, outside
-of the scheduler, so they hold nobody up. If all places are in use, requests for those that are there may
-pass so many times; then one of these takes no more sequences until it is free and another one has its
-place.
+of the scheduler, so they hold nobody up; the adapter is loaded first that a request of the best rank waits
+for. If all places are in use, requests of the same rank for those that are there may pass so many times, and
+those of a worse one not at all; then one of these takes no more sequences until it is free and another one
+has its place.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from worker.calls.messages import (
 from worker.worker_facts import WorkerFacts
 
 PATIENCE = 16
-"""The requests that may pass one whose adapter finds no place."""
+"""The requests that may pass one whose adapter finds no place, if its rank is not better than theirs."""
 
-WORTH, MOST_SECONDS = 8, 1.0
+WORTH, MOST_SECONDS = 8, 0.5
 """How many times as long as a load a wanted adapter may wait for the place of one that was just used, and how
 many seconds at most."""
 
@@ -60,7 +61,7 @@ class AdapterTable:
         self._free = list(range(1, most + 1))
         """The numbers that no adapter has, the lowest first."""
         self._wanted: dict[KnownAdapter, None] = {}
-        """The adapters that are to be loaded, in their order."""
+        """The adapters that are to be loaded, in the order in which they were asked for."""
         self._loading: AdapterLoad | None = None
         self._drops: deque[tuple[Call, int]] = deque()
         """Numbers whose adapters workers give up, and what comes of it. Only then they are free: the next one
@@ -125,16 +126,21 @@ class AdapterTable:
         known = self._known.get(request.adapter)
         return base if known is None or known.told is None else adapted_facts(base, known.told)
 
-    def enter(self, client: int, request: Add, matcher: TokenMatcher | None) -> bool | Failed:
-        """Whether a request can run now. If not, it stays here, and `leave` returns it when it can."""
+    def enter(self, client: int, request: Add, matcher: TokenMatcher | None, rank: int = 0) -> bool | Failed:
+        """Whether a request can run now. If not, it stays here, and `leave` returns it when it can.
+
+        Those of the lowest rank come first.
+        """
         known, key = self._known[request.adapter], (client, request.id)
         if key in self._queued:
             return Failed(request.id, 400, "a live request has the same id")
         if known.takes_requests:
+            known.rank = rank
             self._passed += bool(self._wanted)
-            if self._passed >= PATIENCE:
+            if self._passed >= PATIENCE or (self._wanted and self._first_wanted().rank < rank):
                 self._close_one()
             return True
+        known.rank = min(known.rank, rank) if known.waiting else rank
         self._queued[key] = QueuedRequest(client, request, matcher, known)
         known.waiting += 1
         if not known.number:
@@ -259,7 +265,7 @@ class AdapterTable:
             self._land(load)
         while self._wanted and self._loading is None and not self._asleep:
             if self._free:
-                self._begin_load(next(iter(self._wanted)), heappop(self._free))
+                self._begin_load(self._first_wanted(), heappop(self._free))
             elif self._drops:
                 return
             elif (victim := self._victim()) is not None:
@@ -267,9 +273,9 @@ class AdapterTable:
                     return
                 number = victim.number
                 self._give_up(victim)  # it goes when the other one is entered in its place
-                self._begin_load(next(iter(self._wanted)), number)
+                self._begin_load(self._first_wanted(), number)
             elif all(one.adapter.pinned for one in self._known.values() if one.number):
-                self._fail(next(iter(self._wanted)), f"all {self._most} places of --max-cpu-loras are pinned")
+                self._fail(self._first_wanted(), f"all {self._most} places of --max-cpu-loras are pinned")
             else:
                 return
         if not self._wanted:
@@ -297,10 +303,14 @@ class AdapterTable:
 
     def _due(self, victim: KnownAdapter) -> float:
         """The time from which an adapter gives its place to the one that is wanted first."""
-        wanted = next(iter(self._wanted))
-        if victim.is_closing or wanted.untold or not self._running:
+        wanted = self._first_wanted()
+        if victim.is_closing or wanted.untold or not self._running or wanted.rank < victim.rank:
             return 0.0
         return min(victim.left, wanted.wanted) + self._patience
+
+    def _first_wanted(self) -> KnownAdapter:
+        """The adapter that is to be loaded next: those come first that servers have ordered."""
+        return min(self._wanted, key=lambda one: (not one.untold, one.rank))
 
     def _want(self, known: KnownAdapter) -> None:
         if known not in self._wanted:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from engine_core.protocol import Add
 from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.sequence import Sequence
 
@@ -14,27 +15,42 @@ PATIENCE = 16
 
 
 class AdapterTurns:
-    """If there are too many, those have the next step whose last one is longest ago."""
+    """If there are too many, those of the best rank have the next step, of these those whose last one is
+    longest ago."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, *, by_priority: bool = False) -> None:
+        self._most, self._by_priority = most, by_priority
         self._step = 0
         self._last: dict[int, int] = {}
         """Adapter -> the step that it was in last."""
-        self._passed_since: dict[int, int] = {}
-        """Adapter -> the step since which sequences of it have waited for room in steps."""
+        self._passed: dict[int, tuple[int, int]] = {}
+        """Adapter -> the best rank of sequences of it that wait for room in steps, and the step since which
+        some have."""
         self._taken: set[int] = set()
         self._left = most
+
+    def rank_of(self, request: Add) -> int:
+        """The rank of a request among those for other adapters, of which the lowest comes first."""
+        return request.priority if self._by_priority else 0
 
     def begin_step(self, running: Iterable[Sequence]) -> None:
         """Choose among those of running sequences. What is left is for whichever comes first."""
         self._step += 1
-        wanted = {seq.adapter for seq in running if seq.adapter}
-        overdue = [one for one, since in self._passed_since.items() if self._step - since >= PATIENCE]
+        wanted: dict[int, int] = {}
+        for seq in running:
+            if seq.adapter:
+                rank = self.rank_of(seq.request)
+                wanted[seq.adapter] = min(rank, wanted.get(seq.adapter, rank))
+        worst = max(wanted.values(), default=0)
+        overdue = [
+            one
+            for one, (rank, since) in self._passed.items()
+            if rank < worst or (rank == worst and self._step - since >= PATIENCE)
+        ]
         for adapter in overdue[: self._most]:
-            wanted.add(adapter)
-            del self._passed_since[adapter]  # it may be aborted: then the place is free in the next step
-        first = sorted(wanted, key=lambda one: (one not in overdue, self._last.get(one, 0)))
+            # It may be aborted: then the place is free in the next step.
+            wanted[adapter] = min(self._passed.pop(adapter)[0], wanted.get(adapter, worst))
+        first = sorted(wanted, key=lambda one: (wanted[one], one not in overdue, self._last.get(one, 0)))
         self._taken = set(first[: self._most])
         self._last.update(dict.fromkeys(self._taken, self._step))
         self._left = self._most - len(self._taken)
@@ -44,7 +60,8 @@ class AdapterTurns:
         adapter = seq.adapter
         if not adapter or adapter in self._taken or self._left:
             return True
-        self._passed_since.setdefault(adapter, self._step)
+        rank, since = self._passed.get(adapter, (self.rank_of(seq.request), self._step))
+        self._passed[adapter] = min(rank, self.rank_of(seq.request)), since
         return False
 
     def take(self, seq: Sequence) -> None:
@@ -52,7 +69,7 @@ class AdapterTurns:
         if (adapter := seq.adapter) and adapter not in self._taken:
             self._taken.add(adapter)
             self._last[adapter] = self._step
-            self._passed_since.pop(adapter, None)
+            self._passed.pop(adapter, None)
             self._left -= 1
 
 

@@ -33,6 +33,8 @@ class KnownAdapter:
     """The live sequences that use it."""
     waiting: int = 0
     """The requests that wait for it."""
+    rank: int = 0
+    """The best rank of the requests that wait for it, or that of the last one, if none does."""
     used: int = 0
     """When it was used last, counted in uses of all."""
     left: float = 0.0
