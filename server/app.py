@@ -225,8 +225,8 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
         *((router, config.ollama, "--no-ollama has turned it off") for router in OLLAMA_ROUTERS),
         (
             loading.router,
-            config.adapters.allow_runtime_lora and config.engine.worker.lora.enable_lora and not several,
-            "start a server of one model with --enable-lora and --allow-runtime-lora",
+            several or (config.adapters.allow_runtime_lora and config.engine.worker.lora.enable_lora),
+            "start the server with --enable-lora and --allow-runtime-lora",
         ),
         (batches.router, config.batches.batch_dir is not None, "start the server with --batch-dir"),
         (page.router, not config.disable_page, "--disable-page has turned it off"),

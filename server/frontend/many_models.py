@@ -115,7 +115,7 @@ class ManyModels:
         if found is not None:
             return Named(found)
         states = list(dict.fromkeys(names.values()))
-        adapters = {own: state for state in states for own in state.entry.adapters}
+        adapters = {own: state for state in states for own in state.adapters}
         if (own := next((each for each in (name, name.removesuffix(TAG)) if each in adapters), "")) != "":
             return Named(adapters[own], own)
         base, _, own = name.rpartition(":")
@@ -145,7 +145,7 @@ class ManyModels:
 
     def move(self, alias: str, state: ModelState) -> None:
         """Have a name mean another model from now on. Requests that it has brought go on where they are."""
-        if any(alias in (one.entry.name, *one.entry.adapters) for one in self.states):
+        if any(alias in (one.entry.name, *one.adapters) for one in self.states):
             raise BadRequest(f"`{alias}` is the name of a model or of an adapter, and no alias.", "alias")
         self._names[alias] = state
 

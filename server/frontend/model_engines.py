@@ -70,8 +70,15 @@ class ModelState:
     """The labels of a classifier, as its files say."""
     media: tuple[dict[str, int], int] | None = None
     """The most items of each kind, and their bytes, if it takes media and was loaded."""
+    ordered: dict[str, str] = field(default_factory=dict[str, str])
+    """The adapters that were ordered while the server runs, and their paths: they are loaded with it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its engine has got an address, or has none any more."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that are loaded with it, each of which means it."""
+        return [*self.entry.adapters, *self.ordered]
 
     @property
     def progress(self) -> str:
@@ -117,7 +124,7 @@ class ModelEngines:
             await frontend.start()
             if state.entry.takes_adapters:
                 frontend.adapters = ServedAdapters(frontend)
-                await frontend.adapters.start()
+                await self._load_adapters(state, frontend.adapters)
         except (ValueError, OSError, ApiError) as error:
             await self.unload(slot, frontend)
             raise _cannot_load(state, str(error)) from error
@@ -133,6 +140,16 @@ class ModelEngines:
         slot.size = await asyncio.to_thread(self._memory.of_loaded, *taken)
         _log.info("%s is loaded, and takes up to %d MiB", slot.name, slot.size >> 20)
         return frontend
+
+    async def _load_adapters(self, state: ModelState, adapters: ServedAdapters) -> None:
+        """Load what a model has of adapters. One that was ordered is forgotten if it cannot be loaded."""
+        await adapters.start()
+        for name, path in list(state.ordered.items()):
+            try:
+                await adapters.load(name, path, in_place=True)
+            except ApiError as error:
+                _log.error("%s: the adapter %s is left out: %s", state.slot.name, name, error.message)
+                del state.ordered[name]
 
     async def unload(self, slot: Slot[Frontend], served: Frontend) -> None:
         state = self.state_of(slot)

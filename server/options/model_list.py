@@ -50,6 +50,11 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     def takes_adapters(self) -> bool:
         return self.config.engine.worker.lora.enable_lora
 
+    @property
+    def takes_orders(self) -> bool:
+        """Whether adapters may be loaded and unloaded while it runs."""
+        return self.takes_adapters and self.config.adapters.allow_runtime_lora
+
 
 class GivenModel(msgspec.Struct, frozen=True):
     """What was said of one model."""
@@ -167,7 +172,6 @@ def check_models(entries: Sequence[ModelEntry]) -> None:
 
 def _check_model(entry: ModelEntry) -> None:
     config, engine = entry.config, entry.config.engine
-    orders = config.adapters.allow_runtime_lora and entry.takes_adapters
     if engine.model.startswith(("/", "./", "../", "~")) and not Path(engine.model).expanduser().exists():
         raise OptionError(f"there is no {engine.model}")  # else it would be missed when it is asked for
     alone = {
@@ -179,7 +183,6 @@ def _check_model(entry: ModelEntry) -> None:
         "--enable-elastic-ep": config.enable_elastic_ep,
         "--api-server-count": config.api_server_count > 1,
         "--enable-sleep-mode": engine.enable_sleep_mode,
-        "--allow-runtime-lora": orders,
         "--server-dev-mode": config.server_dev_mode,
         "--profiler-config": bool(engine.worker.profiler_config),
         "--io-processor-plugin": config.plugins.io_processor_plugin is not None,

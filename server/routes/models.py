@@ -218,7 +218,7 @@ def _card_of_several(name: str, state: ModelState) -> ModelCard:
 
 def _adapter_names(state: ModelState) -> list[tuple[str, str]]:
     """The names by which requests reach the adapters of one of several models, and their own names."""
-    served, given = state.slot.served, state.entry.adapters
+    served, given = state.slot.served, state.adapters
     loaded = [] if served is None or served.adapters is None else served.adapters.states
     others = [each.adapter.name for each in loaded if each.adapter.name not in given]
     return [(name, name) for name in given] + [(f"{state.entry.name}:{name}", name) for name in others]
@@ -229,7 +229,7 @@ def _adapter_of_several(name: str, named: Named) -> ModelCard:
     served = state.slot.served
     adapters: ServedAdapters | None = None if served is None else served.adapters
     found = None if adapters is None else adapters.find(own)
-    if found is None and own not in state.entry.adapters:
+    if found is None and own not in state.adapters:
         raise NotFound(f"The model `{name[:200]}` is not loaded.", "model")
     of_model = _card_of_several(name, state)
     card = of_model if adapters is None or found is None else _card_of_adapter(adapters, found)

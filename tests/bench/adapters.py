@@ -98,7 +98,7 @@ def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) 
     """Run so many requests, so many at a time; each has a prompt of its own."""
     assert engine.adapters is not None
     draw, begun, live = random.Random(1), 0, dict[int, float]()
-    slowest, before = 0.0, sum(engine.adapters.stats.loads)
+    slowest, before = 0.0, sum(engine.adapters.stats.loads.counts)
     since = time.perf_counter()
     while begun < given.requests or live:
         while begun < given.requests and len(live) < given.at_once:
@@ -112,7 +112,7 @@ def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) 
             if isinstance(output, Tokens) and output.finish:
                 slowest = max(slowest, time.perf_counter() - live.pop(output.id))
     seconds = time.perf_counter() - since
-    return Round(given.requests / seconds, sum(engine.adapters.stats.loads) - before, slowest)
+    return Round(given.requests / seconds, sum(engine.adapters.stats.loads.counts) - before, slowest)
 
 
 def main() -> None:

@@ -1,10 +1,15 @@
 """Several models: who may use which, by whatever names."""
 
+# pyright: reportPrivateUsage=false
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from server.access.client_identity import Caller
 from server.access.key_file import Key
 from server.errors import BadRequest, NotFound
+from server.frontend.adapter_orders import load_into, unload_from
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import HostMemory
 from server.options.model_list import ModelEntry
@@ -33,6 +38,68 @@ async def test_adapters_are_found_by_their_names_and_behind_those_of_their_model
             models.find_named(name, key)
     with pytest.raises(BadRequest, match="or of an adapter"):
         models.move("sql", first)
+    models.close()
+
+
+class LoadedAdapters:
+    """The adapters of a model that is loaded."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+
+    async def load(self, name: str, path: str, *, in_place: bool) -> None:
+        if name in self.paths and not in_place:
+            raise BadRequest("has already been loaded")
+        self.paths[name] = path
+
+    async def unload(self, name: str) -> None:
+        if self.paths.pop(name, None) is None:
+            raise NotFound("cannot be found")
+
+    def find(self, name: str) -> str | None:
+        return self.paths.get(name)
+
+
+async def test_orders_on_adapters_mean_the_model_that_they_name() -> None:
+    taking = ["--enable-lora", "--allow-runtime-lora", "--lora-dir", "/a"]
+    flags = (taking, [*taking, "--lora-modules", "sql=/a"], ["--enable-lora"])
+    entries = [
+        ModelEntry(id=id, name=name, config=parse([f"org/{name}", *given], {}))
+        for id, (name, given) in enumerate(zip(("first", "second", "third"), flags, strict=True))
+    ]
+    models = ManyModels(entries[0].config, entries, HostMemory(1 << 30), lambda *order: None)
+    models._started = True
+    first, second, _ = models.states
+    for state in (first, second):
+        state.slot.served, state.slot.state = (
+            cast("Any", SimpleNamespace(adapters=LoadedAdapters())),
+            "loaded",
+        )
+
+    async def load(name: str, model: str = "", key: Caller | None = None) -> None:
+        await load_into(models, name, f"/{name}", model=model, in_place=False, caller=key)
+
+    await load("late", "first")
+    await load("second:own")
+    await load("only", key=caller("second"))
+    assert (first.adapters, second.adapters) == (["late"], ["sql", "own", "only"])
+    assert models.find_named("late") == (first, "late") and models.find_named("own") == (second, "own")
+    wrong = {
+        ("new", ""): "first or second",
+        ("second:new", "first"): "first or second",
+        ("new", "third"): "`third` takes no orders",
+        ("late", "second"): "an adapter of `first`",
+        ("third", "first"): "name of a model",
+        ("late", ""): "already been loaded",
+        ("sql", ""): "in the table of `second`",
+    }
+    for (name, model), why in wrong.items():
+        with pytest.raises(BadRequest, match=why):
+            await load(name, model)
+    await unload_from(models, "late", model="", caller=None)
+    with pytest.raises(NotFound):
+        await unload_from(models, "first:late", model="", caller=None)
+    assert first.adapters == []
     models.close()
 
 
