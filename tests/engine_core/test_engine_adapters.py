@@ -6,93 +6,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from adapted_engine import PROMPT, Bench
 from driven import run, text
-from fake_adapters import CalledBefore, adapted_reference, adapter, write_adapter
+from fake_adapters import adapted_reference, adapter
 from fake_worker import FakeExecutor, Landed, reference
 from sizes import engine_config
 
-from engine_core.adapters.messages import Adapter, AdapterState
+from engine_core.adapters.messages import AdapterState
 from engine_core.engine import Engine
-from engine_core.protocol import Add, Failed, Output, Tokens
+from engine_core.protocol import Add, Failed, Tokens
 from engine_core.scheduling.adapters import adapter_table
-from engine_core.scheduling.adapters.adapter_table import PATIENCE, AdapterTable
-from worker.calls.messages import AdapterFacts, WorkerCall
+from engine_core.scheduling.adapters.adapter_table import PATIENCE
+from worker.calls.messages import AdapterFacts
 from worker.protocol import Pooling, Sampling, StepBounds, StepInput
 
-PROMPT = list(range(1, 14))
 AWAY = {"max_loras": 2, "max_cpu_loras": 2}
-
-
-class AdaptedExecutor(FakeExecutor):
-    """Keeps its calls, which may be held back."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.calls: list[CalledBefore] = []
-        self.holds = False
-
-    def call(self, call: WorkerCall) -> CalledBefore:
-        returned = super().call(call)
-        returned.is_done = not self.holds
-        self.calls.append(returned)
-        return returned
-
-
-class Bench:
-    """An engine with adapters, and what it has told."""
-
-    def __init__(self, model: Path, folder: Path, **options: object) -> None:
-        made: list[AdaptedExecutor] = []
-
-        def make(*given: Any) -> AdaptedExecutor:
-            made.append(AdaptedExecutor(*given))
-            return made[-1]
-
-        self.engine = Engine.start(engine_config(model, enable_lora=True, **options), lambda _: None, make)
-        self.executor, self.folder = made[0], folder
-        self.told: dict[int, list[Output]] = {}
-        self.states: list[AdapterState] = []
-
-    @property
-    def table(self) -> AdapterTable:
-        assert self.engine.adapters is not None
-        return self.engine.adapters
-
-    @property
-    def loaded(self) -> list[str]:
-        return self.executor._worker.adapters.loaded  # pyright: ignore[reportPrivateUsage]
-
-    def adapter(self, name: str, shift: int, **changes: Any) -> Adapter:
-        return adapter(write_adapter(self.folder / name, shift), **changes)
-
-    def load(self, *adapters: Adapter) -> None:
-        for each in adapters:
-            self.table.load(each)
-        self.run()
-
-    def add(self, id: int, by: Adapter | None, tokens: list[int] = PROMPT, most: int = 4, **of: Any) -> None:
-        digest = "" if by is None else by.digest
-        self.engine.add(0, Add(id=id, tokens=tokens, params=Sampling(max_tokens=most), adapter=digest, **of))
-
-    def step(self) -> None:
-        for output in self.engine.step(wait=False).get(0, []):
-            self.told.setdefault(output.id, []).append(output)
-        self.states += self.table.take_states()
-
-    def run(self) -> None:
-        while self.engine.busy:
-            self.step()
-
-    def text(self, id: int) -> list[int]:
-        [last] = [each for each in self.told[id] if isinstance(each, Failed) or each.finish]  # pyright: ignore[reportAttributeAccessIssue]
-        assert isinstance(last, Tokens)
-        return text(self.told[id])
-
-    def cached(self, id: int) -> int:
-        return next(each.cached for each in self.told[id] if isinstance(each, Tokens))
 
 
 @pytest.fixture
@@ -122,7 +52,9 @@ def test_a_reload_under_the_same_name_finds_nothing_of_the_old_weights(
     assert one.table.stats.resident == 1
 
 
-def test_a_number_is_given_again_when_workers_have_dropped_its_adapter(bench: Callable[..., Bench]) -> None:
+def test_a_number_is_given_again_when_workers_have_dropped_its_adapter(
+    bench: Callable[..., Bench],
+) -> None:
     one = bench(max_loras=1, max_cpu_loras=1)
     one.load(one.adapter("x", 3))
     one.executor.holds = True
@@ -163,7 +95,9 @@ def test_adapters_and_the_model_answer_in_one_step(bench: Callable[..., Bench]) 
     assert [one.text(shift) for shift in range(4)] == [adapted_reference(PROMPT, 6, s) for s in range(4)]
 
 
-def test_an_adapter_with_invocation_tokens_shares_what_lies_before_them(bench: Callable[..., Bench]) -> None:
+def test_an_adapter_with_invocation_tokens_shares_what_lies_before_them(
+    bench: Callable[..., Bench],
+) -> None:
     one = bench()
     late = one.adapter("late", 7, invocation=(10, 11))
     one.load(late)
@@ -201,7 +135,9 @@ def test_a_request_waits_for_its_adapter_and_holds_nobody_up(bench: Callable[...
     assert not one.table.keys()
 
 
-def test_one_that_cannot_be_loaded_is_told_to_servers_and_those_who_wait(bench: Callable[..., Bench]) -> None:
+def test_one_that_cannot_be_loaded_is_told_to_servers_and_those_who_wait(
+    bench: Callable[..., Bench],
+) -> None:
     one = bench()
     unfit = one.adapter("unfit", 2)
     Path(unfit.folder, "unfit").touch()
@@ -418,7 +354,9 @@ def test_without_adapters_such_requests_are_refused(model: Path) -> None:
     assert failed.message == "the engine has no adapters"
 
 
-def test_heads_of_adapters_may_be_asked_for_before_they_are_loaded_again(bench: Callable[..., Bench]) -> None:
+def test_heads_of_adapters_may_be_asked_for_before_they_are_loaded_again(
+    bench: Callable[..., Bench],
+) -> None:
     one = bench()
     kinds, plain = one.adapter("kinds", 1), one.adapter("plain", 2)
     one.executor.holds = True

@@ -27,7 +27,13 @@ from engine_core.adapters.messages import Adapter, AdapterState, adapted_facts
 from engine_core.engine_stats import REARRANGEMENT_SECONDS, AdapterStats, PlainHistogram
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed
-from engine_core.scheduling.adapters.known_adapters import AdapterLoad, Call, KnownAdapter, QueuedRequest
+from engine_core.scheduling.adapters.known_adapters import (
+    AdapterLoad,
+    Call,
+    KnownAdapter,
+    QueuedRequest,
+    idlest,
+)
 from worker.calls.messages import (
     DROP_ADAPTER,
     ENTER_ADAPTER,
@@ -127,10 +133,7 @@ class AdapterTable:
         return base if known is None or known.told is None else adapted_facts(base, known.told)
 
     def enter(self, client: int, request: Add, matcher: TokenMatcher | None, rank: int = 0) -> bool | Failed:
-        """Whether a request can run now. If not, it stays here, and `leave` returns it when it can.
-
-        Those of the lowest rank come first.
-        """
+        """Whether a request can run now. If not, it stays here, and `leave` returns it when it can."""
         known, key = self._known[request.adapter], (client, request.id)
         if key in self._queued:
             return Failed(request.id, 400, "a live request has the same id")
@@ -214,7 +217,7 @@ class AdapterTable:
         """The time at which a wanted adapter gets a place though nothing has happened."""
         if not self._wanted or self._free or self._loading or self._drops or self._asleep:
             return None
-        return None if (victim := self._victim()) is None else self._due(victim)
+        return None if (victim := idlest(self._known.values())) is None else self._due(victim)
 
     @property
     def is_busy(self) -> bool:
@@ -268,7 +271,7 @@ class AdapterTable:
                 self._begin_load(self._first_wanted(), heappop(self._free))
             elif self._drops:
                 return
-            elif (victim := self._victim()) is not None:
+            elif (victim := idlest(self._known.values())) is not None:
                 if self._due(victim) > time.monotonic():
                     return
                 number = victim.number
@@ -289,17 +292,6 @@ class AdapterTable:
             self._loading.call.result()
         elif self._wanted and self._drops:
             self._drops[0][0].result()
-
-    def _victim(self) -> KnownAdapter | None:
-        """The adapter whose place another one gets; None if all are in use."""
-        idle = [
-            one
-            for one in self._known.values()
-            if one.number
-            and not one.users
-            and (one.is_closing or not (one.adapter.pinned or one.waiting or one.untold))
-        ]
-        return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
 
     def _due(self, victim: KnownAdapter) -> float:
         """The time from which an adapter gives its place to the one that is wanted first."""

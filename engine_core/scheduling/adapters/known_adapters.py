@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +58,18 @@ class KnownAdapter:
     @property
     def takes_requests(self) -> bool:
         return self.facts is not None and not self.is_closing
+
+
+def idlest(adapters: Iterable[KnownAdapter]) -> KnownAdapter | None:
+    """The adapter whose place another one gets; None if all are in use."""
+    idle = [
+        one
+        for one in adapters
+        if one.number
+        and not one.users
+        and (one.is_closing or not (one.adapter.pinned or one.waiting or one.untold))
+    ]
+    return min(idle, key=lambda one: (not one.is_closing, one.used), default=None)
 
 
 @dataclass(slots=True)
