@@ -37,6 +37,7 @@ model = "./copy"
 name = "copy"
 lora-modules = [{name = "early", path = "./adapters/early"}]
 lora-resolver = true
+allow-runtime-lora = true
 lora-dir = ["./adapters"]
 
 [[models]]
@@ -160,6 +161,20 @@ def test_adapters_are_reached_by_their_names_and_loaded_with_their_models(server
     assert len(lines) == len(set(lines))
     assert server.post("/models/unload", {"model": "early"}).is_success  # the model that has it
     assert complete(server, "early") == early
+
+
+def test_an_adapter_that_was_ordered_is_loaded_again_with_its_model(server: LiveServer) -> None:
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    order = {"lora_name": "ordered", "lora_path": "late"}
+    assert server.post(load, order).text == "Success: LoRA adapter 'ordered' added successfully."
+    late = complete(server, "copy:late")
+    assert server.post("/models/unload", {"model": "copy"}).is_success
+    assert cards(server)["ordered"]["parent"] == "copy"
+    assert complete(server, "ordered") == late
+    for wrong, status in (({"model": "story"}, 400), ({"lora_name": "early"}, 400), ({"model": "no"}, 404)):
+        assert server.post(load, {**order, **wrong}).status_code == status, wrong
+    assert server.post(unload, {"lora_name": "ordered"}).is_success
+    assert server.post("/v1/completions", {**PROMPT, "model": "ordered"}).status_code == 404
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
