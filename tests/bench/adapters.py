@@ -7,8 +7,6 @@ room for 32 of them. Requests name one adapter, 32 and 33 in turn, and 100 as Zi
 requests a second, in proportion to those of one adapter, the loads, and the slowest request.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

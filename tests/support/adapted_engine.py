@@ -1,7 +1,5 @@
 """An engine with adapters, whose worker shows by its tokens which of them computed what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
