@@ -101,7 +101,7 @@ def replay(engine: Engine, names: Iterator[Adapter], given: argparse.Namespace) 
     while begun < given.requests or live:
         while begun < given.requests and len(live) < given.at_once:
             prompt = [draw.randrange(5, 40000) for _ in range(given.read)]
-            params = Sampling(max_tokens=given.written, temperature=0, ignore_eos=True)
+            params = Sampling(max_tokens=given.written, temperature=0)
             engine.add(0, Add(begun, prompt, params, adapter=next(names).digest))
             live[begun] = time.perf_counter()
             begun += 1
