@@ -1,7 +1,5 @@
 """Fixtures: a checkpoint's folder, and engines in processes of their own with their client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

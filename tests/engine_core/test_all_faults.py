@@ -1,7 +1,5 @@
 """Everything that can go wrong, at once: each request has one last answer, and it is the right one."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every architecture through a whole engine: the tokens and logprobs of transformers, however steps fall."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Beam search through a whole engine: what a plain search finds with the logits of transformers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps that wait for their bounds, in engines with every accident: all are told, once, in order, in time."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

@@ -1,7 +1,5 @@
 """Methods of workers that take long run beside steps, which do not wait for them."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from types import ModuleType

@@ -4,8 +4,6 @@ Limits are about a quarter above what was counted when they were written. Whoeve
 something dearer by mistake, or has a reason and raises it. Whoever makes something cheaper lowers it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

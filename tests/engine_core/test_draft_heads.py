@@ -1,7 +1,5 @@
 """Drafters that read hidden states guess what is published, and change no bit of an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

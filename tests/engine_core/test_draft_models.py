@@ -1,7 +1,5 @@
 """A draft model guesses what it would write by itself, and changes no bit of an answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

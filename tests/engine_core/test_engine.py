@@ -1,7 +1,5 @@
 """The engine in this process: its start, its steps and its errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

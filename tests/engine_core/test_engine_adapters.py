@@ -1,7 +1,5 @@
 """Requests of adapters in an engine, whose worker shows by its tokens which adapter computed what."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

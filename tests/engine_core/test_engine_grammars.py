@@ -1,7 +1,5 @@
 """Requests whose grammar is compiled before they are scheduled: where they are, and what sees them there."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

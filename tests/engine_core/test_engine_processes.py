@@ -1,7 +1,5 @@
 """The processes of engines as the program that starts them sees them: folder, ends and restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 

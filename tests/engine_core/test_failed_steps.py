@@ -1,7 +1,5 @@
 """Requests that make steps fail: they end, and all others get what they would have got."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real engines with a request that makes steps fail: the bits of all others do not change."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engine processes that are killed, and started again, while requests run; one that kills them is found."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Real engines with tiny models of pictures give the tokens of transformers, however steps are planned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Real models that save blocks in the host's memory before they are forgotten, with a stand-in for a card."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path

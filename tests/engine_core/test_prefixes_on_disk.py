@@ -1,7 +1,5 @@
 """Real models whose prefixes are kept on disk: another engine finds them, and gives the same bits."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine in a process of its own, on real sockets, with a worker that has no tensors."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

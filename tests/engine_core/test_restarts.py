@@ -1,7 +1,5 @@
 """Processes that end are started again within a budget: a test ends fake children, and has the clock."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable

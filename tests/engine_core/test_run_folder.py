@@ -1,7 +1,5 @@
 """The folder of a run: private, named after its owner, and removed by the next start if its owner cannot."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

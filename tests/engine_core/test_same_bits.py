@@ -3,8 +3,6 @@
 `python tests/bench/same_bits.py` runs as many as one likes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

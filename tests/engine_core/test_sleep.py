@@ -1,7 +1,5 @@
 """Engines that give weights and cache back, and load them again, with a worker that has no tensors."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

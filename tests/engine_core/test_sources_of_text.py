@@ -1,7 +1,5 @@
 """Models that answer to a text, in whole engines: the logits of transformers, however steps fall."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

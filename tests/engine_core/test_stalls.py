@@ -1,7 +1,5 @@
 """When a process counts as stalled or hopeless, and what the watcher does then. Processes are fake."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The start of an engine: the folder of its model, and the sentence in which it says what it holds."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

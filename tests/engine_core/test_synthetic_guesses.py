@@ -1,7 +1,5 @@
 """Guesses that hold by chance: what a drafter would cost of which only the size is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Generating and pooling from the same weights: a real worker under the scheduler, beside Hugging Face."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

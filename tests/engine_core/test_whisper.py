@@ -1,7 +1,5 @@
 """Whisper in a whole engine: the logits of transformers, however steps fall and sources come together."""
 
-from __future__ import annotations
-
 import json
 from math import inf
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures: an address for engines, and a client of two of them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

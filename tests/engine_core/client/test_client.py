@@ -1,7 +1,5 @@
 """The client against one engine that is scripted by the test."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Machines and replicas that join over a network."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """A request on its way: what another replica is asked for when the one that has it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

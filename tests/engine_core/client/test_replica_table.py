@@ -1,7 +1,5 @@
 """The replicas that the client knows: which of them work, and what they are together."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """The choice of a replica for a request, and how late-interaction queries meet their documents."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines are told how tokens are spelled before their first request with a grammar, and only then."""
 
-from __future__ import annotations
-
 from scripted_engine import PARAMS, Connect, Replicated, Script, all_of, next_of
 from spelled import byte_spelling
 

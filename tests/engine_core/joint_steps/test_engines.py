@@ -1,7 +1,5 @@
 """Engines that share experts: whatever comes first, texts and rounds are right, and none waits for ever."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The executor of engines that share experts, with ranks in processes of their own, and what engines send."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A mixture that two engines serve together gives what one engine gives, also after the end of a rank."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

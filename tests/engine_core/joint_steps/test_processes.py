@@ -1,7 +1,5 @@
 """Engines that share experts in processes of their own: they start, drain, end and come back together."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

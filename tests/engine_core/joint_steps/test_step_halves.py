@@ -1,7 +1,5 @@
 """Engines that share experts compute some steps in halves: all of them or none, cut at these tokens."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The ranks over which caches are cut by tokens, as they follow from options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

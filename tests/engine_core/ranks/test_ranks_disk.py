@@ -1,7 +1,5 @@
 """Blocks on the disks of several ranks: they are back where all ranks have their part, with the same bits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

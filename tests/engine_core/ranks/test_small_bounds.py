@@ -1,7 +1,5 @@
 """Bounds on their way through a network: the same tokens in fewer bytes."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ Every family and layout is compared in tests/worker/ranks/test_cut_models.py; th
 processes.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

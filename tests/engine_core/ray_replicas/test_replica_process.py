@@ -1,7 +1,5 @@
 """Replicas that Ray runs for processes of this machine: in a real cluster, if Ray is there."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

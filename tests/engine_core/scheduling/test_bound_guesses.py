@@ -1,7 +1,5 @@
 """Guesses change no answer whose tokens are bound: grammars and budgets of thinking hold as without."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Guesses change nothing of an answer, whether they hold or not, and give their memory back."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Callable

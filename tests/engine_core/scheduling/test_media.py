@@ -1,7 +1,5 @@
 """Media in a scheduler: what a step encodes and forgets, and where rows end."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Steps are bounded in time while somebody reads a stream. The clock is a script: no machine disturbs it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

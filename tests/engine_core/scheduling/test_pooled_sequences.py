@@ -1,7 +1,5 @@
 """The scheduler with sequences that are pooled, alone and beside those that generate."""
 
-from __future__ import annotations
-
 import pytest
 from fake_worker import facts, reference, vectors_of
 from scheduler_bench import Bench, add, config, pool

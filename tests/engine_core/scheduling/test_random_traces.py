@@ -1,7 +1,5 @@
 """Random requests of random schedulers: no block leaks, and each answer equals the reference."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 

@@ -1,7 +1,5 @@
 """Answers that another engine has begun: what comes is what would have come, and nothing is told twice."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

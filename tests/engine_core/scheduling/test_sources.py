@@ -1,7 +1,5 @@
 """Sources: encoded once, held in blocks of their own, given back with those of the cache."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The line that predicts the time of steps: it finds the true costs, and noise does not mislead it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

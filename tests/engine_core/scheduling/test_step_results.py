@@ -1,7 +1,5 @@
 """The bounds of one step, row by row: who has some, who has none any more, and who has to wait."""
 
-from __future__ import annotations
-
 import pytest
 from fake_worker import allowed_ids, facts
 from scheduler_bench import Bench, add, config

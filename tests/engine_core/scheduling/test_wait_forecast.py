@@ -1,7 +1,5 @@
 """How long a queue takes: answers of known length, of learned length, and long prompts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Connections between two sockets: those who know the secret get through, and nobody else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

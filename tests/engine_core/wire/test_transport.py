@@ -1,7 +1,5 @@
 """Both ends of a connection in one process, on real sockets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

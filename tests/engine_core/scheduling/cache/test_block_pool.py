@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from engine_core.scheduling.cache.block_hash import chain_hash, root_hash
 from engine_core.scheduling.cache.block_pool import BlockPool
 

@@ -1,7 +1,5 @@
 """Encodings of pictures on a scripted disk: what is there is not made again, in any prompt."""
 
-from __future__ import annotations
-
 import pytest
 from fake_media import picture, seen_tokens
 from fake_worker import facts, reference

@@ -1,7 +1,5 @@
 """Prefixes on a scripted disk: what is written and brought back, and that a disk never changes an answer."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Media items after failed steps: what the worker holds then, and what comes from disk meanwhile."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Callable

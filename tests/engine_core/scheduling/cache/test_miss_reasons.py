@@ -1,7 +1,5 @@
 """Why no longer prefix was cached: each reason is planted, and must be named by the first answer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import get_args

@@ -1,7 +1,5 @@
 """How many guesses pay: rates learned by the strength of a match, and times of steps by their rows."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Guesses from the text itself: which place is found, how it is followed, and what is guessed behind it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

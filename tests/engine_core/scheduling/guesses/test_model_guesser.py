@@ -1,7 +1,5 @@
 """How many guesses a drafter makes, and what becomes of them."""
 
-from __future__ import annotations
-
 from random import Random
 
 from fake_worker import VOCAB, facts, reference

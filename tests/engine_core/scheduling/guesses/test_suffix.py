@@ -1,7 +1,5 @@
 """Answers that are remembered: what is found in them, by whom, and for how long."""
 
-from __future__ import annotations
-
 import random
 
 from replayed_texts import Replay, Text, guesser, sequence

@@ -1,7 +1,5 @@
 """Requests that must begin or end by some time, on a clock that a script moves."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """An owner of which only so many sequences may run: its others wait, and those of others overtake them."""
 
-from __future__ import annotations
-
 import pytest
 from scheduler_bench import add, pool
 from scripted_clock import STEP, TOKEN, Clock

@@ -1,7 +1,5 @@
 """How far a request has come: how many come before it, or how many tokens of its prompt are computed."""
 
-from __future__ import annotations
-
 from fake_worker import facts
 from scheduler_bench import Bench, add, config
 

@@ -1,7 +1,5 @@
 """Classes of work share time by weight, and one that was idle has no claim on the past."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from engine_core.protocol import Add
