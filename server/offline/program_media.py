@@ -1,4 +1,4 @@
-"""Pictures and videos that a program hands over, prepared in its own process, and prompts of embeddings."""
+"""Media that a program hands over, prepared in its own process, and prompts of embeddings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from engine_core.prompt_media import Media
 from models.media.files import with_settings
-from models.media.item import AudioProcessor, MediaError, Prepared, Video, VideoProcessor
+from models.media.item import AudioProcessor, Kind, MediaError, Prepared, Video, VideoProcessor
 from models.media.registry import find_media, make_processor
 from server.errors import BadRequest
 from server.media.kept_items import Item
-from server.media.parts import MEDIA_PARTS, MediaPart, check_embeds
-from server.media.preparing import PreparingLimits
+from server.media.parts import MEDIA_PARTS, MediaPart, check_embeds, read_part
+from server.media.preparing import NAMES, PreparingLimits
 from server.media.prompt import (
     LaidMedia,
     Written,
@@ -30,6 +30,7 @@ from server.media.prompt import (
 from server.media.reader import laid, media_facts
 from server.media.rows import check_rows, cut_rows, digest, row_width
 from server.model_facts import Facts
+from server.offline.program_sounds import SOUND_FORMS, each_sound, prepare_sound
 from server.options.media_io import read_media_io
 from server.options.server_config import ServerConfig
 from server.reading.pooled_conversations import item_with_media, read_media_pairs
@@ -42,20 +43,21 @@ from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings"
 _EMBEDS, _GRID = "image_embeds", "image_grid_thw"
-_OWN_PARTS = {"image": "image", "image_pil": "image", _EMBEDS: "image", "video": "video"}
+_OWN_PARTS = {"image": "image", "image_pil": "image", _EMBEDS: "image", "video": "video", "audio": "audio"}
 """The kinds of parts whose item stands under the same name, beside those of the API."""
 _VIDEO_FORMS = (
     "a video is the path of a file, a file's bytes, or its frames: an array [frames, height, width, 3]"
 )
 
 PreparedItems = Mapping[bytes, Item]
-"""The pictures and videos of a call by their hashes."""
+"""The media of a call by their hashes."""
 
 
 @dataclass(frozen=True)
-class ProgramVideo:
-    """A video among the pictures of a prompt."""
+class ProgramItem:
+    """A video or a sound among the pictures of a prompt."""
 
+    kind: Kind
     given: object
 
 
@@ -82,24 +84,20 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 class ProgramMedia:
-    """Prepares pictures for one model. Raises BadRequest for what it does not take."""
+    """Prepares media for one model. Raises BadRequest for what it does not take."""
 
     def __init__(self, folder: Path, facts: Facts, tokenizer: Tokenizer, config: ServerConfig) -> None:
         files = find_media(folder) if facts.ready.worker.most_embeddings else None
         if files is None:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
-        most = {"image": facts.max_model_len, "video": facts.max_model_len}
+        most = dict.fromkeys(("image", "video", "audio"), facts.max_model_len)
         self._processor, self.facts = media_facts(files, config.media, tokenizer, most)
-        if isinstance(self._processor, AudioProcessor):
-            raise BadRequest(
-                "This model hears sounds, which LLM does not take: send a server `input_audio` parts.",
-                "multi_modal_data",
-            )
         self._tokenizer, self._width = tokenizer, facts.ready.worker.media_width
         io, options = read_media_io(config.media.media_io_kwargs), config.media
         self._background = io.image.rgba_background_color
         settings = {**io.video_settings, **options.mm_processor_kwargs}
         self._videos = make_processor(with_settings(files, settings))
+        self._most_seconds = options.max_audio_seconds
         self._limits = options.most_frames or PreparingLimits().frames, facts.ready.worker.most_embeddings
         facts = msgspec.structs.replace(facts, media=self.facts)
         self._context = ReadingContext(facts, tokenizer, ReadingOptions.of(config))
@@ -167,14 +165,11 @@ class ProgramMedia:
         if not placeholder:
             return Written(text, parts, is_plain=False)
         places = find_places(text, self.facts)
-        for kind, name, word in (
-            ("image", "pictures", placeholder),
-            ("video", "videos", self.facts.video_placeholder),
-        ):
+        for kind, word in ((self.facts.kind, placeholder), ("video", self.facts.video_placeholder)):
             given = sum(part.kind == kind for part in parts)
             if given != places.count(kind):
                 raise BadRequest(
-                    f"The prompt has {given} {name}, and {places.count(kind)} places for them, "
+                    f"The prompt has {given} {NAMES[kind]}s, and {places.count(kind)} places for them, "
                     f"{word!r} each: write one for each of them.",
                     "prompts",
                 )
@@ -185,7 +180,7 @@ class ProgramMedia:
         """Prepares pictures; returns the part that stands for each in a content, and what these name."""
         items = [self._prepare(picture) for picture in pictures]
         parts = [
-            MediaPart("video" if isinstance(picture, ProgramVideo) else "image", item.hash.hex())
+            MediaPart(picture.kind if isinstance(picture, ProgramItem) else "image", item.hash.hex())
             for picture, item in zip(pictures, items, strict=True)
         ]
         processor, tokenizer = self._processor, self._tokenizer
@@ -194,8 +189,10 @@ class ProgramMedia:
 
     def _prepare(self, given: object) -> Item:
         try:
-            if isinstance(given, ProgramVideo):
-                prepared = self._taken(given.given)
+            if isinstance(given, ProgramItem):
+                prepared = self._beside(given)
+            elif isinstance(self._processor, AudioProcessor):
+                raise BadRequest("This model hears sounds, and sees no pictures.", "multi_modal_data")
             else:
                 prepared = self._encoded(given) if _is_encoded(given) else self._resized(given)
         except MediaError as error:
@@ -209,6 +206,11 @@ class ProgramMedia:
         check_embeds(self.facts)
         rows, grid = _rows_and_grid(given)
         return encoded(rows, tuple(map(int, grid.ravel())), self._width, self._processor)
+
+    def _beside(self, item: ProgramItem) -> Prepared:
+        if item.kind == "audio":
+            return prepare_sound(item.given, self._processor, self._most_seconds)
+        return self._taken(item.given)
 
     def _taken(self, given: Any) -> Prepared:
         """The item of a video."""
@@ -257,15 +259,18 @@ def _file(given: object, forms: str = _FORMS) -> bytes:
 
 
 def read_pictures(given: object) -> list[object]:
-    """The pictures of `multi_modal_data`, and behind them its videos; raises TypeError."""
-    if not isinstance(given, Mapping) or set(cast("Mapping[str, object]", given)) - {"image", "video"}:
+    """The pictures of `multi_modal_data`, behind them its videos, and its sounds; raises TypeError."""
+    kinds = {"image", "video", "audio"}
+    if not isinstance(given, Mapping) or set(cast("Mapping[str, object]", given)) - kinds:
         raise TypeError(
-            f"multi_modal_data is {{'image': ..., 'video': ...}} with one or a list of them: {_FORMS}; "
-            f"{_VIDEO_FORMS}"
+            "multi_modal_data is {'image': ..., 'video': ..., 'audio': ...} with one or a list of them: "
+            f"{_FORMS}; {_VIDEO_FORMS}; {SOUND_FORMS}"
         )
     fields = cast("Mapping[str, object]", given)
     pictures, videos = _several(fields.get("image")), _several(fields.get("video"))
-    return [*(one for each in pictures for one in _each(each)), *map(ProgramVideo, videos)]
+    beside = [ProgramItem("video", each) for each in videos]
+    beside += [ProgramItem("audio", each) for each in each_sound(fields.get("audio"))]
+    return [*(one for each in pictures for one in _each(each)), *beside]
 
 
 def _several(given: object) -> list[object]:
@@ -306,25 +311,26 @@ def take_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], list[obje
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             parts.append(part)
-        elif (of := _OWN_PARTS.get(str(kind)) or MEDIA_PARTS.get(str(kind))) in ("image", "video"):
+        elif of := _OWN_PARTS.get(str(kind)) or MEDIA_PARTS.get(str(kind)):
+            part = read_part(part) if kind == "input_audio" else part
             given = part[kind] if kind in _OWN_PARTS else part.get(f"{of}_url")
             is_object = isinstance(given, Mapping)
             if kind == _EMBEDS:
                 pictures.append(given if is_object else {_EMBEDS: given})
             else:
                 item = _by_url(given.get("url") if is_object else given)
-                pictures.append(ProgramVideo(item) if of == "video" else item)
+                pictures.append(item if of == "image" else ProgramItem(of, item))
             parts.append({"type": f"{of}_url"})
         else:
             raise BadRequest(
-                f"Content parts of type {kind!r} are not supported, text, pictures and videos are.",
+                f"Content parts of type {kind!r} are not supported, text, pictures, videos and sounds are.",
                 "messages",
             )
     return {**message, "content": parts}, pictures
 
 
 def _by_url(given: object) -> object:
-    """The picture or video of a part, whose URL may hold it."""
+    """The item of a part, whose URL may hold it."""
     from server.media.decoding import from_base64
 
     if not isinstance(given, str) or not given.startswith(("data:", "http:", "https:")):
@@ -332,7 +338,7 @@ def _by_url(given: object) -> object:
     head, comma, data = given.partition(",")
     if not comma or not head.endswith(";base64"):
         raise BadRequest(
-            "The URL of a picture or video is file:///path or data:TYPE;base64,DATA here: what lies "
+            "The URL of a picture, video or sound is file:///path or data:TYPE;base64,DATA here: what lies "
             "elsewhere, a program fetches itself.",
             "messages",
         )

@@ -22,7 +22,7 @@ HELP = '''/system TEXT     begin anew with this system prompt; without a text, w
 /model NAME      go on with another model; without a name, list them
 /set NAME VALUE  send this field with every request, such as /set temperature 0; without a value, no more
 /image PATH      send this picture with the next message, which may have several; without a path, none
-/video PATH      the same for a video
+/video PATH      the same for a video, and /audio PATH for a sound
 /again           have the last answer generated again
 /clear           forget the conversation
 /help            show this
@@ -31,7 +31,7 @@ Several lines: begin and end them with """, or end each with a backslash. Ctrl-C
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _QUOTES = '"""'
-_KINDS = {"image": "picture", "video": "video"}
+_KINDS = {"image": "picture", "video": "video", "audio": "sound"}
 """What a file may be that goes with a message, by the name of its command."""
 
 
@@ -127,7 +127,7 @@ class Chat:
         self._answer()
 
     def attach(self, path: str, kind: str = "image") -> None:
-        """Reads a picture or video that is sent with the next message. Raises CommandError."""
+        """Reads a picture, video or sound that is sent with the next message. Raises CommandError."""
         cards = self._server.get("/v1/models")["data"]
         card = next((card for card in cards if card["id"] == self.model), {})
         media: dict[str, Any] = card.get("media") or {}
@@ -152,9 +152,9 @@ class Chat:
                 self._change_model(rest)
             case "set":
                 self._set(*rest.split(maxsplit=1))
-            case "image" | "video" if rest:
+            case "image" | "video" | "audio" if rest:
                 self.attach(rest, name)
-            case "image" | "video":
+            case "image" | "video" | "audio":
                 self._media[:] = [part for part in self._media if part["type"] != f"{name}_url"]
             case "again" if self._take_last_answer_back():
                 self._answer()

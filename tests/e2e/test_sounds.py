@@ -88,6 +88,13 @@ def test_answers_are_those_of_transformers_for_long_and_short_files(model: Model
     url = {"type": "audio_url", "audio_url": {"url": f"data:audio/flac;base64,{in_base64(files[1])}"}}
     again = server.post("/v1/chat/completions", asked(*content[:3], url)).json()
     assert again["choices"][0]["token_ids"] == right
+    said = [{"type": "input_text", "text": part["text"]} if "text" in part else part for part in content]
+    body = {"input": [{"role": "user", "content": said}], "temperature": 0, "max_output_tokens": 8}
+    answered = server.post("/v1/responses", {**body, "ignore_eos": True}).json()
+    assert answered["output"][0]["content"][0]["text"] == again["choices"][0]["message"]["content"]
+    body = {"messages": asked(parts[0])["messages"], "max_tokens": 8}
+    refused = server.post("/v1/messages", body)
+    assert refused.status_code == 400 and "Sounds are parts in" in refused.json()["error"]["message"]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
         answer = client.chat.completions.create(
             model=client.models.list().data[0].id,

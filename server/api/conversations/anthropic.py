@@ -356,8 +356,9 @@ def _text(block: Mapping[str, Any], where: str) -> str:
 
 def _refused(kind: object, where: str, role: str) -> BadRequest:
     return BadRequest(
-        f"{where}: blocks of the type {shown(kind)} are not supported in the content of a {role}; text is, "
-        "and where they belong tool_use, tool_result and thinking.",
+        f"{where}: blocks of the type {shown(kind)} are not supported in the content of a {role}; text and "
+        "image are, and where they belong tool_use, tool_result and thinking. Sounds are parts in "
+        "/v1/chat/completions and /v1/responses.",
         where,
     )
 

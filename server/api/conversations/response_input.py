@@ -109,7 +109,7 @@ def _content(value: object, where: str) -> Content:
 
 def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A part as chat completions has it."""
-    if part.get("type") == "input_image":
+    if part.get("type") in ("input_image", "input_audio"):
         return read_part(part)
     return {"type": "text", "text": _part_text(part, where)}
 
@@ -118,8 +118,8 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in TEXT_PARTS:
         raise BadRequest(
-            f"{where}: parts of the type {shown(kind)} are not supported yet, only input_text, output_text "
-            "and input_image are.",
+            f"{where}: parts of the type {shown(kind)} are not supported yet, only input_text, "
+            "output_text, input_image and input_audio are.",
             f"{where}.type",
         )
     name = "refusal" if kind == "refusal" else "text"

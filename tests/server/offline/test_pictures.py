@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused(pictured: Pictured) -> None:
         pictured.llm.generate({"prompt": "<image>", "multi_modal_data": data}, GREEDY)
     with pytest.raises(TypeError, match="a picture is one of Pillow"):
         pictured.llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [3]}}, GREEDY)
-    with pytest.raises(TypeError, match="'image'"):
+    with pytest.raises(BadRequest, match="hears no sounds"):
         pictured.llm.generate({"prompt": "<image>", "multi_modal_data": {"audio": [b""]}}, GREEDY)
     with pytest.raises(BadRequest, match="a program fetches itself"):
         url = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}

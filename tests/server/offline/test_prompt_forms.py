@@ -59,8 +59,8 @@ def test_forms_of_prompts(given: object, expected: list[Prompt]) -> None:
         ({"prompt": [1]}, "a prompt's text is a string; got list"),
         ({"prompt": "a", "text": "b"}, "no field 'text'"),
         (
-            {"prompt": "a", "multi_modal_data": {"audio": 1}},
-            "multi_modal_data is {'image': ..., 'video': ...}",
+            {"prompt": "a", "multi_modal_data": {"sound": 1}},
+            "multi_modal_data is {'image': ..., 'video': ..., 'audio': ...}",
         ),
         ({"prompt_token_ids": [1], "multi_modal_data": {"image": "a"}}, "is a text, in which each has"),
         ({"prompt_token_ids": [1], "token_type_ids": [0]}, "'token_type_ids' is not supported yet"),

@@ -136,6 +136,12 @@ def test_pictures_go_with_the_next_message(
     with pytest.raises(ServerError, match="busy"):
         chat.say("hi")
     assert sent[-1][0] == {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,bXA0"}}
+    monkeypatch.setattr(ServerClient, "get", lambda *_: {"data": []})  # a server of others tells no kinds
+    (tmp_path / "a.mp3").write_bytes(b"mp3")
+    chat.obey(f"/audio {tmp_path}/a.mp3")
+    with pytest.raises(ServerError, match="busy"):
+        chat.say("hi")
+    assert sent[-1][-2] == {"type": "audio_url", "audio_url": {"url": "data:audio/mpeg;base64,bXAz"}}
 
 
 def test_pictures_that_cannot_be_sent_are_told_in_a_sentence(
