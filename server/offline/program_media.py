@@ -43,7 +43,13 @@ from worker.protocol import Pooling
 
 _FORMS = "a picture is one of Pillow, the path of a file, a file's bytes, or its embeddings"
 _EMBEDS, _GRID = "image_embeds", "image_grid_thw"
-_OWN_PARTS = {"image": "image", "image_pil": "image", _EMBEDS: "image", "video": "video", "audio": "audio"}
+_OWN_PARTS: dict[str, Kind] = {
+    "image": "image",
+    "image_pil": "image",
+    _EMBEDS: "image",
+    "video": "video",
+    "audio": "audio",
+}
 """The kinds of parts whose item stands under the same name, beside those of the API."""
 _VIDEO_FORMS = (
     "a video is the path of a file, a file's bytes, or its frames: an array [frames, height, width, 3]"
@@ -90,7 +96,7 @@ class ProgramMedia:
         files = find_media(folder) if facts.ready.worker.most_embeddings else None
         if files is None:
             raise BadRequest("This model takes no pictures, only text.", "multi_modal_data")
-        most = dict.fromkeys(("image", "video", "audio"), facts.max_model_len)
+        most: dict[str, int] = dict.fromkeys(("image", "video", "audio"), facts.max_model_len)
         self._processor, self.facts = media_facts(files, config.media, tokenizer, most)
         self._tokenizer, self._width = tokenizer, facts.ready.worker.media_width
         io, options = read_media_io(config.media.media_io_kwargs), config.media
@@ -165,7 +171,11 @@ class ProgramMedia:
         if not placeholder:
             return Written(text, parts, is_plain=False)
         places = find_places(text, self.facts)
-        for kind, word in ((self.facts.kind, placeholder), ("video", self.facts.video_placeholder)):
+        kinds: tuple[tuple[Kind, str], ...] = (
+            (self.facts.kind, placeholder),
+            ("video", self.facts.video_placeholder),
+        )
+        for kind, word in kinds:
             given = sum(part.kind == kind for part in parts)
             if given != places.count(kind):
                 raise BadRequest(

@@ -25,10 +25,11 @@ class TextPrompt(TypedDict, total=False):
 
 class PicturesPrompt(TypedDict, total=False):
     prompt: str
-    """A text with the family's placeholder for each picture."""
+    """A text with the family's placeholder for each picture, video or sound."""
     multi_modal_data: Mapping[str, Any]
     """{"image": ...} with a picture or a list of them: of Pillow, paths of files, their bytes, or with
-    enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}."""
+    enable_mm_embeds embeddings of them: [N, width], or {"image_embeds": ..., "image_grid_thw": ...}. Videos
+    are "video", and sounds "audio": samples at 16 kHz, (samples, rate), paths or bytes."""
     cache_salt: str
 
 

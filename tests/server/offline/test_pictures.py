@@ -65,7 +65,7 @@ def test_prompts_have_pictures_in_every_form(pictured: Pictured, tmp_path: Path)
     path.write_bytes(saved(ONE))
     text = "user: see <image> and <image> "
     forms = [[ONE, TWO], [saved(ONE), TWO], [str(path), saved(TWO)], [path, TWO]]
-    prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
+    prompts: list[Any] = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
     answers = pictured.llm.generate([*prompts, "plain text"], GREEDY)
     right = pictured.right(BOS, "user: see ", ONE, " and ", TWO, " ")
     assert [answer.outputs[0].token_ids for answer in answers[:4]] == [right] * 4

@@ -105,8 +105,8 @@ def test_conversations() -> None:
     for wrong in ("a", [["a"]], 3):
         with pytest.raises(TypeError, match="a conversation is a list of messages"):
             read_conversations(wrong)
-    with pytest.raises(BadRequest, match="type 'input_audio' are not supported"):
-        read_conversations([{"role": "user", "content": [{"type": "input_audio"}]}])
+    with pytest.raises(BadRequest, match="type 'input_file' are not supported"):
+        read_conversations([{"role": "user", "content": [{"type": "input_file"}]}])
 
 
 def test_parameters_for_each_prompt() -> None:

@@ -79,7 +79,7 @@ def test_prompts_and_conversations_have_sounds_in_every_form(hearing: Hearing, t
 def test_sounds_of_other_rates_are_resampled(hearing: Hearing) -> None:
     texts: Any = [
         {"prompt": PLACE, "multi_modal_data": {"audio": (tone(1.0, rate=rate), rate)}}
-        for rate in (16_000, 44_100.0)
+        for rate in (16_000, 44_100)
     ]
     one, other = hearing.llm.generate(texts, GREEDY)
     assert len(one.prompt_token_ids) == len(other.prompt_token_ids) > 25
