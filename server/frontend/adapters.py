@@ -20,9 +20,16 @@ from server.errors import BadRequest, NotFound
 from server.frontend.adapter_resolver import AdapterResolver, folder_below, may_be_downloaded
 from server.frontend.frontend import Frontend
 from server.model_facts import TAG
+from server.options.adapter_options import check_served_name
 from server.requests.adapted_models import check_modules, facts_with, is_current, read_named
 
 _log = logging.getLogger(__name__)
+
+
+class InvalidUserInput(BadRequest):
+    """An order that vLLM refuses under this name."""
+
+    type = "InvalidUserInput"
 
 
 class _AdaptedClient:
@@ -155,10 +162,15 @@ class ServedAdapters:
 
     async def load(self, name: str, path: str, *, in_place: bool) -> None:
         """Load an adapter from --lora-dir or --lora-repos into all engines. Raises ApiError if one cannot."""
+        name = self._own_part(name)
+        try:
+            check_served_name(name)
+        except ValueError as error:
+            raise BadRequest(f"{error}.", "lora_name") from None
         if name in self.frontend.facts.model_names:
             raise BadRequest(f"`{name[:200]}` is a name of the model itself.", "lora_name")
         if name in self._engines.states and not in_place:
-            raise BadRequest(
+            raise InvalidUserInput(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in "
                 "place, set 'load_inplace' to True."
             )
@@ -167,6 +179,7 @@ class ServedAdapters:
             raise BadRequest(f"LoRA adapter '{name}' was found but could not be loaded. {error}", "lora_path")
 
     async def unload(self, name: str) -> None:
+        name = name if name in self._engines.states else self._own_part(name)
         if name not in self._engines.states:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", "lora_name")
         async with self._lock:

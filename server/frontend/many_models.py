@@ -15,12 +15,13 @@ from engine_core.client.replica import Replica, all_stats
 from engine_core.config import Address
 from engine_core.engine_stats import Stats
 from engine_core.reason_codes import Reason
+from models.plain_files import ConfigError
 from server.access.client_identity import Caller
 from server.access.keyring import Access
 from server.errors import BadRequest, NoEngine, NotFound, Unavailable
 from server.frontend.frontend import Frontend
 from server.frontend.model_engines import ModelEngines, ModelState, close_frontend
-from server.frontend.model_memory import ModelMemory
+from server.frontend.model_memory import ModelMemory, budget_for
 from server.frontend.model_set import ModelSet, Slot
 from server.http.error_answers import READY, Status, loading
 from server.metrics.server_metrics import Metrics
@@ -62,7 +63,7 @@ class ManyModels:
         self.metrics = Metrics(entries[0].name)
         self.access = Access(config.access, self.metrics.key_counters)
         self._engines = ModelEngines(memory, self.access, report)
-        self._set = ModelSet[Frontend](self._engines, memory.budget)
+        self._set, self._memory = ModelSet[Frontend](self._engines, memory.budget), memory
         self._names: dict[str, ModelState] = {}
         """The models by their names and aliases; the first is meant where no name is given."""
         self.idle = asyncio.Event()
@@ -141,7 +142,7 @@ class ManyModels:
             for state in states:
                 if state.entry.pinned:
                     self._begin(self._touch(state))
-        self._begin(self._peek(states))
+        self._peeked = self._begin(self._peek(states))
 
     def move(self, alias: str, state: ModelState) -> None:
         """Have a name mean another model from now on. Requests that it has brought go on where they are."""
@@ -205,7 +206,9 @@ class ManyModels:
     # The life of the server.
 
     async def start(self) -> None:
-        """Load what is pinned. Raises Unavailable if something of it cannot be loaded."""
+        """Load what is pinned. Raises Unavailable or ConfigError if that cannot be loaded, or nothing can."""
+        await self._peeked
+        await self._check_memory()
         for state in self.states:
             if state.entry.pinned:
                 async with self.using(state):
@@ -285,6 +288,20 @@ class ManyModels:
             if self.config.exit_on_failure:
                 self.fail(f"the engine of {state.slot.name} has ended: {reason}")
 
+    async def _check_memory(self) -> None:
+        """Raises ConfigError if no model will ever have room, as far as their files tell that are here."""
+        sizes = {state: size for state in self.states if (size := state.estimate) is not None}
+        if len(sizes) < len(self.states):
+            return
+        smallest, budget = min(sizes, key=lambda state: sizes[state]), self._memory.budget
+        beside = await self._engines.taken_beside(())
+        if (needed := sizes[smallest] + beside) > budget:
+            raise ConfigError(
+                f"--memory is {budget >> 20} MiB, which is too little for any model: "
+                f"{smallest.entry.name}, the smallest, needs {sizes[smallest] >> 20} MiB, and the server "
+                f"itself {beside >> 20} MiB. Give --memory {(budget_for(needed, budget) >> 20) + 1}M or more"
+            )
+
     async def _touch(self, state: ModelState) -> None:
         """Load a model of which nobody asks anything."""
         try:
@@ -302,7 +319,8 @@ class ManyModels:
             await asyncio.sleep(LOOK_SECONDS)
             await self._set.shrink()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+        return task

@@ -60,6 +60,8 @@ class ModelState:
     """The processes of its engines."""
     facts: Facts | None = None
     """What was found when it was loaded last."""
+    estimate: int | None = None
+    """The bytes that it will take as its files say, if these are here and can be served."""
     downloaded: float | None = None
     """The part of it that is here, while it is downloaded."""
     max_len: int | None = None
@@ -192,7 +194,7 @@ class ModelEngines:
         """Find out what the files of a model on this machine say of it. Call this in a thread."""
         if _is_local(state.entry.config) and state.facts is None:
             try:
-                self._estimate(state)
+                state.estimate = self._estimate(state)
             except (ValueError, OSError) as error:
                 _log.warning("%s cannot be loaded: %s", state.slot.name, " ".join(str(error).split()))
 

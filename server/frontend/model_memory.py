@@ -61,6 +61,11 @@ def open_memory(config: ServerConfig) -> ModelMemory:
     return HostMemory(_SHARE if config.memory is None else config.memory)
 
 
+def budget_for(needed: int, budget: int) -> int:
+    """The budget that is enough for what needs so much within this one: with it caches grow as well."""
+    return (needed - budget // _CACHE_PART) * _CACHE_PART // (_CACHE_PART - 1)
+
+
 class HostMemory:
     """The memory of all processes of the server, each of which has its part of what it shares."""
 

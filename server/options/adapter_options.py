@@ -9,12 +9,22 @@ import msgspec
 
 from worker.options import ADAPTERS, Doc
 
+MOST_NAME = 200
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 
 def is_adapter_name(name: str) -> bool:
     """Whether an adapter that is looked for may have this name, which leads to nowhere else."""
-    return len(name) <= 200 and _NAME.fullmatch(name) is not None
+    return len(name) <= MOST_NAME and _NAME.fullmatch(name) is not None
+
+
+def check_served_name(name: str) -> None:
+    """Raises ValueError unless an adapter may have this name, which metrics join to others by commas."""
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable() or "," in name:
+        raise ValueError(
+            f"the name of an adapter has 1 to {MOST_NAME} printable characters and no comma, and "
+            f"{name[:MOST_NAME]!r} is none"
+        )
 
 
 class AdapterModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +82,10 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"--lora-repos: {repository!r} should be owner/name or owner/name/folder")
         taken = set(model_names)
         for module in self.modules:
+            try:
+                check_served_name(module.name)
+            except ValueError as error:
+                raise ValueError(f"--lora-modules: {error}") from None
             if module.name in taken:
                 raise ValueError(
                     f"--lora-modules: the name {module.name!r} is taken, by the model or another adapter"

@@ -45,8 +45,7 @@ def read_named(
     if it cannot be served.
     """
     folder = folder or adapter_folder(source, config.engine.download_dir)
-    stamp = stamp_of(folder)
-    saved, template = _read_files(name, folder, config)
+    (saved, template), stamp = _read_files(name, folder, config), stamp_of(folder)
     root = source if config.show_root else name
     if not config.skip_tokenizer_init and (path := folder / "tokenizer.json").is_file():
         check_regular(path)

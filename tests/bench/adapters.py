@@ -3,8 +3,9 @@
     PYTHONPATH=.:tests/support python tests/bench/adapters.py [--requests 160] [--at-once 32]
 
 The shape of Llama 135M with random weights, adapters of rank 16 on all seven projections, and an engine with
-room for 32 of them. Requests name one adapter, 32 and 33 in turn, and 100 as Zipf's law has it. Printed: the
-requests a second, in proportion to those of one adapter, the loads, and the slowest request.
+room for 32 of them, which has those that are asked for most. Requests name one adapter, 32 and 33 in turn,
+and 100 as Zipf's law has it. Printed: the requests a second, in proportion to those of one adapter, the
+loads, and the slowest request.
 """
 
 import argparse
@@ -132,7 +133,7 @@ def main() -> None:
             "max_num_seqs": given.at_once,
         }
         engine = Engine.start(engine_config(folder, **shape, **room), lambda _: None)
-        load_all(engine, adapters)
+        load_all(engine, adapters[::-1])
         sides = {
             "one": lambda: cycle(adapters[:1]),
             "32 in turn": lambda: cycle(adapters[:32]),

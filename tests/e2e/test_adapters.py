@@ -89,12 +89,13 @@ def test_vectors_are_those_of_the_adapter_and_from_a_space_of_its_own(server: Li
 
 
 def test_they_come_are_replaced_and_go(server: LiveServer) -> None:
-    loaded = server.post(LOAD, {"lora_name": "late", "lora_path": "some2"})
-    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'late' added successfully.")
+    loaded = server.post(LOAD, {"lora_name": "demo:late", "lora_path": "some2"})
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'demo:late' added successfully.")
     assert text(server, "late") == text(server, "some")
     again = server.post(LOAD, {"lora_name": "late", "lora_path": "some3"})
     assert again.status_code == 400
     assert "has already been loaded" in again.json()["error"]["message"]
+    assert again.json()["error"]["type"] == "InvalidUserInput"
     assert server.post(LOAD, {"lora_name": "late", "lora_path": "some3", "load_inplace": True}).is_success
     assert text(server, "late") != text(server, "some")
     gone = server.post(UNLOAD, {"lora_name": "late"})
@@ -132,6 +133,12 @@ def test_what_cannot_be_loaded_is_refused(server: LiveServer, folder: Path) -> N
     answered = server.post(LOAD, {"lora_name": "bad", "lora_path": "huge"})
     assert answered.status_code == 400
     assert "was found but could not be loaded" in answered.json()["error"]["message"]
+    (folder / "empty").mkdir(exist_ok=True)
+    empty = server.post(LOAD, {"lora_name": "bad", "lora_path": "empty"})
+    assert "empty has no adapter_config.json" in empty.json()["error"]["message"]
+    for name in ("x" * 201, "a,b", "a\nb"):
+        named = server.post(LOAD, {"lora_name": name, "lora_path": "some2"})
+        assert (named.status_code, "no comma" in named.text) == (400, True), name
     missing = server.post(LOAD, {"lora_name": "bad"})
     assert "must be provided" in missing.json()["error"]["message"]
     assert server.post(LOAD, {"lora_name": "demo", "lora_path": "some2"}).status_code == 400

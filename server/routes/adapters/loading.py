@@ -7,19 +7,15 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from server.access.client_identity import caller_of
-from server.errors import BadRequest, NotFound
+from server.errors import NotFound
 from server.frontend.adapter_orders import load_into, unload_from
-from server.frontend.adapters import ServedAdapters
+from server.frontend.adapters import InvalidUserInput, ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.http.endpoint import Endpoint
 from server.routes.request_context import ENTRY, server_of
 
 router = APIRouter(route_class=Endpoint, tags=["adapters"], dependencies=ENTRY)
-
-
-class InvalidUserInput(BadRequest):
-    type = "InvalidUserInput"
 
 
 class LoadAdapterBody(BaseModel):

@@ -36,8 +36,9 @@ async def list_models(request: Request) -> JSONResponse:
     """List the names of what is served."""
     server = server_of(request)
     if not isinstance(server, ManyModels):
-        facts = server.facts
-        return JSONResponse({"models": [_listed(name, facts) for name in facts.model_names]})
+        adapters = [] if server.adapters is None else server.adapters.states
+        names = [*server.facts.model_names, *(each.adapter.name for each in adapters)]
+        return JSONResponse({"models": [_listed(name, server.facts) for name in names]})
     named = server.named(caller_of(request))
     return JSONResponse(
         {

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from models.plain_files import ConfigError
 from server.access.client_identity import Caller
 from server.access.key_file import Key
 from server.errors import BadRequest, NotFound
@@ -123,3 +124,22 @@ async def test_a_key_sees_and_uses_its_models_alone() -> None:
     with pytest.raises(NotFound):
         models.find("second", own)
     models.close()
+
+
+async def test_memory_in_which_no_model_has_room_is_refused_with_what_would_do() -> None:
+    class Host(HostMemory):
+        def measure(self, models: Any) -> tuple[int, list[int]]:
+            return 100 << 20, [0] * len(models)
+
+    def opened(size: int, *names: str) -> ManyModels:
+        entries = [ModelEntry(id=id, name=name, config=parse([name], {})) for id, name in enumerate(names)]
+        return ManyModels(entries[0].config, entries, Host(size), lambda *order: None)
+
+    models = opened(160 << 20, "demo")
+    with pytest.raises(ConfigError, match=r"--memory is 160 MiB, .* demo, the smallest") as refused:
+        await models.start()
+    models.close()
+    enough = int(str(refused.value).rpartition("--memory ")[2].partition("M")[0])
+    for models in (opened(enough << 20, "demo"), opened(160 << 20, "demo", "org/elsewhere")):
+        await models.start()  # another one may be smaller
+        models.close()
