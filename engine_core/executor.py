@@ -18,13 +18,12 @@ import zmq
 
 from worker.calls.messages import BESIDE_STEPS, CallWorkers, Returned, WorkerCall, WorkerReturn, results_of
 from worker.config import WorkerConfig
+from worker.disk.disk import Disk
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.start import start
 from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
-    from worker.disk.block_store import BlockStore
-    from worker.disk.host_store import HostStore
     from worker.runner import Runner
 
 STEPS_BETWEEN = 50
@@ -198,7 +197,7 @@ class InlineExecutor:
         return self._runner.facts
 
     @property
-    def store(self) -> BlockStore | HostStore | None:
+    def store(self) -> Disk | None:
         """The blocks of the cache on disk or in the host's memory, if some are kept there."""
         return None if self._runner is None else self._runner.store
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from worker.disk.host_store import Mark
+from worker.disk.host_copies import Mark
 
 
 class Card:

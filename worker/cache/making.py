@@ -19,7 +19,7 @@ from worker.cache.cache_groups import CacheLayout
 from worker.cache.kv_cache import Cache, describe_small_cache, size_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget, Device
-from worker.devices.host_copies import MOST_STAGED
+from worker.disk.host_copies import MOST_STAGED
 from worker.host.machine import times_killed
 from worker.limits import WorkerLimits
 from worker.media import media_bytes, row_bytes

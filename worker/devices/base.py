@@ -17,7 +17,7 @@ from models.checkpoint.files import Upload
 from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
-from worker.devices.host_copies import HostCopies
+from worker.disk.host_copies import HostCopies
 from worker.host.memory import PageToucher
 from worker.ranks.process_groups import Group, Groups, Membership
 from worker.sampling.grouped_logits import Scan

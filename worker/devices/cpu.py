@@ -14,7 +14,7 @@ from models.layers.attention import CachedAttention
 from models.parallel.parallel import Parallel
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
-from worker.devices.host_copies import AtOnce, HostCopies, make_copies
+from worker.disk.host_copies import AtOnce, HostCopies, make_copies
 from worker.host.machine import available_memory, total_memory, usable_cores
 from worker.host.memory import PageToucher, huge_pages, keep_freed_memory
 from worker.kernels.cpu import operations, vocabulary

@@ -26,8 +26,8 @@ from models.quantization.config import MADE_ON_CUDA
 from models.weight_coding import E4M3
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, plain_attention_bytes
-from worker.devices.host_copies import CudaLane, HostCopies, make_copies, pin
-from worker.devices.pinned import pinned_upload
+from worker.devices.pinned import CudaLane, pin, pinned_upload
+from worker.disk.host_copies import HostCopies, make_copies
 from worker.host.memory import PageToucher
 from worker.host.nvidia import why_card_is_too_old
 from worker.kernels.cpu.quantization import describe_savings

@@ -1,4 +1,4 @@
-"""Weights on their way to a device: through pinned buffers, which the device reads by itself."""
+"""Memory of the host that a device reads by itself: weights pass through it, blocks of a cache stay there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.disk.host_copies import Mark
 from worker.host.machine import usable_cores
 
 BUFFER_BYTES = 64 << 20
@@ -123,3 +124,32 @@ def _pieces(read: Tensor, tensor: Tensor, most: int) -> Iterator[tuple[Tensor, T
     else:
         for row, place in zip(read, tensor, strict=True):
             yield from _pieces(row, place, most)
+
+
+class CudaLane:
+    """A stream of CUDA."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
+        event.record(self._stream)
+        return event
+
+    def wait(self, mark: Mark) -> None:
+        if isinstance(mark, torch.cuda.Event):
+            self._stream.wait_event(mark)
+
+
+def pin(memory: Tensor, device: torch.device) -> Callable[[], object]:
+    """Let a card read and write memory by itself -> a function that ends that."""
+    torch.cuda.set_device(device)  # of this thread
+    runtime: Any = torch.cuda.cudart()
+    address = memory.data_ptr()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.nbytes, 0)))
+    return lambda: runtime.cudaHostUnregister(address)

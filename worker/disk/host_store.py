@@ -1,7 +1,7 @@
 """Records of a card's cache in the host's pinned memory: what the card was about to forget is found there.
 
 Names and slots change in line with steps, in the thread that runs these. Copies are made beside them by
-`RecordCopies`, and a thread of this store waits for each, so that an engine never does.
+`HostCopies`, and a thread of this store waits for each, so that an engine never does.
 """
 
 from __future__ import annotations
@@ -12,56 +12,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 from worker.disk.block_read import BlockRead, ReadPace
+from worker.disk.host_copies import HostCopies, Mark
 from worker.protocol import DiskTotals
 
 _log = logging.getLogger(__name__)
-
-
-class Mark(Protocol):
-    """A point in the work of a device."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has come there."""
-        ...
-
-
-class RecordCopies(Protocol):
-    """Copies of records between places in a card's memory and slots in the host's, beside steps."""
-
-    record_bytes: int
-    most: int
-    """The records that are saved at once at most."""
-    slots: int
-
-    @property
-    def ready(self) -> int:
-        """The number of first slots that can be used already."""
-        ...
-
-    def save(self, places: Sequence[int], slots: Sequence[int]) -> Mark:
-        """Copy records to the host as they are now. The next ones may be saved when these are there."""
-        ...
-
-    def bring(self, slots: Sequence[int], places: Sequence[int]) -> Mark:
-        """Copy records back, behind what steps that were started do with these places."""
-        ...
-
-    def guard(self) -> None:
-        """Have later steps wait for all that is being brought."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class HostStore:
     encodings = None
     write_seconds = pause = 0.0
 
-    def __init__(self, copies: RecordCopies, states: HostStore | None = None) -> None:
-        self.block_bytes, self.most = copies.record_bytes, min(copies.most, copies.slots)
+    def __init__(self, copies: HostCopies, states: HostStore | None = None) -> None:
+        self.block_bytes, self.most = copies.record_bytes, copies.most
         self.room = copies.slots
         """The most records that are held."""
         self.states = states
@@ -120,18 +84,13 @@ class HostStore:
     @property
     def totals(self) -> DiskTotals:
         """The totals of blocks, and the bytes and failures of states, too."""
-        size, held = self.block_bytes, len(self._slots) * self.block_bytes
-        own = DiskTotals(
-            self._written, self._written * size, self._read, self._read * size, self._failures, held
-        )
-        if self.states is None:
-            return own
-        other = self.states.totals
-        return DiskTotals(
-            *(own.written, own.bytes_written + other.bytes_written),
-            *(own.read, own.bytes_read + other.bytes_read),
-            *(own.failures + other.failures, own.held + other.held),
-        )
+        stores = [self] if self.states is None else [self, self.states]
+        sums = [
+            sum(count * store.block_bytes for store, count in zip(stores, counts, strict=True))
+            for counts in zip(*((each._written, each._read, len(each)) for each in stores), strict=True)
+        ]
+        failures = sum(each._failures for each in stores)
+        return DiskTotals(self._written, sums[0], self._read, sums[1], failures, sums[2])
 
     @property
     def may_write(self) -> bool:

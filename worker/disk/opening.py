@@ -16,7 +16,8 @@ from worker.config import WorkerConfig
 from worker.disk.block_files import Bytes
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_store import BlockStore
-from worker.disk.host_store import HostStore, RecordCopies
+from worker.disk.host_copies import HostCopies
+from worker.disk.host_store import HostStore
 from worker.disk.record_memory import BlockPieces, RecordMemory
 from worker.host.machine import available_memory
 from worker.worker_facts import WorkerFacts
@@ -63,7 +64,7 @@ class EncodesMedia(Protocol):
 class MakesCopies(Protocol):
     """The device of the cache."""
 
-    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> RecordCopies | None: ...
+    def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None: ...
 
 
 def open_store(

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from engine_core.scheduling.cache.disk import Disk
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import ENCODED, CostLine
 from models.media.item import CLIENT_MADE
 from worker.disk.block_read import BlockRead
+from worker.disk.disk import Disk
 from worker.disk.record_memory import record_place
 
 _MOST_UNWRITTEN = 1 << 16

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from engine_core.engine_stats import DiskReport
 from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager, Find
-from engine_core.scheduling.cache.disk import Disk
 from engine_core.scheduling.cache.disk_encodings import Arrival, DiskEncodings
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.queue.waiting import WaitingQueue
 from engine_core.scheduling.sequence import Key, Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.disk.block_read import BlockRead
+from worker.disk.disk import Disk
 from worker.protocol import DiskTotals
 
 _PART_OF_TIME = 0.02

@@ -16,10 +16,10 @@ from tiny import VOCAB_SIZE, tiny_checkpoint
 from engine_core.engine import Engine
 from engine_core.protocol import Add
 from engine_core.ranks.ranks_disk import RanksDisk
-from worker.devices.host_copies import AtOnce, make_copies
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead
 from worker.disk.block_store import BlockStore
+from worker.disk.host_copies import AtOnce, make_copies
 from worker.disk.host_store import HostStore
 from worker.disk.record_memory import BlockPieces
 from worker.protocol import Sampling

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lanes import Card
 from torch import Tensor
 
-from worker.devices.host_copies import AtOnce, HostCopies, Lane, PinnedRecords, make_copies
 from worker.disk.block_read import BlockRead
+from worker.disk.host_copies import AtOnce, HostCopies, Lane, PinnedRecords, make_copies
 from worker.disk.host_store import HostStore
 
 BLOCKS, WIDTHS = 12, (16, 40, 8)
@@ -67,7 +67,7 @@ def bring(store: HostStore, blocks: list[int], into: list[int]) -> list[bool]:
 
 @pytest.mark.parametrize("widths", [WIDTHS, (3, 5), (8,)])
 def test_all_parts_of_a_block_come_back(widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.devices.host_copies._CHUNK", 5 * sum(widths))
+    monkeypatch.setattr("worker.disk.host_copies._CHUNK", 5 * sum(widths))
     parts = [torch.randint(0, 256, (BLOCKS, width), dtype=torch.uint8) for width in widths]
     before = [part.clone() for part in parts]
     with opened(parts) as store:

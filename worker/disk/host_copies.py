@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from worker.disk.host_store import Mark
 from worker.host.memory import huge_pages
 
 _CHUNK = 1 << 30
@@ -25,6 +25,14 @@ _MOST_AT_ONCE = 256
 """The most records that are saved at once."""
 
 _log = logging.getLogger(__name__)
+
+
+class Mark(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come there."""
+        ...
 
 
 class Lane(Protocol):
@@ -92,7 +100,7 @@ class HostCopies:
         `most`: the records that are saved at once."""
         self._parts = [part.reshape(len(part), -1).view(torch.uint8) for part in parts]
         self._memory, self._steps, self._beside = memory, steps, beside
-        self.slots, self.most = memory.slots, most
+        self.slots, self.most = memory.slots, min(most, memory.slots)
         self.record_bytes = record_bytes(parts)
         self._saved, self._coming = (
             torch.empty(most, self.record_bytes, dtype=torch.uint8, device=parts[0].device) for _ in range(2)
@@ -101,9 +109,11 @@ class HostCopies:
 
     @property
     def ready(self) -> int:
+        """The number of first slots that can be used already."""
         return self._memory.ready
 
     def save(self, places: Sequence[int], slots: Sequence[int]) -> Mark:
+        """Copy records to the host as they are now. The next ones may be saved when these are there."""
         memory, saved = [self._memory[slot] for slot in slots], self._saved
         self._steps.run(lambda: self._gather(places, saved[: len(places)]))
         self._beside.wait(self._steps.mark())
@@ -111,20 +121,20 @@ class HostCopies:
         return self._beside.mark()
 
     def bring(self, slots: Sequence[int], places: Sequence[int]) -> Mark:
+        """Copy records back, behind what steps that were started do with these places."""
         started = self._steps.mark()
         for first in range(0, len(slots), self.most):
-            last = first + self.most
-            self._bring_some([self._memory[slot] for slot in slots[first:last]], places[first:last], started)
+            some = slice(first, first + self.most)
+            memory = [self._memory[slot] for slot in slots[some]]
+            coming = self._coming[: len(memory)]
+            self._beside.run(partial(_copy, coming, memory))
+            self._beside.wait(started)
+            self._beside.run(partial(self._scatter, places[some], coming))
         self._brought = self._beside.mark()
         return self._brought
 
-    def _bring_some(self, memory: list[Tensor], places: Sequence[int], started: Mark) -> None:
-        coming = self._coming[: len(memory)]
-        self._beside.run(lambda: _copy(coming, memory))
-        self._beside.wait(started)  # the steps before may read or write there still
-        self._beside.run(lambda: self._scatter(places, coming))
-
     def guard(self) -> None:
+        """Have later steps wait for all that is being brought."""
         if self._brought is not None:
             self._steps.wait(self._brought)
 
@@ -164,35 +174,6 @@ class AtOnce:
 
     def synchronize(self) -> None:
         """Do nothing, for the same reason."""
-
-
-class CudaLane:
-    """A stream of CUDA."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-
-    def run(self, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(self._stream):
-            work()
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, it does not spin
-        event.record(self._stream)
-        return event
-
-    def wait(self, mark: Mark) -> None:
-        if isinstance(mark, torch.cuda.Event):
-            self._stream.wait_event(mark)
-
-
-def pin(memory: Tensor, device: torch.device) -> Callable[[], object]:
-    """Let a card read and write memory by itself -> a function that ends that."""
-    torch.cuda.set_device(device)  # of this thread
-    runtime: Any = torch.cuda.cudart()
-    address = memory.data_ptr()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.nbytes, 0)))
-    return lambda: runtime.cudaHostUnregister(address)
 
 
 def make_copies(

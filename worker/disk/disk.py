@@ -1,4 +1,4 @@
-"""The disk of an engine, as the scheduler sees it."""
+"""What keeps records of an engine's cache elsewhere, as its scheduler sees it."""
 
 from __future__ import annotations
 
