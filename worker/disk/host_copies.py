@@ -57,7 +57,7 @@ class PinnedRecords:
     def __init__(self, slots: int, record_bytes: int, pin: Callable[[Tensor], Callable[[], object]]) -> None:
         """`pin`: a function that pins memory, and returns one that ends that."""
         self.slots, self.ready = slots, 0
-        self._record_bytes, self._pin = record_bytes, pin
+        self.record_bytes, self._pin = record_bytes, pin
         self._at_once = max(1, _CHUNK // record_bytes)
         self._chunks: list[Tensor] = []
         self._unpin: list[Callable[[], object]] = []
@@ -80,10 +80,10 @@ class PinnedRecords:
         while self.ready < self.slots and not self._closed:
             count = min(self._at_once, self.slots - self.ready)
             try:
-                chunk = huge_pages(count * self._record_bytes)
+                chunk = huge_pages(count * self.record_bytes)
                 self._unpin.append(self._pin(chunk))
             except (RuntimeError, OSError) as error:
-                held = self.ready * self._record_bytes / (1 << 30)
+                held = self.ready * self.record_bytes / (1 << 30)
                 _log.warning("--kv-offloading-size: the system pins %.2f GiB and no more: %s", held, error)
                 return
             self._chunks.append(chunk.view(count, -1))
@@ -100,8 +100,7 @@ class HostCopies:
         `most`: the records that are saved at once."""
         self._parts = [part.reshape(len(part), -1).view(torch.uint8) for part in parts]
         self._memory, self._steps, self._beside = memory, steps, beside
-        self.slots, self.most = memory.slots, min(most, memory.slots)
-        self.record_bytes = record_bytes(parts)
+        self.slots, self.most, self.record_bytes = memory.slots, min(most, memory.slots), memory.record_bytes
         self._saved, self._coming = (
             torch.empty(most, self.record_bytes, dtype=torch.uint8, device=parts[0].device) for _ in range(2)
         )
@@ -184,16 +183,11 @@ def make_copies(
     pin: Callable[[Tensor], Callable[[], object]],
 ) -> HostCopies | None:
     """Take so many bytes of the host's memory for records; None if not one has room there."""
-    size = record_bytes(parts)
+    size = sum(part[0].nbytes for part in parts)
     if not (slots := nbytes // size):
         return None
     memory = PinnedRecords(slots, size, pin)
     return HostCopies(parts, memory, steps, beside, max(1, min(_MOST_AT_ONCE, MOST_STAGED // size)))
-
-
-def record_bytes(parts: Sequence[Tensor]) -> int:
-    """The bytes of all parts of a record."""
-    return sum(part[0].nbytes for part in parts)
 
 
 def _copy(targets: Sequence[Tensor] | Tensor, sources: Sequence[Tensor] | Tensor) -> None:

@@ -200,7 +200,7 @@ class HostStore:
 
     def _land(self, read: BlockRead, found: Sequence[int], lost: int | None) -> None:
         for index in found:
-            read.land(index, None if self._broken else _is_there)
+            read.land(index, None if self._broken else lambda: None)  # the device has brought it
         if lost is not None:
             read.land(lost, None)
 
@@ -211,7 +211,3 @@ class HostStore:
         if not self._broken:
             self._broken = True
             _log.warning("--kv-offloading-size: a copy failed, and nothing more is kept there: %s", error)
-
-
-def _is_there() -> None:
-    """Bring nothing: the device has."""

@@ -104,10 +104,10 @@ def _open_host(
             f"and {available / _GIB:.2f} GiB are available: lower it"
         )
     of_states = nbytes // _STATES_PART if states is not None else 0
-    rows = states.rows(facts.max_num_seqs + 1) if states is not None else None
-    blocks = device.host_copies(memory.parts, nbytes - of_states)
-    kept = None if rows is None else device.host_copies([rows], of_states)
-    if blocks is None or (rows is not None and kept is None):
+    blocks, kept = device.host_copies(memory.parts, nbytes - of_states), None
+    if states is not None:
+        kept = device.host_copies([states.rows(facts.max_num_seqs + 1)], of_states)
+    if blocks is None or (states is not None and kept is None):
         _log.warning("--kv-offloading-size: nothing is kept, because %g GiB are less than one block", gib)
         return None
     if place.rank == 0:
@@ -130,9 +130,7 @@ def _open_disk(
     pieces: Sequence[Bytes] = ()
     reason = _nothing_to_keep(facts)
     if facts.device != "cpu":
-        reason = (
-            f"that needs a CPU for now, and this is {facts.device}; --kv-offloading-size keeps some there"
-        )
+        reason = f"that needs a CPU for now, and this is {facts.device}: give --kv-offloading-size"
     if reason is None and not (pieces := memory.pieces):
         reason = _NO_KEYS
     if reason is not None:
