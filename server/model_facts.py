@@ -24,6 +24,7 @@ of tokens."""
 SPEECH: Mapping[str, tuple[str, ...]] = {
     "WhisperForConditionalGeneration": (TRANSCRIPTION,),
     "Qwen3ASRForConditionalGeneration": (GENERATE, TRANSCRIPTION),
+    "VoxtralForConditionalGeneration": (GENERATE, TRANSCRIPTION),
 }
 """The tasks of models for speech by their architectures, as far as they are known before one is loaded."""
 

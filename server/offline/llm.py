@@ -209,7 +209,7 @@ class LLM:
         self, sounds: Sound | Sequence[Sound], **options: Unpack[TranscribeOptions]
     ) -> list[TranscriptionOutput]:
         """What is said in recordings: paths, or arrays of samples at 16 kHz."""
-        return self.llm_engine.transcribe(listed(sounds), options)
+        return self.llm_engine.transcribe(listed(sounds), options, self.chat)
 
     def get_tokenizer(self) -> Any:
         """Returns the tokenizer of transformers, which is imported for this call."""

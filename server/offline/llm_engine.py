@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from engine_core.engine import Engine
 from engine_core.protocol import Add, Admitted, Alone, Grammar, Standing, Tokens
 from engine_core.reason_codes import SENTENCES
 from server.grammars.form_grammar import AskedForm, build_grammar
-from server.model_facts import GENERATE, Facts, require_task
+from server.model_facts import GENERATE, TRANSCRIPTION, Facts, require_task
 from server.offline.engine_requests import (
     BeamRequest,
     EngineRequest,
@@ -35,6 +35,8 @@ from server.offline.prompt_forms import (
     read_prompt,
     reader_for,
 )
+from server.offline.request_outputs import RequestOutput
+from server.offline.spoken_sounds import transcribe_in_chats
 from server.offline.transcribing import Sound, TranscribeOptions, TranscriptionOutput, transcribe
 from server.options.server_config import ServerConfig
 from server.options.server_options import EngineArgs, from_python
@@ -129,11 +131,22 @@ class LLMEngine:
                 self.abort_request(request_id)  # the other answers of a request that failed
         return [output for request in changed.values() if (output := request.output()) is not None]
 
-    def transcribe(self, sounds: Sequence[Sound], options: TranscribeOptions) -> list[TranscriptionOutput]:
-        """What is said in recordings. Other requests must be finished. Raises BadRequest."""
+    def transcribe(
+        self,
+        sounds: Sequence[Sound],
+        options: TranscribeOptions,
+        chat: Callable[..., list[RequestOutput]],
+    ) -> list[TranscriptionOutput]:
+        """What is said in recordings. Other requests must be finished. Raises BadRequest.
+
+        `chat` is `LLM.chat`, by which a model transcribes that hears sounds in chats.
+        """
+        require_task(TRANSCRIPTION, self.facts.tasks)
         if self._sequences:
             raise ValueError("transcribe() runs alone: finish other requests first")
         most = self.config.media.max_audio_seconds
+        if self.facts.ready.worker.source_kind != "audio":
+            return transcribe_in_chats(chat, self.media.facts.transcribes, sounds, options, most)
         return transcribe(self._engine, self.facts, self.tokenizer, self._folder, sounds, options, most)
 
     def has_unfinished_requests(self) -> bool:

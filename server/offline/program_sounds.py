@@ -31,10 +31,11 @@ def prepare_sound(given: object, processor: Processor, most_seconds: float) -> P
     """The item of a sound. Raises BadRequest and MediaError for what the model does not hear."""
     if not isinstance(processor, AudioProcessor):
         raise BadRequest("This model hears no sounds.", "multi_modal_data")
-    return processor.prepare_audio(_samples(given, most_seconds))
+    return processor.prepare_audio(samples_of(given, most_seconds))
 
 
-def _samples(given: object, most_seconds: float) -> Iterator[np.ndarray]:
+def samples_of(given: object, most_seconds: float) -> Iterator[np.ndarray]:
+    """The samples of a sound in pieces, at Whisper's rate."""
     match given:
         case bytes() | bytearray():
             return decode_audio(BytesIO(given), most_seconds)

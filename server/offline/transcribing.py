@@ -19,7 +19,7 @@ from server.errors import BadRequest, from_engine
 from server.frontend.recorded_pieces import RecordedPieces, drawn, matrix_of, sampling_of
 from server.media.audio.decoding import decode_audio
 from server.media.audio.recordings import Recording, TemporaryPath, write_features
-from server.model_facts import TRANSCRIPTION, Facts, require_task
+from server.model_facts import Facts
 from server.speech.asked import LADDER, Asked, Segment
 from server.speech.engine import Draw, Drawn, Piece
 from server.speech.job import Job
@@ -55,6 +55,7 @@ class TranscriptionOutput(msgspec.Struct, frozen=True):
     language: str
     duration: float
     segments: list[Segment]
+    """None of a model that tells no times."""
 
 
 class Steps:
@@ -133,9 +134,6 @@ def transcribe(
     most_seconds: float,
 ) -> list[TranscriptionOutput]:
     """What is said in recordings, which are read at the same time. Raises BadRequest."""
-    require_task(TRANSCRIPTION, facts.tasks)
-    if facts.ready.worker.source_kind != "audio":
-        raise BadRequest("This model transcribes by chats: give sounds to LLM.chat, as parts `audio_url`.")
     known = read_tokens(folder)
     asked = _asked(options, known, facts, tokenizer)
     with ExitStack() as stack:

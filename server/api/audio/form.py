@@ -179,6 +179,12 @@ def _read_strategy(text: str) -> object:
         raise BadRequest("chunking_strategy is auto, or an object in JSON.", "chunking_strategy") from None
 
 
+def code_of(language: str) -> str:
+    """The code of a language, which may be named by its English name."""
+    named = language.strip().lower()
+    return _CODES.get(named, named)
+
+
 def language_code(named: str | None, known: SpeechTokens, *, translates: bool) -> str | None:
     """The code of a language that a request names; None if it is to be found."""
     if not known.languages:
@@ -189,8 +195,7 @@ def language_code(named: str | None, known: SpeechTokens, *, translates: bool) -
         return "en"
     if not named:
         return None
-    lower = named.strip().lower()
-    code = _CODES.get(lower, lower)
+    code = code_of(named)
     if code not in known.languages:
         codes = ", ".join(sorted(known.languages))
         raise BadRequest(
