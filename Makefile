@@ -119,11 +119,13 @@ soak: $(INSTALLED)
 gpu-check:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/check.py $(ARGS)
 
+# Compiling the CPU's kernels needs nothing but msgspec, so the first start finds them made while torch came.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --progress-bar on torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --upgrade pip msgspec
+	$(BIN)/python -m worker.kernels.cpu.library & \
+	$(BIN)/python -m pip install --quiet --progress-bar on torch==2.13.0 \
+		&& $(BIN)/python -m pip install --quiet -e '.[dev]' && wait
 	touch $(INSTALLED)
 
 clean:

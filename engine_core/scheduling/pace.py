@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from engine_core.scheduling.queue.owner_shares import Backlog
 from engine_core.scheduling.queue.work_classes import WorkClass
 from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_builder import PlannedStep, StepBuilder
-from engine_core.scheduling.step_cost import CostLine
+from engine_core.scheduling.step_cost import READ, CostLine
 from engine_core.scheduling.wait_forecast import AnswerLengths, Load, expected_wait, steps_until_ends
 from worker.worker_facts import WorkerFacts
+
+_log = logging.getLogger(__name__)
 
 _GAP = 0.05
 _SINGLE_STEPS = 4
@@ -53,6 +56,7 @@ class Pace:
         self.busy = 0.0
         self._facts = facts
         self._asked = config.max_token_gap_ms
+        self._logs = config.enable_logging_iteration_details
         self._staged = config.pipeline_parallel_size > 1
         self._backlog = Backlog()
         self._decoding = 0.0
@@ -108,6 +112,8 @@ class Pace:
         seconds, self._begun = now - self._begun, now
         self._in_flight.popleft()
         self.busy += seconds
+        if self._logs:
+            self._tell(planned, seconds)
         self.line.learn(planned.work, seconds - proposing, bounded=planned.bounded)
         each, scale = planned.step_cost / len(planned.seqs), seconds / planned.expected
         for seq, cost in zip(planned.seqs, planned.costs, strict=True):
@@ -115,6 +121,17 @@ class Pace:
                 seq.steps += 1
                 seq.compute += (each + cost) * scale
         return seconds - proposing
+
+    def _tell(self, planned: PlannedStep, seconds: float) -> None:
+        ms = [f"{1000 * time:.1f}" for time in (seconds, planned.expected, planned.step_cost)]
+        bound = f", bounded with a margin of {self.line.margin:.2f}" if planned.bounded else ""
+        decoding = len(planned.seqs) - planned.prompts - planned.texts
+        _log.info(
+            "step %d: %s ms, expected %s, %s of them for itself%s: %d rows that decode, %d that read prompts, "
+            "%d texts, %d tokens, which attend to %d",
+            *(planned.step.number, *ms, bound, decoding, planned.prompts, planned.texts),
+            *(planned.tokens, planned.work[READ]),
+        )
 
     def charge_in_flight(self, seq: Sequence) -> None:
         """Charge a sequence that ends for its rows in steps in flight, whose outcome it does not need."""

@@ -15,7 +15,7 @@ _SWITCHES = """
     enable-cumem-allocator numa-bind enable-fault-tolerance
     exclude-tools-when-tool-choice-none enable-log-outputs log-error-stack
     grpc enable-offline-docs kv-cache-metrics cudagraph-metrics enable-mfu-metrics
-    enable-layerwise-nvtx-tracing enable-logging-iteration-details
+    enable-layerwise-nvtx-tracing
     enable-scale-out disable-sliding-window data-parallel-multi-port-external-lb calculate-kv-scales
     ray-workers-use-nsight mm-encoder-only tokens-only enable-return-routed-experts
     specialize-active-lora enable-trace-replay return-sampling-mask

@@ -3,7 +3,8 @@
 The sources in `csrc/` are compiled for each `Level` of processor; a wheel may carry the results in `built/`.
 Where it does not, a C compiler makes the one that this machine needs at first use, in some twenty seconds on
 two cores, and it stays in a cache folder. Its name holds a digest of sources and flags, so that a stale one
-is never found.
+is never found. `python -m worker.kernels.cpu.library` makes it beforehand, as `make` does while packages are
+installed.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ _LONGEST = {
     "attention.c",
     "attention_latent.c",
     "tile_floats.c",
-    "experts.c",
+    "tile_vec.c",
 }
 """The sources that take three quarters of the time: compiled first, so that all threads end together."""
 
@@ -284,3 +285,8 @@ def _file_name(level: Level) -> str:
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels-{level.name}-{digest.hexdigest()[:16]}.so"
+
+
+if __name__ == "__main__":
+    with suppress(BuildError, OSError):  # the first start meets it again, and reports it
+        prepare()

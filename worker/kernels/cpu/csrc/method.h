@@ -3,6 +3,7 @@
 
 #include "tile_floats.h"
 #include "tile_quantized.h"
+#include "tile_vec.h"
 
 // The functions that compute tiles: by vectors, or from a quantized matrix.
 typedef struct {

@@ -103,7 +103,3 @@ static void lay_first_dwords(uint32_t *to, const char *x, long stride, long rows
         if (whole < dwords) to[whole * rows + r] = pair_at(row, whole, w->inputs);
     }
 }
-
-static void lay_dwords(uint32_t *to, const char *x, long stride, long rows, const weights *w) {
-    lay_first_dwords(to, x, stride, rows, dwords_of(w), w);
-}

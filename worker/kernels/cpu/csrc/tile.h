@@ -104,40 +104,6 @@ INLINE void step_bfloat16(vec sums[][COLUMNS], const uint32_t *x, int rows, int 
 }
 #endif
 
-// `join_section` for sums that are in registers.
-INLINE void store_section(vec sums[][COLUMNS], int rows, int columns, const weights *w, long section, int apart,
-                          float *out) {
-    int levels = apart ? 0 : __builtin_ctzl(~section);
-    for (int level = 0; level < levels; level++) {
-        const float *others = waiting(out, rows, w, level);
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++)
-                sums[r][c] = vec_add(vec_load(others + r * PANEL + c * LANES, FLOAT32), sums[r][c]);
-    }
-    out = apart ? place_of_section(out, rows, w, section, 1) : waiting(out, rows, w, levels);
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) vec_store(out + r * PANEL + c * LANES, sums[r][c], FLOAT32);
-}
-
-INLINE void tile_of(int rows, int columns, kind k, const uint32_t *x, const uint32_t *panel, const weights *w,
-                    fetch ahead, int apart, float *out) {
-    long stride = k == BFLOAT16 && !DOTS ? 2 * rows : rows, dwords = section_dwords(w);
-    for (long section = 0; section < w->sections; section++) {
-        vec sums[VEC_ROWS][COLUMNS];
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++) sums[r][c] = vec_zero();
-        pass_end(&ahead);
-        for (long i = 0; i < dwords; i++, panel += PANEL, x += stride) {
-            _mm_prefetch(ahead.from, _MM_HINT_T0);
-            _mm_prefetch(ahead.from + 64, _MM_HINT_T0);
-            ahead.from += ahead.step;
-            if (k == BFLOAT16) step_bfloat16(sums, x, rows, columns, panel);
-            else step_float32(sums, x, rows, columns, panel);
-        }
-        store_section(sums, rows, columns, w, section, apart, out);
-    }
-}
-
 enum { AHEAD_BYTES = 8192 };
 
 // The memory that a tile prefetches: its own panel, a little ahead; or if this panel is in the cache because it has
@@ -148,33 +114,4 @@ INLINE fetch fetch_for(const weights *w, long panel, const tiles *t) {
     long lines = panel_bytes(w) / (PANEL * 4), step = PANEL * 4 / t->all;
     const char *next = t->next ? t->next : end;
     return (fetch){next + t->first * step * lines, step, NULL, NULL};
-}
-
-// Half of the columns of a panel are a tile of its own, as far as prefetches go.
-INLINE void multiply_rows(int rows, kind k, const tiles *t, const weights *w, long number) {
-    const char *panel = (const char *)panel_of(w, number);
-    const int passes = rows > TILE_ROWS ? 2 : 1, columns = COLUMNS / passes;
-    tiles each = *t;
-    each.all *= passes;
-    for (int pass = 0; pass < passes; pass++, panel += columns * LANES * 4) {
-        each.first = t->first * passes + pass;
-        tile_of(rows, columns, k, t->x[0], (const uint32_t *)panel, w, fetch_for(w, number, &each), t->apart,
-                t->sums[0] + pass * columns * LANES);
-    }
-}
-
-#define TILE(n)                                                            \
-    case n:                                                                \
-        if (w->kind == BFLOAT16) multiply_rows(n, BFLOAT16, t, w, number); \
-        else multiply_rows(n, FLOAT32, t, w, number);                      \
-        break;
-
-// Multiplies one tile, whose rows are as `lay_dwords` wrote them.
-static void multiply_vec(const tiles *t, const weights *w, long number) {
-    switch (t->rows[0]) {
-        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5)
-#if LANES == 16
-        TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
-#endif
-    }
 }
