@@ -114,7 +114,7 @@ class Pace:
         self.busy += seconds
         if self._logs:
             self._tell(planned, seconds)
-        self.line.learn(planned.work, seconds - proposing, bounded=planned.bounded)
+        self.line.learn(planned.work, seconds - proposing, fills=planned.fills)
         each, scale = planned.step_cost / len(planned.seqs), seconds / planned.expected
         for seq, cost in zip(planned.seqs, planned.costs, strict=True):
             if not seq.done:
@@ -124,13 +124,12 @@ class Pace:
 
     def _tell(self, planned: PlannedStep, seconds: float) -> None:
         ms = [f"{1000 * time:.1f}" for time in (seconds, planned.expected, planned.step_cost)]
-        bound = f", bounded with a margin of {self.line.margin:.2f}" if planned.bounded else ""
+        margin = f", as many as fit with a margin of {self.line.margin:.2f}" if planned.fills else ""
         decoding = len(planned.seqs) - planned.prompts - planned.texts
+        held = f"{decoding} rows that decode, {planned.prompts} that read prompts, {planned.texts} texts"
         _log.info(
-            "step %d: %s ms, expected %s, %s of them for itself%s: %d rows that decode, %d that read prompts, "
-            "%d texts, %d tokens, which attend to %d",
-            *(planned.step.number, *ms, bound, decoding, planned.prompts, planned.texts),
-            *(planned.tokens, planned.work[READ]),
+            "step %d: %s ms, expected %s, %s of them for itself%s: %s, %d tokens, which attend to %d",
+            *(planned.step.number, *ms, margin, held, planned.tokens, planned.work[READ]),
         )
 
     def charge_in_flight(self, seq: Sequence) -> None:

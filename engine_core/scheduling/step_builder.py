@@ -40,7 +40,8 @@ class PlannedStep:
     costs: list[float]
     """The expected seconds of each row, without a share of the step itself."""
     work: Work
-    bounded: bool
+    fills: bool
+    """Whether its time was bounded, and most of what it may take was planned."""
     binds: bool
     """Whether `StepBounds` have to follow it."""
     step_cost: float
@@ -279,9 +280,9 @@ class StepBuilder:
             sources=media.sources.encoding,
             source_layers=media.sources.layers,
         )
-        bounded = self.left < inf
+        fills = self.left < self.cost
         return PlannedStep(
-            *(step, self._seqs, self._costs, self._work, bounded, self._binds, self._step_cost, self.cost),
+            *(step, self._seqs, self._costs, self._work, fills, self._binds, self._step_cost, self.cost),
             prompts=self._reading - self._texts,
             texts=self._texts,
             guessed=self._guessed,

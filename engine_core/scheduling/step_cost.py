@@ -37,7 +37,8 @@ _DOWN = _UP ** (-1 / 99)
 """A time that grows so after each step that takes longer, and shrinks so after each other one, stays near the
 one within which 99 of 100 steps end. One step that stood still for an hour moves it by a tenth."""
 
-_QUANTILE, _MARGIN_RATE, _MOST_MARGIN = 0.98, 0.02, 1.6
+_QUANTILE, _MARGIN_RATE = 0.995, 0.05
+_FIRST_MARGIN, _MOST_MARGIN = 1.2, 1.6
 
 
 def sampling_term(params: Sampling | Pooling) -> int:
@@ -54,8 +55,8 @@ def sampling_term(params: Sampling | Pooling) -> int:
 class CostLine:
     def __init__(self, timed: Sequence[tuple[int, float]] = ()) -> None:
         """`timed`: the tokens and the seconds of steps that were run at warm-up, with different counts."""
-        self.margin = 1.0
-        """The time within which nearly all steps end whose time is bounded, as a multiple of the expected."""
+        self.margin = _FIRST_MARGIN
+        """The time within which nearly all steps end that fill their bound, as a multiple of the expected."""
         step, token = _first_line(timed)
         self._seconds = [token * multiple for multiple in _OF_TOKEN]
         self._seconds[STEP] = step
@@ -89,8 +90,12 @@ class CostLine:
         token, read = self._seconds[TOKEN] + self._seconds[READ] * start, self._seconds[READ] / 2
         return int(2 * seconds / (token + sqrt(token * token + 4 * read * seconds)))
 
-    def learn(self, work: Work, seconds: float, *, bounded: bool) -> None:
-        """Correct the line by a step that has run. `bounded`: its time was bounded when it was planned."""
+    def learn(self, work: Work, seconds: float, *, fills: bool) -> None:
+        """Correct the line by a step that has run. `fills`: it was to take most of the time that it may.
+
+        Only such steps say how late one can be: what disturbs a machine for milliseconds makes a step of a
+        single token twice as long, and one that fills a gap hardly longer.
+        """
         parts = [each * amount for each, amount in zip(self._seconds, work, strict=True)]
         expected = sum(parts)
         if expected <= 0 or seconds <= 0:
@@ -110,7 +115,7 @@ class CostLine:
                 self._seconds[term] *= exp(each * correction)
                 part = gain * each
                 doubt[term] = [old - part * other for old, other in zip(doubt[term], blame, strict=True)]
-        if bounded:
+        if fills:
             self._learn_margin(ratio)
 
     def _learn_margin(self, ratio: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fake_worker import FakeWorker, facts
 from msgspec.structs import replace
@@ -30,6 +31,10 @@ class Clock:
     seconds: list[float] = field(default_factory=list)
     outputs: dict[int, list[tuple[float, Tokens | Pooled | Failed]]] = field(default_factory=dict)
     now: float = 100.0
+    options: dict[str, object] = field(default_factory=dict[str, object])
+    """Further options of the engine."""
+    late: Callable[[], float] = lambda: 0.0
+    """What disturbs the machine, in seconds by which the next step ends late."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -40,7 +45,7 @@ class Clock:
         tasks = ("generate", "embed", "token_embed") if self.causal else ("embed", "token_embed")
         blocks = {"num_blocks": 3000, "block_size": 16, "tasks": tasks, "causal": self.causal}
         found = replace(facts(**limits, **blocks), device=self.device, timed_steps=TIMED)
-        self.scheduler = Scheduler(config(max_token_gap_ms=self.gap_ms), found, vocab_size=50)
+        self.scheduler = Scheduler(config(max_token_gap_ms=self.gap_ms, **self.options), found, vocab_size=50)
         self.worker = FakeWorker(found)
         self.planned: PlannedStep | None = None
 
@@ -59,12 +64,12 @@ class Clock:
         plan = self.planned = self.scheduler.schedule(self.now)
         if plan is None:
             return False
-        self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs))
+        self.seconds.append(STEP + TOKEN * sum(row.count for row in plan.step.seqs) + self.late())
         self.now += self.seconds[-1]
         for output in self.scheduler.results.land(plan, self.worker.launch(plan.step).result(), self.now).get(
             0, []
         ):
-            assert not isinstance(output, Admitted)
+            assert isinstance(output, (Tokens, Pooled, Failed))
             self.outputs.setdefault(output.id, []).append((self.now, output))
         return True
 
@@ -78,5 +83,5 @@ def stream(id: int, prompt: int = 8, max_tokens: int = 200, **changes: object) -
     return add(id, [1 + id % 40] * prompt, max_tokens=max_tokens, streams=True, **changes)
 
 
-def texts(ids: range, length: int = TEXT, **changes: object) -> list[Add]:
+def texts(ids: range, length: int = TEXT, **changes: Any) -> list[Add]:
     return [pool(id, [id % 40 + 1, id // 40 + 1] * (length // 2), **changes) for id in ids]
