@@ -56,9 +56,8 @@ def _find_device(config: WorkerConfig) -> Device:
         case "auto" | "cpu":
             if asked.kv_offloading_size is not None:
                 raise ValueError(
-                    "--kv-offloading-size is memory of the host for what the cache of a card forgets, and "
-                    "a CPU's cache is in the host's memory anyway: raise --kv-cache-memory-bytes, or give "
-                    "--kv-cache-dir to keep prefixes on disk, where they are found again after a restart"
+                    "--kv-offloading-size is for cards, and a CPU's cache is in the host's memory anyway: "
+                    "raise --kv-cache-memory-bytes, or give --kv-cache-dir to keep prefixes on disk"
                 )
             if fp8:
                 raise ValueError(
