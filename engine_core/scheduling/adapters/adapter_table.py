@@ -309,11 +309,11 @@ class AdapterTable:
             self._wanted[known], known.wanted = None, time.monotonic()
 
     def _close_one(self) -> None:
-        """Have the adapter with the fewest sequences take no more, so that another one gets its place."""
+        """Have one of the worst rank, or with the fewest sequences, take no more: its place is wanted."""
         loaded = [one for one in self._known.values() if one.facts is not None and not one.adapter.pinned]
         if loaded and not any(one.is_closing for one in loaded):
             self._passed = 0
-            min(loaded, key=lambda one: (one.users, one.used)).is_closing = True
+            min(loaded, key=lambda one: (-one.rank, one.users, one.used)).is_closing = True
 
     def _begin_load(self, known: KnownAdapter, number: int) -> None:
         del self._wanted[known]
