@@ -1,7 +1,5 @@
 """Adapters bring heads of their own, of any number of labels, for a base that generates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A worker computes sequences with and without adapters in the same steps, which are replayed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

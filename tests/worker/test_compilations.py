@@ -1,7 +1,5 @@
 """A worker tells how many kernels its device has compiled: once when it is ready, and with each step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 On a small model it is the number of calls that costs, and one that grows with layers or rows costs most.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

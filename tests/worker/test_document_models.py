@@ -1,7 +1,5 @@
 """Tiny random models that read documents give the rows and the tokens of transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

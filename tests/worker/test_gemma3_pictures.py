@@ -1,7 +1,5 @@
 """Gemma 3 on a tiny text and tower: tokens of a picture see all of it, in layers with a window and others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

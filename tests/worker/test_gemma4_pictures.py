@@ -1,7 +1,5 @@
 """Gemma 4 on tiny texts and towers: pictures of any shape, which some of its models see both ways."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

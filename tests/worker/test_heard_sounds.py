@@ -1,7 +1,5 @@
 """Tiny random models that hear give the rows and the tokens of transformers, however steps fall."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

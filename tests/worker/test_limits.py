@@ -1,7 +1,5 @@
 """The sizes that a worker runs with, and those that contradict each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_type_hints
 

@@ -1,7 +1,5 @@
 """Logs have one handler and one line format; libraries log from warnings up; no text forges lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Static vectors beside sentence-transformers, and a checkpoint of Stanford's ColBERT beside its formula."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

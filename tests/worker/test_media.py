@@ -1,7 +1,5 @@
 """LLaVA on a tiny text and tower gives the tokens of transformers, however its steps are cut."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

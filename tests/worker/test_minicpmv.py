@@ -1,7 +1,5 @@
 """Tiny random models of MiniCPM-V give what is composed of torch's attention and parts of transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

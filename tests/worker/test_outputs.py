@@ -1,7 +1,5 @@
 """A worker gives several outputs of a text in one step, and sentence-transformers' vectors of tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Tiny random models of each family that sees pictures give the rows and the tokens of transformers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pooling adds memory to a worker, and to its steps a plan of the hidden states that are pooled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The process of a rank, as the engine sees it through the channel; and the channel itself."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket

@@ -1,7 +1,5 @@
 """The start of a worker prepares kernels, and imports nothing that it does not need."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spaces of checkpoints: 40 changes, each of which makes another space or does not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """PaliGemma on tiny texts: tokens of a prompt see all of it, past windows too; those of an answer do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How layers share the blocks of a cache: the groups they make, and their places in memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

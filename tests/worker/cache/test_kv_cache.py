@@ -1,7 +1,5 @@
 """The number of cache blocks, and the error if they are too few."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

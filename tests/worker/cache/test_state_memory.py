@@ -1,7 +1,5 @@
 """Memory for the states of hybrids: how many sequences have room, how many states are remembered."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

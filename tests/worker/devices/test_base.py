@@ -1,7 +1,5 @@
 """The memory that plain attention needs beside its input and output."""
 
-from __future__ import annotations
-
 import torch
 
 from models.layers.attention import Attention

@@ -1,7 +1,5 @@
 """The host as a device: its threads, its share of the machine, and weights that are quantized."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The fingerprint of a worker: what changes it, and what does not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

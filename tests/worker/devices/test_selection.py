@@ -1,7 +1,5 @@
 """The choice of device and of number type."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

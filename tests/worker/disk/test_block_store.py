@@ -1,7 +1,5 @@
 """Blocks in real files: they come back as they were, or not at all, whatever happens to the files."""
 
-from __future__ import annotations
-
 import os
 import random
 import stat

@@ -1,7 +1,5 @@
 """What a tower made, in files: encodings of any length come back whole, or are missed."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

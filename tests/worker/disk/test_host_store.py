@@ -1,7 +1,5 @@
 """Blocks of a card in the host's memory: they come back as they were saved, in whatever order lanes go on."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Generator

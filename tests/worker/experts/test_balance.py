@@ -1,7 +1,5 @@
 """Experts are copied and placed as published, whatever the loads are."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

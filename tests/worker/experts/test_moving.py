@@ -1,7 +1,5 @@
 """Bytes of experts go to their new places, whatever those held before."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import torch

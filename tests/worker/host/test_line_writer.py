@@ -1,7 +1,5 @@
 """Lines are written in order by a thread; a reader that stops or a full disk costs lines, not time."""
 
-from __future__ import annotations
-
 import os
 import select
 import threading

@@ -1,7 +1,5 @@
 """The cores and memory that a machine and its containers grant, read from a made-up /proc and /sys."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

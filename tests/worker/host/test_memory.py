@@ -1,7 +1,5 @@
 """Huge pages, pages of a cache made ahead of use, and memory that is given back or kept."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import platform

@@ -1,7 +1,5 @@
 """What is said of drivers and cards, with files that stand for those of a machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

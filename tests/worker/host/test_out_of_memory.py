@@ -1,7 +1,5 @@
 """Shortage of memory is told with its cause, and a worker in the place of a killed one knows of it."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

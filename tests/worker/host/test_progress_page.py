@@ -1,7 +1,5 @@
 """Pages in which processes show how their work goes on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

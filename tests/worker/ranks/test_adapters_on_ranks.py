@@ -1,7 +1,5 @@
 """Adapters of models that are spread over real ranks and stages: each rank takes of them what is its own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Caches that are cut over real ranks by tokens hold longer sequences, and give the bits of one worker."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path

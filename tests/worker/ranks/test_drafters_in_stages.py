@@ -1,7 +1,5 @@
 """A drafter in the last stage guesses what it guesses behind a whole model, and changes no answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Real ranks of replicas that share experts: one worker's tokens, and bits that depend on no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

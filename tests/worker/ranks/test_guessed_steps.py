@@ -1,7 +1,5 @@
 """Ranks and stages answer with guesses as one worker does token by token, bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Real ranks of replicas that compute each step in two halves: the outputs of whole steps, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ranks find each other and exchange tensors: here they are threads, with real sockets between them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Unix sockets carry tensors of any size, in order, both ways at once; a lost rank is an error at once."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

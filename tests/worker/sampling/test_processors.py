@@ -1,7 +1,5 @@
 """Logits processors: batches that keep their places, what is forbidden, and classes that break."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

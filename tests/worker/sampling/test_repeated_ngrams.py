@@ -1,7 +1,5 @@
 """Repeated n-grams are forbidden as vLLM's processor for DeepSeek-OCR does it, in batches that change."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A row's token and log-probabilities have the same bits alone and beside rows with any options."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

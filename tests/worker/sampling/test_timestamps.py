@@ -1,7 +1,5 @@
 """The rules of Whisper's timestamps on random logits and answers, against those of transformers."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

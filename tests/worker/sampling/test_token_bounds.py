@@ -1,7 +1,5 @@
 """Bounds that follow a step: their forms, which of them belong to a step, and that they come first."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The steps that are sent as forms, and the place of a form on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of the C kernels: every level of processor that this machine can run, and one thread or two."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

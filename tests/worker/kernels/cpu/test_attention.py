@@ -1,7 +1,5 @@
 """Attention over the paged cache by the C kernels, for every level that this machine can run."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens of pictures that see all of their picture: attention with a table of last positions."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """States of chunks that several ranks have, when joined, are attention to one cache, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from equal_bits import assert_same_bits

@@ -1,7 +1,5 @@
 """The order of sums in causal attention: a query has the same bits however its row is computed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,6 @@
 One that reads or writes a byte too many does not fail its test, but ends the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Iterator

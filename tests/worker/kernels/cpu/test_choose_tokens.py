@@ -1,7 +1,5 @@
 """The choice of tokens by the C kernel, for every level that this machine can run."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

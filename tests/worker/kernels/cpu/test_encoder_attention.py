@@ -1,7 +1,5 @@
 """Attention of encoders by the C kernels, for every level that this machine can run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paged import assert_near, fused, make_step

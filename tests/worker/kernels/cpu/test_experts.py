@@ -1,7 +1,5 @@
 """Experts by the C kernels: as specified, the same alone and in any batch, and for any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

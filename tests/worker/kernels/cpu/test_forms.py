@@ -1,7 +1,5 @@
 """All forms of quantized matrices: what computes with them, against exact products in float64."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

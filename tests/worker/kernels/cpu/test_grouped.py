@@ -1,7 +1,5 @@
 """Matrices that checkpoints hold quantized: the C kernels against plain torch, and against exact products."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Latent attention by the C kernels, for every level that this machine can run; also in replayed steps."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Builds of the C kernels: how they are made, found and refused."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

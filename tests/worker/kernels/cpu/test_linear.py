@@ -1,7 +1,5 @@
 """Linear layers of the C kernels against float64, for every kind of processor that this machine can run."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for products with matrices of every kind: plain, quantized when loaded, and quantized before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

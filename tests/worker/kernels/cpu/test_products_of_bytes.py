@@ -1,7 +1,5 @@
 """Products of small codes with 8-bit inputs, over shapes, sections and numbers that instructions may cut."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantized linear layers: their error beside the loaded matrix, and the C kernels against plain torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

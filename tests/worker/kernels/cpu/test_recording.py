@@ -1,7 +1,5 @@
 """Small steps that are replayed, against the same by the model's own code: bit for bit, and in the cache."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence

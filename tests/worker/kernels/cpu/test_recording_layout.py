@@ -1,7 +1,5 @@
 """Steps laid out in C, against the same by torch; and memory for the results of kernels."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import fields
 

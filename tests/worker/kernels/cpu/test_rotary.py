@@ -1,7 +1,5 @@
 """Norms, rotation and caching of heads by the C kernels, for every level that this machine can run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

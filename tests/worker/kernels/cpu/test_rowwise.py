@@ -1,7 +1,5 @@
 """Embeddings, norms, sums, means and activations of the C kernels, for every level of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

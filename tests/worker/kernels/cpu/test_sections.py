@@ -1,7 +1,5 @@
 """A product over inputs that are cut over ranks has the same bits for 1, 2, 4 and 8 of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

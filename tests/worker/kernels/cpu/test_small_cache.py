@@ -1,7 +1,5 @@
 """A cache of 8 bits by the C kernels, for every level that this machine can run."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

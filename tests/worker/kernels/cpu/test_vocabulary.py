@@ -1,7 +1,5 @@
 """The passes of the C kernels over whole vocabularies, and the bounds that they write, against torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Attention by Triton against its definition in float64, with NaN in everything that must not be read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import exact

@@ -1,7 +1,5 @@
 """The blocks of queries that programs compute: every new token of every row lies in exactly one."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

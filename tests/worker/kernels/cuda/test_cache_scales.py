@@ -1,7 +1,5 @@
 """A checkpoint's scales for a KV cache of 8 bits: under all their names, and in the tokens of a worker."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

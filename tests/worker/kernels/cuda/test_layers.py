@@ -3,8 +3,6 @@
 What lies beside the columns of an input, and behind its rows, is NaN.
 """
 
-from __future__ import annotations
-
 import exact
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Pooling by Triton against float64, with NaN in everything that must not be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

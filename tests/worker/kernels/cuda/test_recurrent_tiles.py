@@ -5,8 +5,6 @@ differ from float64 by roundings of sums of some hundred products, of 2^-24 each
 learnt and the matrices of a tile are cut to 8 bits before each of five products (cards round them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`facet kernels compile` makes what a server would ask for, and neither takes more cores than it may."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

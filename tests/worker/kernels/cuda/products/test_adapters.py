@@ -1,7 +1,5 @@
 """Adapters by Triton, against the reference: rows in any company, and adapters that take others' places."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products with quantized matrices by Triton, against the numbers that the codes mean in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of inputs that are rounded to e4m3, beside torch's rounding and the formula in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

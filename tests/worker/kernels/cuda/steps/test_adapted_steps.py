@@ -1,7 +1,5 @@
 """Steps with adapters are replayed as graphs of their own, for whichever adapters come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

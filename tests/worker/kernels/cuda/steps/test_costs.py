@@ -4,8 +4,6 @@ What the host does shows on torch's "meta" device, whose tensors have no values:
 started, and whatever would wait is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafters beside replayed steps: answers are the CPU's, and so are the guesses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """All ranks record a graph or none does, and nobody waits for a rank that cannot. Ranks are threads here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps of prompts, chunks and texts that are replayed as graphs, by the stand-in that makes calls again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

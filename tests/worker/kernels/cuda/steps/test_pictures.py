@@ -1,7 +1,5 @@
 """Tokens behind pictures with three axes are replayed, at the positions that their sequences give them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

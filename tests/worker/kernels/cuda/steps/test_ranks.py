@@ -3,8 +3,6 @@
 Their exchanges are recorded as one of a graph's calls. Those of the host carry them, in the place of NCCL.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

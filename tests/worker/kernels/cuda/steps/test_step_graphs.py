@@ -1,7 +1,5 @@
 """Steps that are replayed as graphs, here by a stand-in that makes recorded calls again, interpreted."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
