@@ -9,16 +9,16 @@ from typing import Any
 
 from adapted_runner import generate, load
 from adapter_files import write_adapter
+from beside_cpu import compared
+from beside_cpu import opened as opened_beside
 from dummy import GREEDY, Dummy, opened
 from results import Result
 from shapes import Shape
-from sizes import worker_config
 from workbench import Part, Workbench
 
 from models.config import read_config
 from worker.options import LoraOptions
 from worker.protocol import NewSeq, SeqStep
-from worker.runner import Runner
 
 _COUNT, _RANK = 8, 16
 _CHOSEN = [{0: (1, 0), 1: (2, 0), 2: (0, 0)}, {0: (3, 0), 1: (2, 3)}, {0: (1, 0), 1: (3, 0)}, {2: (0, 0)}]
@@ -63,22 +63,12 @@ def compare_tokens(bench: Workbench) -> Iterator[Result]:
     adapters = _write(folder.parent, shape, 3)
     lora, found = LoraOptions(enable_lora=True, max_loras=2, max_cpu_loras=3), list[Any]()
     for device in ("cpu", bench.target.type):
-        share = 0.06 if device == "cuda" else None
-        sizes: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "num_gpu_blocks_override": 64}
-        config = worker_config(
-            folder=str(folder), model=model, device=device, dtype="float32", lora=lora,
-            gpu_memory_utilization=share, **sizes,
-        )  # fmt: skip
-        runner = Runner(config, lambda phase, part: None)
-        while runner.prepare():
-            pass
-        for number, adapter in enumerate(adapters, 1):
-            load(runner, number, adapter)
-        rounds = [generate(runner, chosen, reported) for chosen in _CHOSEN for reported in (None, 3)]
+        with opened_beside(folder, device, dtype="float32", lora=lora, max_num_seqs=4) as runner:
+            for number, adapter in enumerate(adapters, 1):
+                load(runner, number, adapter)
+            rounds = [generate(runner, chosen, reported) for chosen in _CHOSEN for reported in (None, 3)]
         found.append([{slot: [token for token, _ in each] for slot, each in all_.items()} for all_ in rounds])
-        runner.close()
-    text = "as on the CPU" if found[1] == found[0] else "not as on the CPU"
-    yield Result("tokens with adapters", text, wrong=int(found[1] != found[0]))
+    yield compared("tokens with adapters", found[1], found[0])
 
 
 def measure_steps(bench: Workbench) -> Iterator[Result]:

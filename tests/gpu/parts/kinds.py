@@ -1,51 +1,25 @@
 """Drafters, models that read recordings, and models that see pictures, tiny ones: the card's greedy tokens in
 float32 beside the CPU's.
-
-    python tests/gpu/parts/kinds.py KIND DEVICE
-
-prints a result in JSON.
 """
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
-HERE = Path(__file__).parent
-FOLDERS = (HERE.parents[2], HERE.parent, HERE.parents[1] / "support", HERE.parents[1] / "bench")
-sys.path[:0] = [str(folder) for folder in FOLDERS]
+import numpy as np
+from beside_cpu import answers, compare_all, compared, opened
+from results import Result
+from workbench import Part, Workbench
 
-import numpy as np  # noqa: E402
-from results import Result  # noqa: E402
-from scheduled import Loop  # noqa: E402
-from sizes import worker_config  # noqa: E402
-from workbench import Part, Workbench  # noqa: E402
+from engine_core.protocol import Add, Source
+from engine_core.scheduling.guesses.model_guesser import ModelGuesser
+from models.config import read_config
+from models.conversion.conversion_choice import Conversion
+from models.medusa_config import read_medusa
+from worker.buffers import Buffer
+from worker.config import DrafterConfig
+from worker.protocol import Sampling, Timestamps
 
-from engine_core.protocol import Add, Source  # noqa: E402
-from engine_core.scheduling.guesses.model_guesser import ModelGuesser  # noqa: E402
-from models.config import read_config  # noqa: E402
-from models.conversion.conversion_choice import Conversion  # noqa: E402
-from models.medusa_config import read_medusa  # noqa: E402
-from worker.buffers import Buffer  # noqa: E402
-from worker.config import DrafterConfig  # noqa: E402
-from worker.protocol import Sampling, Timestamps  # noqa: E402
-from worker.runner import Runner  # noqa: E402
-
-_SIZES: dict[str, Any] = {
-    "dtype": "float32",
-    "max_num_seqs": 6,
-    "max_model_len": 64,
-    "max_num_batched_tokens": 64,
-    "num_gpu_blocks_override": 64,
-    "gpu_memory_utilization": 0.06,
-}
 _MOST = 3
 _SHOWN = (
     "LlavaForConditionalGeneration",
@@ -55,36 +29,12 @@ _SHOWN = (
 
 
 def compare_kinds(bench: Workbench) -> Iterator[Result]:
-    """All kinds at once, in a process each: most of the time goes into compiling."""
-    commands = [[sys.executable, __file__, kind, bench.target.type] for kind in bench.some(tuple(KINDS))]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    for process in running:
-        printed, _ = process.communicate()
-        yield from (Result(**json.loads(line)) for line in printed.splitlines() if line.startswith("{"))
-        if code := process.returncode:
-            yield Result(str(process.args), f"its process ended with {code}", wrong=1)
+    """All kinds at once, in a process each."""
+    yield from compare_all(bench, "kinds", [[kind] for kind in bench.some(tuple(KINDS))])
 
 
-def _open(folder: Path, device: str, **given: Any) -> Runner:
-    sizes = {**_SIZES, "gpu_memory_utilization": 0.06 if device == "cuda" else None, **given}
-    config = worker_config(folder=str(folder), model=read_config(folder), device=device, **sizes)
-    runner = Runner(config, lambda phase, part: None)
-    while runner.prepare():
-        pass
-    return runner
-
-
-def _answers(folder: Path, runner: Runner, requests: list[Add], **asked: Any) -> tuple[list[list[int]], Any]:
-    dummy: Any = SimpleNamespace(
-        runner=runner, facts=runner.facts, shape=SimpleNamespace(vocabulary=read_config(folder).vocab_size)
-    )
-    loop = Loop(dummy, 1, **asked)
-    return loop.run(requests), loop.scheduler.drafts
-
-
-def _told(kind: str, found: object, expected: object, more: str = "") -> Result:
-    text = "as on the CPU" if found == expected else "not as on the CPU"
-    return Result(kind, f"{text}{more}", wrong=int(found != expected))
+def compare(kind: str, folder: Path, device: str) -> Result:
+    return KINDS[kind](kind, folder, device)
 
 
 def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
@@ -104,13 +54,8 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
             getattr(draft_heads, f"write_{kind}")(head)
     config = read_medusa(head, read_config(target)) or read_config(head)
     whole = Conversion(runner="generate", convert="none", architecture=config.architecture)
-    drafter = DrafterConfig(
-        folder=str(head),
-        model=config,
-        conversion=whole if kind == "draft_model" else None,
-        method=kind,
-        most=_MOST,
-    )
+    conversion = whole if kind == "draft_model" else None
+    drafter = DrafterConfig(folder=str(head), model=config, conversion=conversion, method=kind, most=_MOST)
     prompts = [[(11 * at + 7 * number) % 290 + 10 for at in range(5 + 9 * number)] for number in range(4)]
     greedy = Sampling(max_tokens=16, temperature=0)
     requests = [Add(id=at, tokens=prompt, params=greedy) for at, prompt in enumerate(prompts)]
@@ -127,16 +72,15 @@ def _compare_drafter(kind: str, folder: Path, device: str) -> Result:
     ModelGuesser.offer = noted
     for where, given in (("cpu", None), ("cpu", drafter), (device, drafter)):
         asked = {} if given is None else {"method": kind, "model": str(head)}
-        runner = _open(target, where, drafter=given)
         drafts.append([])
-        tokens, counted = _answers(target, runner, requests, speculative_config=asked or None)
+        with opened(target, where, dtype="float32", drafter=given) as runner:
+            tokens, counted = answers(target, runner, requests, speculative_config=asked or None)
         found.append(tokens)
         if given is not None:
             totals.append((counted.totals.guessed, sum(counted.totals.held)))
-        runner.close()
     differ = sum(one != other for one, other in zip(drafts[2], drafts[1], strict=False))
     more = f"; {differ} of {len(drafts[1])} drafts differ, {totals[1][1]} of {totals[1][0]} guesses held"
-    return _told(kind, [found[2], drafts[2]], [found[0], drafts[1]], more)
+    return compared(kind, [found[2], drafts[2]], [found[0], drafts[1]], more)
 
 
 def _always(self: ModelGuesser, seqs: Collection[Any]) -> dict[Any, int]:
@@ -160,10 +104,9 @@ def _compare_speech(kind: str, folder: Path, device: str) -> Result:
             requests.append(Add(id=2 * number + at, tokens=prompt, params=params, source=source))
     found: list[list[list[int]]] = []
     for where in ("cpu", device):
-        runner = _open(folder, where)
-        found.append(_answers(folder, runner, requests)[0])
-        runner.close()
-    return _told(kind, found[1], found[0])
+        with opened(folder, where, dtype="float32") as runner:
+            found.append(answers(folder, runner, requests)[0])
+    return compared(kind, found[1], found[0])
 
 
 def _compare_pictures(kind: str, folder: Path, device: str) -> Result:
@@ -180,11 +123,10 @@ def _compare_pictures(kind: str, folder: Path, device: str) -> Result:
     ]
     found: list[list[list[int]]] = []
     for where in ("cpu", device):
-        runner = _open(folder, where, max_model_len=512, max_num_batched_tokens=512)
-        engine = Engine(runner.launch, runner.facts, prompts)
-        found.append([answer.tokens for answer in engine.run(asked, 10)])
-        runner.close()
-    return _told(kind, found[1], found[0])
+        with opened(folder, where, dtype="float32", max_model_len=512, max_num_batched_tokens=512) as runner:
+            engine = Engine(runner.launch, runner.facts, prompts)
+            found.append([answer.tokens for answer in engine.run(asked, 10)])
+    return compared(kind, found[1], found[0])
 
 
 def _write_pictured(kind: str, folder: Path) -> None:
@@ -217,17 +159,5 @@ KINDS: dict[str, Compare] = {
     **dict.fromkeys(_SHOWN, _compare_pictures),
 }
 
-
-def main(kind: str, device: str) -> None:
-    with TemporaryDirectory() as place:
-        try:
-            result = KINDS[kind](kind, Path(place), device)
-        except Exception as error:
-            result = Result(kind, f"{type(error).__name__}: {error}"[:300], wrong=1)
-    print(json.dumps(asdict(result)), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
 
 PARTS = (Part("kinds", compare_kinds, 200),)
