@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from results import Result
 from shapes import Shape
 from sizes import worker_config
 from workbench import Workbench
@@ -203,3 +204,16 @@ def opened(
             yield dummy
         finally:
             dummy.close()
+
+
+def measure_idle_share(dummy: Dummy, case: str, rows: int, step: float, host: float) -> Iterator[Result]:
+    """The parts of a step that took `step` seconds, of which the host took `host` to launch it."""
+    name = dummy.shape.name
+    yield Result(f"{name} host's part of a step, {case}", "", 1e6 * host, "us")
+    device = dummy.replayed_seconds(rows)
+    if device is None:
+        missing = int(dummy.bench.on_card)
+        yield Result(f"{name} idle share of a step, {case}", "the step is no graph", wrong=missing)
+        return
+    yield Result(f"{name} device's part of a step, {case}", "", 1e3 * device, "ms")
+    yield Result(f"{name} idle share of a step, {case}", "", 100 * max(0.0, 1 - device / step), "%")

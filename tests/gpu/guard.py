@@ -5,59 +5,65 @@ later sections need, and from which part another child shall go on. It imports n
 library, so it can say so if torch is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
+from threading import Timer
 from typing import Any
 
 from results import Result
 
 Event = dict[str, Any]
-
+Hear = Callable[[Event], None]
 _PATIENCE = 20.0
 """Seconds in which a child must end when it has said all."""
 
 
-@dataclass
 class _Child:
-    """What is known of a child while it runs."""
+    """A child that is ended when its time is over."""
 
-    deadline: float
-    """When the section ends."""
-    part: int | None = None
-    parts: int = 0
-    """The number of parts of the section."""
-    name: str = ""
-    limit: float = float("inf")
-    """When the part ends."""
-    next: int | None = None
-    """The part from which another child shall go on."""
-    done: bool = False
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        read, write = os.pipe()
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, "--events", str(write)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                env=dict(environment),
+                start_new_session=True,
+            )
+        os.close(write)
+        self.lines = os.fdopen(read)
+        self.was_ended = False
+        self._timer: Timer | None = None
 
-    def hear(self, event: Event) -> None:
-        match event:
-            case {"part": number, "of": parts, "name": name, "seconds": seconds}:
-                self.part, self.parts = number, parts
-                self.name, self.limit = name, time.monotonic() + seconds
-            case {"restart": number}:
-                self.next, self.done = number, True
-            case {"end": _}:
-                self.done = True
-            case _:
-                pass
+    def end_after(self, seconds: float) -> None:
+        """End it after this time, in place of any time that was set before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = Timer(max(0.0, seconds), self._end)
+        self._timer.start()
 
-    @property
-    def remaining(self) -> float:
-        return min(self.limit, self.deadline) - time.monotonic()
+    def _end(self) -> None:
+        self.was_ended = self.process.poll() is None
+        _end_session(self.process)
+
+    def close(self) -> int | None:
+        """End all that is left of it -> its exit code; None if its time was over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        _end_session(self.process)
+        self.lines.close()
+        return None if self.was_ended else self.process.returncode
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,7 @@ class Guard:
     environment: Mapping[str, str]
     log: Path
 
-    def run(
-        self,
-        command: Callable[[int], Sequence[str]],
-        seconds: float,
-        hear: Callable[[Event], None],
-        name: str,
-    ) -> None:
+    def run(self, command: Callable[[int], Sequence[str]], seconds: float, hear: Hear, name: str) -> None:
         """Run a section. `command`: the child's command that begins with a part; `hear` gets all events."""
         deadline = time.monotonic() + seconds
         first: int | None = 0
@@ -82,63 +82,35 @@ class Guard:
                 said = f"its {seconds:.0f} s are over: parts from number {first + 1} on are left out"
                 hear({"result": asdict(Result(name, said, unfinished=True))})
                 return
-            child = _Child(deadline)
-            first = self._run_child(command(first), child, hear, name)
+            first = self._run_child(command(first), deadline, hear, name)
 
-    def _run_child(
-        self, command: Sequence[str], child: _Child, hear: Callable[[Event], None], name: str
-    ) -> int | None:
+    def _run_child(self, command: Sequence[str], deadline: float, hear: Hear, name: str) -> int | None:
         """Run one child -> the part from which another one is to go on, if any."""
-        read, write = os.pipe()
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(
-                [*command, "--events", str(write)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write,),
-                env=dict(self.environment),
-                start_new_session=True,
-            )
-        os.close(write)
-        began = time.monotonic()
+        child, began = _Child(command, self.environment, self.log), time.monotonic()
+        child.end_after(deadline - began)
+        following, what, done = None, name, False
         try:
-            for event in _events(read, child, process):
-                child.hear(event)
-                hear(event)
-                if child.done:
+            for line in child.lines:
+                if not line.endswith("\n"):  # it was ended while it wrote
                     break
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE if child.done else 0)
+                event: Event = json.loads(line)
+                hear(event)
+                match event:
+                    case {"part": number, "of": parts, "name": what, "seconds": limit}:
+                        following = number + 1 if number + 1 < parts else None
+                        child.end_after(min(limit, deadline - time.monotonic()))
+                    case {"restart": _} | {"end": _}:
+                        following, what, done = event.get("restart"), f"{name}, at its end", True
+                        break
+                    case _:
+                        pass
+            child.end_after(_PATIENCE if done else 1)
+            child.process.wait()
         finally:
-            os.close(read)
-            code = process.poll()
-            _end_session(process)
-        if not (child.done and code in (None, 0)):  # one that has said all may hang, but not break
-            what = f"{name}, at its end" if child.done else child.name or name
+            code = child.close()
+        if not (done and code in (None, 0)):  # one that has said all may hang, but not break
             hear({"result": asdict(_explain(code, what, time.monotonic() - began, self.log))})
-        if child.done or child.part is None:
-            return child.next
-        return child.part + 1 if child.part + 1 < child.parts else None
-
-
-def _events(read: int, child: _Child, process: subprocess.Popen[bytes]) -> Iterator[Event]:
-    """Events until the child ends, or its time is over."""
-    held = b""
-    with DefaultSelector() as selector:
-        selector.register(read, EVENT_READ)
-        while (remaining := child.remaining) > 0:
-            if not selector.select(min(0.2, remaining)):
-                if process.poll() is not None:  # whoever has inherited the pipe says nothing
-                    return
-                continue
-            piece = os.read(read, 1 << 16)
-            if not piece:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(1)
-                return
-            *lines, held = (held + piece).split(b"\n")
-            yield from (json.loads(line) for line in lines)
+        return following
 
 
 def _explain(code: int | None, name: str, seconds: float, log: Path) -> Result:

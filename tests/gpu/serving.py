@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from workbench import Workbench
 
 CLIENTS = (1, 32, 256)
 _LONGEST = 2048
+_PATIENCE = 120.0
 _COMPILATIONS = r"^facet:kernel_compilations_total(?:\{[^}]*\})? (\S+)$"
 _MODULES = ("zmq", "uvloop", "httptools", "uvicorn", "fastapi", "pydantic", "jinja2", "tokenizers")
 
@@ -128,12 +130,23 @@ def put_load(bench: Workbench, url: str, clients: int, seed: int) -> Measured:
     return Measured(point.output_tokens_per_second, first, point.failed)
 
 
-def compilations(server: Server) -> float:
-    """The kernels that a server of ours has compiled, as `/metrics` tells."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+def ask(server: Server, path: str, body: object = None) -> str:
+    """What a server answers to a request; with a body, it is posted."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_PATIENCE)
     try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        response = connection.getresponse()
+        answer = response.read().decode()
     finally:
         connection.close()
-    return sum(float(found) for found in re.findall(_COMPILATIONS, text, re.MULTILINE))
+    if response.status != 200:
+        raise RuntimeError(f"{path}: {response.status} {answer[:300]}")
+    return answer
+
+
+def compilations(server: Server) -> float:
+    """The kernels that a server of ours has compiled, as `/metrics` tells."""
+    found = re.findall(_COMPILATIONS, ask(server, "/metrics"), re.MULTILINE)
+    return sum(map(float, found))

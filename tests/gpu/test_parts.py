@@ -26,8 +26,7 @@ import child
 import ready
 import shapes
 import torch
-from dummy import GREEDY, opened
-from idle import measure_idle_share
+from dummy import GREEDY, measure_idle_share, opened
 from interpreted_device import Interpreted
 from parts import card, engine, right, step
 from products import measure_rounding

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from dummy import DRAWN, GREEDY, Dummy, opened
-from idle import measure_idle_share
+from dummy import DRAWN, GREEDY, Dummy, measure_idle_share, opened
 from ready import measure_ready
 from results import Result
 from shapes import INT4, Shape

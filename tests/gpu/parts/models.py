@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 from results import Result
 from servers import Server
-from serving import need_modules, ours_of_several, serving
+from serving import ask, need_modules, ours_of_several, serving
 from workbench import Part, Workbench
 
 NAMES = ("demo", "small")
@@ -27,7 +26,6 @@ name = "small"
 load-format = "dummy"
 max-model-len = 16384
 """
-_PATIENCE = 120.0
 _PROMPT = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 _MIB = 1 << 20
 
@@ -77,7 +75,7 @@ def _use(bench: Workbench, server: Server) -> Iterator[Result]:
         )
     yield Result("models, both at once", f"{others} of {len(names)} texts differ", wrong=int(alone[0] == ""))
     _, before = bench.memory()
-    _ask(server, "/models/unload", {"model": "demo"})
+    ask(server, "/models/unload", {"model": "demo"})
     _, after = bench.memory()
     wrong = int(bench.on_card and after >= before)
     yield Result("models, demo gives back", "", (before - after) / _MIB, "MiB", wrong=wrong)
@@ -88,26 +86,11 @@ def _use(bench: Workbench, server: Server) -> Iterator[Result]:
 
 
 def complete(server: Server, name: str) -> str:
-    return _ask(server, "/v1/completions", {**_PROMPT, "model": name})["choices"][0]["text"]
+    return json.loads(ask(server, "/v1/completions", {**_PROMPT, "model": name}))["choices"][0]["text"]
 
 
 def cards(server: Server) -> list[dict[str, Any]]:
-    return _ask(server, "/v1/models")["data"]
-
-
-def _ask(server: Server, path: str, body: object = None) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_PATIENCE)
-    try:
-        content = None if body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json"}
-        connection.request("GET" if body is None else "POST", path, content, headers)
-        response = connection.getresponse()
-        answer = response.read().decode()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise RuntimeError(f"{path}: {response.status} {answer[:300]}")
-    return json.loads(answer)
+    return json.loads(ask(server, "/v1/models"))["data"]
 
 
 PARTS = (Part("several models", serve_two, 180),)

@@ -12,8 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from dummy import DRAWN, GREEDY, PROMPTS, SINGLE_TOKENS, Dummy, opened
-from idle import measure_idle_share
+from dummy import DRAWN, GREEDY, PROMPTS, SINGLE_TOKENS, Dummy, measure_idle_share, opened
 from kernel_profile import measure_kernels
 from results import Result
 from scheduled import Loop
