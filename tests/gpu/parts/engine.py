@@ -117,7 +117,7 @@ def measure_variant(
     most, longest = bench.rows(max(rows for rows, _ in cases)), bench.tokens(8192) + _ROOM
     fitting = [_fitting(bench, shape, bench.rows(rows), length, itemsize, bits) for rows, length in cases]
     blocks = max(_blocks(bench, rows, length) for rows, (_, length) in zip(fitting, cases, strict=True))
-    sizes = {"rows": most, "longest": longest, "blocks": blocks}
+    sizes: dict[str, Any] = {"rows": most, "longest": longest, "blocks": blocks}
     with opened(bench, shape, saved=saved, **sizes, **options) as dummy:
         dummy.make_graphs()
         dummy.clear()
@@ -130,8 +130,14 @@ def measure_texts(bench: Workbench, name: str, texts: int, length: int) -> Itera
     """Embeddings: many texts in a step, and one short text."""
     shape = bench.shape(name)
     count, tokens = bench.rows(texts), bench.tokens(length)
-    sizes = {"max_num_batched_tokens": max(count * tokens, 512)}
-    with opened(bench, shape, rows=count, longest=bench.size(512, 64), pools=True, **sizes) as dummy:
+    with opened(
+        bench,
+        shape,
+        rows=count,
+        longest=bench.size(512, 64),
+        pools=True,
+        max_num_batched_tokens=max(count * tokens, 512),
+    ) as dummy:
         dummy.make_graphs()
         took = bench.median_of(partial(dummy.embed, count, tokens))
         floor = bench.floor(0, 2 * shape.body * count * tokens)
