@@ -16,6 +16,8 @@ from server.source_facts import SourceFacts
 from worker.protocol import Task
 
 GENERATE, TRANSCRIPTION = "generate", "transcription"
+_ALIGN = "align"
+"""What the engine does for transcriptions alone: it finds times of words."""
 
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse"]
 """How two texts are compared: read together, by one vector each, by one vector for each token, or by weights
@@ -260,7 +262,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that requests may ask for."""
-        return self.ready.worker.tasks
+        return tuple(task for task in self.ready.worker.tasks if task != _ALIGN)
+
+    @property
+    def tells_words(self) -> bool:
+        """Whether a transcription may have times of words."""
+        return _ALIGN in self.ready.worker.tasks
 
     @property
     def longest_prompt(self) -> int:

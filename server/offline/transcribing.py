@@ -160,7 +160,7 @@ def transcribe(
 
 def _asked(options: TranscribeOptions, known: SpeechTokens, facts: Facts, tokenizer: Tokenizer) -> Asked:
     words, task = options.get("word_timestamps", False), options.get("task", TRANSCRIBE)
-    if words and "align" not in facts.tasks:
+    if words and not facts.tells_words:
         raise BadRequest("This model tells no times of words, but of segments.", "word_timestamps")
     prompt, temperature = options.get("prompt", "").strip(), options.get("temperature", 0.0)
     return Asked(

@@ -178,7 +178,7 @@ def _asked(form: AudioForm, task: str, transcriber: Transcriber, frontend: Front
     """What is asked of the transcription. Refuses what the model cannot do."""
     known, facts = transcriber.known, frontend.facts
     words = "word" in form.timestamp_granularities
-    if words and "align" not in facts.tasks:
+    if words and not facts.tells_words:
         raise BadRequest(
             "timestamp_granularities: this model tells no times of words, but of segments.",
             "timestamp_granularities",

@@ -176,6 +176,7 @@ async def test_other_models_and_other_routes_name_what_they_do(frontend: FakeFro
         messages = [{"role": "user", "content": "a"}]
         error = await refusal(client, "/v1/chat/completions", messages=messages)
         assert "/v1/audio/transcriptions" in error["message"]
+        assert (await client.get("/v1/models")).json()["data"][0]["tasks"] == ["transcription"]
 
 
 async def test_openais_client_reads_every_form(frontend: FakeFrontend, transcriber: FakeTranscriber) -> None:
