@@ -37,6 +37,10 @@ class Embedding(nn.Module):
     path: str
     packed: bool
     """Whether the matrix is quantized, and so in the form that a tied head multiplies with."""
+    places: Sequence[Place] = ()
+    """The columns that are held of its matrix; nothing if it can have no adapters."""
+    adapters: Any = None  # those that `ops.adapt_embeddings` takes; None: there can be none
+    transposed = False
 
     def __init__(
         self,
@@ -59,6 +63,14 @@ class Embedding(nn.Module):
         self.parallel = parallel
         self.scale = scale
 
+    @property
+    def inputs(self) -> Span:
+        return self.span
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.size]
+
     def pull(self, weights: Weights) -> None:
         self.path = weights.path
         if not self.parallel.embeds:
@@ -73,6 +85,7 @@ class Embedding(nn.Module):
         self.weight = frozen(ops.pack(rows, wide=True) if self.packed else widen(rows))
         # The scale has the number type of the embeddings: Gemma was trained with its root in bfloat16.
         self.scale = torch.tensor(self.scale, dtype=weights.dtype).item()
+        self.places = [Place(weights.path, self.columns, None)]
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)
@@ -80,11 +93,18 @@ class Embedding(nn.Module):
 
     def _look_up(self, ids: Tensor) -> Tensor:
         if self.span.is_whole:
-            return ops.embed(ids, self.weight)
+            return self._rows(ids)
         elsewhere = (ids < self.span.start) | (ids >= self.span.stop)  # [T]
-        rows = ops.embed((ids - self.span.start).masked_fill(elsewhere, 0), self.weight)
+        rows = self._rows((ids - self.span.start).masked_fill(elsewhere, 0))
         # To add -0 changes no number: 0 would change -0.
         return self.parallel.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), -0.0))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """The rows that are held of ids, as adapters of the step's tokens change them."""
+        rows = ops.embed(ids, self.weight)
+        if self.adapters is None or (adapted := context().adapters) is None:
+            return rows
+        return ops.adapt_embeddings(rows, ids, self.adapters, adapted)
 
 
 class TokenEmbedding(Embedding):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models import ops
 from models.checkpoint.files import Stored, read_safetensors
 from models.checkpoint.weights import Weights
-from models.layers.embedding import LMHead
+from models.layers.embedding import Embedding, LMHead
 from models.layers.linear import GatedLinear, Linear, Place, RowLinear, cut_of
 from models.lora.merging import other_weights
 from models.lora.names import Places, ends_cut_off
@@ -27,9 +27,9 @@ from models.lora_config import (
 from models.ops.grouped_matrix import widen
 from models.ops.lora_ops import Adaptable, AdapterStore, Block, LayerAdapter
 from models.parallel.rank_shares import Span
-from models.quantization.matrices import read_matrix
+from models.quantization.matrices import read_embeddings, read_matrix
 
-AdaptedLayer = Linear | LMHead
+AdaptedLayer = Linear | Embedding | LMHead
 """A layer that may have adapters."""
 Parts = Mapping[str, Stored]
 """The tensors of a module by their kinds."""
@@ -43,7 +43,10 @@ def open_adapters(layers: Sequence[AdaptedLayer], most: int, rank: int, in_step:
     hold = ops.hold_adapters if layers else ops.SPECIFIED["hold_adapters"]
     store: AdapterStore = hold(
         [
-            Adaptable(layer.weight, layer.inputs.length, sum(layer.widths), own, pieces + 1)
+            Adaptable(
+                *(layer.weight, layer.inputs.length, sum(layer.widths), own, pieces + 1),
+                embeds=isinstance(layer, Embedding),
+            )
             for layer, own, pieces in given
         ],
         *(most, rank, in_step),
@@ -53,12 +56,23 @@ def open_adapters(layers: Sequence[AdaptedLayer], most: int, rank: int, in_step:
     return store
 
 
-def adaptable_layers(modules: Iterable[nn.Module], tower: Iterable[nn.Module]) -> Iterator[Linear]:
-    """The layers that may have adapters: those of a tower have none, nor small ones that need all digits."""
-    beside = set(tower)
+def adaptable_layers(
+    modules: Iterable[nn.Module], tower: Iterable[nn.Module]
+) -> Iterator[Linear | Embedding]:
+    """The layers that may have adapters: those of a tower have none, nor those whose numbers others need.
+
+    Embeddings come after all others.
+    """
+    beside, embeddings = set(tower), list[Embedding]()
     for module in modules:
-        if isinstance(module, Linear) and module.places and not module.plain and module not in beside:
-            yield module
+        if module in beside or not isinstance(module, Linear | Embedding):
+            continue
+        if module.places and not module.plain:
+            if isinstance(module, Linear):
+                yield module
+            else:
+                embeddings.append(module)
+    yield from embeddings
 
 
 @dataclass
@@ -81,7 +95,7 @@ class AdapterPull:
         for name, tensor in stored.items():
             module, kind = split_name(name.removeprefix(PREFIX))
             if not is_of_head(name.removeprefix(PREFIX)):
-                modules.setdefault(module, {})[kind] = tensor
+                modules.setdefault(module, {})[kind.removeprefix("embedding_")] = tensor
         places = Places(place.scope for layer in self.layers for place in layer.places)
         self._modules: dict[str, tuple[str, Parts]] = {}
         missing, elsewhere = set[str](), Places(self.elsewhere)
@@ -160,6 +174,9 @@ class AdapterPull:
         """The whole matrix of the base that has this place."""
         if self._weights is None:
             self._weights = self.base()
+        if isinstance(layer, Embedding):
+            shape = (layer.inputs.size, place.rows.size)
+            return widen(read_embeddings(self._weights.at(place.scope), shape)).t()
         scope = layer.source if isinstance(layer, LMHead) else place.scope
         shape = (place.rows.size, layer.inputs.size)
         return widen(read_matrix(self._weights.at(scope), shape, transposed=layer.transposed))
@@ -167,6 +184,7 @@ class AdapterPull:
     def _check_same(self, layer: AdaptedLayer, place: Place, module: str, saved: Stored) -> None:
         """Refuse other weights of a layer than the base has, which PEFT saves with factors of a head."""
         ours, theirs = self._matrix(layer, place), saved.read(None)
+        theirs = theirs.t() if isinstance(layer, Embedding) else theirs
         if ours.shape != theirs.shape or not torch.equal(ours.to(theirs.dtype), theirs):
             raise other_weights(self.folder, module, theirs.shape, ours.shape)
 

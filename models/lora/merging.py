@@ -116,7 +116,7 @@ class _Merging:
         turned = embeds or (self.config.fan_in_fan_out and len(weight.shape) == 2)
         shape = (b.shape[0], a.shape[1])
         wanted = shape[::-1] if turned else shape
-        if weight.shape != wanted or a.shape[0] != b.shape[1] or (embeds and magnitude):
+        if weight.shape != wanted or a.shape[0] != b.shape[1]:
             raise AdapterError(
                 f"{self._folder}: {module} is {list(wanted)} in the adapter, and {list(weight.shape)} in the "
                 "base: serve the base on which it was trained"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from models.context import AdapterRows
@@ -53,6 +52,8 @@ class Adaptable:
     """The modules of a checkpoint whose outputs it has, each of which has a rank of its own."""
     pieces: int
     """The most pieces of its outputs that are made of other numbers A x than their neighbours."""
+    embeds: bool = False
+    """Whether it holds embeddings: its inputs are tokens, and `weight` is [inputs, outputs]."""
 
 
 class PreparedAdapter(Protocol):
@@ -196,11 +197,28 @@ def with_adapters(
         adapter: LayerAdapter | None = added.adapters.held.get(number)
         if adapter is None:
             continue
-        total = product(x[start : start + count]).float()
-        for block in adapter.blocks:
-            low = added.products[start][:, block.first : block.first + block.b.shape[1]]
-            total[:, block.start : block.start + len(block.b)] += low @ block.b.t()
-        for change, number_of in ((torch.mul, adapter.factor), (torch.add, adapter.shift), (torch.add, bias)):
-            total = total if number_of is None else change(total, number_of)
+        total = _changed(product(x[start : start + count]).float(), adapter, added.products.get(start))
+        total = total if bias is None else total + bias
         out[start : start + count] = finish(total.to(x.dtype)).to(out.dtype)
     return out
+
+
+def adapt_embeddings(embedded: Tensor, ids: Tensor, adapters: Any, rows: AdapterRows) -> Tensor:
+    """Change, in place, the embeddings [T, size] of tokens that have an adapter."""
+    for number, start, count in rows.host:
+        adapter: LayerAdapter | None = adapters.held.get(number)
+        if adapter is not None:
+            own = slice(start, start + count)
+            low = None if adapter.a is None else adapter.a[:, ids[own]].float().t()
+            embedded[own] = _changed(embedded[own].float(), adapter, low).to(embedded.dtype)
+    return embedded
+
+
+def _changed(total: Tensor, adapter: LayerAdapter, low: Tensor | None) -> Tensor:
+    """Sums [T, out] float32 as an adapter changes them. `low` [T, numbers]: A x, if there is an A."""
+    for block in adapter.blocks:
+        assert low is not None
+        products = low[:, block.first : block.first + block.b.shape[1]] @ block.b.t()
+        total[:, block.start : block.start + len(block.b)] += products
+    total = total if adapter.factor is None else total * adapter.factor
+    return total if adapter.shift is None else total + adapter.shift

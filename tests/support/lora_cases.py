@@ -38,6 +38,20 @@ CASES = [
         {"tie_word_embeddings": False},
     ),
 ]
+EMBEDDINGS = [
+    Case(
+        "LlamaForCausalLM",
+        {"target_modules": ["embed_tokens", "lm_head", "o_proj"]},
+        {"tie_word_embeddings": False},
+    ),
+    Case(
+        "Qwen2ForCausalLM",
+        {"target_modules": ["embed_tokens"], "use_dora": True},
+        {"tie_word_embeddings": True},
+    ),
+    Case("GPT2LMHeadModel", {"target_modules": ["wte"], "r": 3}),
+    Case("Gemma2ForCausalLM", {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}),
+]
 TIED = Case(
     "Qwen2ForCausalLM",
     {"target_modules": ["lm_head", "v_proj"], "use_dora": True},

@@ -22,7 +22,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(base: Path) -> list[Made]:
     return [
         make_adapter(base, base.parent / f"adapter-{seed}", seed, target_modules=modules, r=4 * seed)
-        for seed, modules in ((1, "all-linear"), (2, ["q_proj", "up_proj", "down_proj", "lm_head"]))
+        for seed, modules in ((1, "all-linear"), (2, ["q_proj", "up_proj", "embed_tokens", "lm_head"]))
     ]
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from models.checkpoint.weights import Weights
 from models.families.decoders.decoder import TrunkForCausalLM
-from models.layers.embedding import LMHead
+from models.layers.embedding import Embedding, LMHead
+from models.layers.linear import Linear
 from models.layers.stages import Layers
 from models.loader import LoadOptions, open_base
 from models.lora.beside import AdaptedLayer, AdapterPull, adaptable_layers, open_adapters
@@ -66,11 +67,13 @@ class Adapters:
         self._elsewhere = [
             *(scope for each in model.modules() if isinstance(each, Layers) for scope in each.elsewhere),
             *(head.path for head in heads if not load_options.parallel.last),
+            *(each.path for each in model.modules() if isinstance(each, Embedding) and not each.places),
         ]
-        biases = {
-            each: each.bias for each in self._layers if each is not self._head and each.bias is not None
+        linear = [each for each in self._layers if isinstance(each, Linear)]
+        biases = ((each, each.bias) for each in linear if each.bias is not None)
+        self._biases: dict[AdaptedLayer, torch.Tensor] = {
+            layer: bias.float().cpu() for layer, bias in biases if not bias.is_meta
         }
-        self._biases = {layer: bias.float().cpu() for layer, bias in biases.items() if not bias.is_meta}
         self._store = open_adapters(self._layers, options.most, options.max_lora_rank, options.most_in_step)
         self._read: dict[int, _Read] = {}
         """What was read for a number, and is not entered yet."""

@@ -109,7 +109,8 @@ class Decoder(nn.Module):
         self.is_projected = width != size
         self.size, self.is_last = size, parallel.last
         if spec.learned_positions:
-            self.embed_positions = Embedding(spec.learned_positions, size, parallel.undivided)
+            learned, undivided = spec.learned_positions, parallel.undivided
+            self.embed_positions = Embedding(learned, size, undivided, plain=True)
         self.first_position = spec.first_position if spec.learned_positions else None
         self.layers = Layers(
             len(spec.layers),

@@ -13,7 +13,7 @@ from adapted import AdaptedDriver
 from adapter_files import Q_PROJ, write_adapter
 from drive import Driver, load_ranks, run_in_chunks
 from kernel_levels import BY_TURNS, table_of
-from lora_cases import CASES, TIED, Case
+from lora_cases import CASES, EMBEDDINGS, TIED, Case
 from peft_adapters import make_adapter
 from tiny import tiny_checkpoint
 from torch import Tensor
@@ -39,7 +39,7 @@ def check(logits: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.turns(3)
 @pytest.mark.usefixtures("operations")
-@pytest.mark.parametrize("case", [*CASES[:-1], TIED], ids=str)
+@pytest.mark.parametrize("case", [*CASES[:-1], TIED, *EMBEDDINGS], ids=str)
 def test_an_adapter_has_the_logits_of_peft(case: Case, tmp_path: Path) -> None:
     base = tiny_checkpoint(case.architecture, tmp_path / "base", **case.overrides)
     made = make_adapter(base, tmp_path / "adapter", **case.fields)
@@ -59,7 +59,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(tmp_path: Path) -> Non
     base = tiny_checkpoint("Qwen2ForCausalLM", tmp_path / "base")
     fields: list[dict[str, Any]] = [
         {"r": 4, "target_modules": "all-linear"},
-        {"r": 16, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+        {"r": 16, "target_modules": ["q_proj", "v_proj", "down_proj", "embed_tokens"]},
     ]
     folders = [
         make_adapter(base, tmp_path / f"{seed}", seed, **own).folder for seed, own in enumerate(fields, 1)
@@ -81,6 +81,13 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(tmp_path: Path) -> Non
                 assert torch.equal(found, alone[row])
 
 
+def test_learned_positions_have_no_adapters(tmp_path: Path) -> None:
+    driver = AdaptedDriver(tiny_checkpoint("GPT2LMHeadModel", tmp_path / "base"), {})
+    shapes = {"transformer.wpe.lora_embedding_A": (4, 8), "transformer.wpe.lora_embedding_B": (16, 4)}
+    with pytest.raises(AdapterError, match=r"no layer for transformer\.wpe of the adapter"):
+        driver.held[0].read(1, str(write_adapter(tmp_path / "adapter", shapes)))
+
+
 def test_what_finds_no_place_is_named_and_nothing_of_it_stays(tmp_path: Path) -> None:
     base = tiny_checkpoint("LlamaForCausalLM", tmp_path / "base")
     driver = AdaptedDriver(base, {})
@@ -99,6 +106,11 @@ def test_what_finds_no_place_is_named_and_nothing_of_it_stays(tmp_path: Path) ->
     shapes = {f"lm_head.{name}.weight": shape for name, shape in sizes.items()}
     with pytest.raises(AdapterError, match=r"it brings a full lm_head .* that is not the base's"):
         driver.held[0].read(1, str(write_adapter(tmp_path / "d", shapes)))
+    shapes = {"model.embed_tokens.lora_embedding_A": (4, 8), "model.embed_tokens.lora_embedding_B": (16, 4)}
+    with pytest.raises(
+        AdapterError, match=r"embed_tokens is \[16, 8\] in the adapter, and \[\d+, \d+\] in the"
+    ):
+        driver.held[0].read(1, str(write_adapter(tmp_path / "e", shapes)))
     plain = run_in_chunks(Driver(load_ranks(base)), 0, PROMPT, 7)
     driver.chosen[0] = (1, 0)
     assert torch.equal(run_in_chunks(driver, 0, PROMPT, 7), plain)

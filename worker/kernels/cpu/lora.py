@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,28 +53,26 @@ class _Prepared:
 class PackedAdapters:
     """The adapters of a layer whose matrix is in panels."""
 
-    def __init__(self, packer: Packer, weight: Packed, most: int, numbers: int) -> None:
-        self.numbers = numbers
+    def __init__(self, packer: Packer, layer: Adaptable, most: int, rank: int) -> None:
+        self.numbers = layer.scopes * rank
         """The room for numbers A x of a token."""
-        self.parts = weight.apart or (weight,)
-        self.tables = [(_Adapted * (most + 1))() for _ in self.parts]
+        weight: Any = layer.weight
+        self._dtype: torch.dtype = weight.numbers if type(weight) is Packed else weight.dtype
+        self._parts = [_columns_in_panels(layer.outputs)] if layer.embeds else _parts_in_panels(weight)
+        self.tables = [(_Adapted * (most + 1))() for _ in self._parts]
         self.addresses = [ctypes.addressof(table) for table in self.tables]
-        self._packer = packer
-        self._dtype = weight.numbers
+        self._pack = packer.rows_alone if layer.embeds else packer.alone
         self._entered: dict[int, _Prepared] = {}
 
     def prepare(self, adapter: LayerAdapter) -> _Prepared:
         held: list[Tensor] = []
         entries: list[_Adapted] = []
-        a = None if adapter.a is None else self._packer.alone(adapter.a.to(self._dtype))
+        a = None if adapter.a is None else self._pack(adapter.a.to(self._dtype))
         if a is not None:
             if a.outputs > self.numbers:
                 raise ValueError(f"an adapter has {a.outputs} numbers, and there is room for {self.numbers}")
             held.append(a)
-        first = 0
-        for part in self.parts:
-            order = _rows_in_panels(part)
-            rows = torch.where(order < part.outputs, order + first, -1)
+        for rows in self._parts:
             entry = _Adapted(None if a is None else a.address, kind=KINDS[self._dtype])
             if adapter.blocks:
                 b, ranges = _in_panels(adapter.blocks, rows, self._dtype)
@@ -85,7 +84,6 @@ class PackedAdapters:
                     setattr(entry, name, laid.data_ptr())
                     held.append(laid)
             entries.append(entry)
-            first += part.outputs
         return _Prepared(entries, held)
 
     def enter(self, number: int, prepared: _Prepared) -> None:
@@ -100,15 +98,15 @@ class PackedAdapters:
 
 
 def bind(library: Library, packer: Packer) -> Table:
-    run = library.function("lora")
+    run, adapt = library.function("lora"), library.function("adapt_embeddings")
 
     def hold_adapters(
         layers: Sequence[Adaptable], most: int, rank: int, in_step: int
     ) -> lora_ops.AdapterStore:
         return HeldByLayers(
             [
-                PackedAdapters(packer, layer.weight, most, layer.scopes * rank)
-                if type(layer.weight) is Packed
+                PackedAdapters(packer, layer, most, rank)
+                if type(layer.weight) is Packed or (layer.embeds and layer.weight.dtype in KINDS)
                 else HeldAdapters()
                 for layer in layers
             ]
@@ -127,7 +125,17 @@ def bind(library: Library, packer: Packer) -> Table:
         )
         return Added(adapters, rows, low)
 
-    return {"hold_adapters": hold_adapters, "lora": lora}
+    def adapt_embeddings(
+        embedded: Tensor, ids: Tensor, adapters: PackedAdapters | HeldAdapters, rows: AdapterRows
+    ) -> Tensor:
+        if isinstance(adapters, HeldAdapters):
+            return lora_ops.adapt_embeddings(embedded, ids, adapters, rows)
+        ids, (tokens, size) = ids.contiguous(), embedded.shape
+        given = adapters.addresses[0], ids.data_ptr(), rows.numbers.data_ptr(), embedded.data_ptr()
+        adapt(*given, tokens, size, KINDS[embedded.dtype])
+        return embedded
+
+    return {"hold_adapters": hold_adapters, "lora": lora, "adapt_embeddings": adapt_embeddings}
 
 
 def adapted_linear(library: Library) -> Callable[..., None]:
@@ -146,6 +154,22 @@ def adapted_linear(library: Library) -> Callable[..., None]:
         )
 
     return run
+
+
+def _parts_in_panels(weight: Packed) -> list[Tensor]:
+    """For each part of a matrix, the rows of the whole that its panels hold; -1 for none."""
+    found, first = list[Tensor](), 0
+    for part in weight.apart or (weight,):
+        order = _rows_in_panels(part)
+        found.append(torch.where(order < part.outputs, order + first, -1))
+        first += part.outputs
+    return found
+
+
+def _columns_in_panels(size: int) -> Tensor:
+    """The same of embeddings of some size."""
+    columns = torch.arange(-(-size // _PANEL) * _PANEL)
+    return torch.where(columns < size, columns, -1)
 
 
 def _rows_in_panels(part: Packed) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -170,6 +170,11 @@ class Packer:
         plan = self._plan_plain([matrix], False, None, 1)
         size = self._size(ctypes.addressof(plan.described))
         return _packed(plan, torch.empty(size, dtype=torch.uint8))
+
+    def rows_alone(self, matrix: Tensor) -> Packed:
+        """Lay out a matrix [outputs, inputs] as a row of outputs for each input, in memory of its own."""
+        plan = self._plan_plain([matrix], False, None, 1)
+        return _packed(replace(plan, fill=lambda described: None), matrix.t().contiguous().view(torch.uint8))
 
     def _filled(self, plans: Sequence[_Plan]) -> tuple[Tensor, list[Packed]]:
         """Pack what is planned into one piece of memory."""

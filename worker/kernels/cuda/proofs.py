@@ -96,6 +96,7 @@ def _further_cases(made: torch.Generator, dtype: torch.dtype, dim: int) -> list[
     adapter = LayerAdapter(values(3, 67).float(), [Block(0, 0, values(102, 3).float())])
     return [
         _Adapted("lora", (*product, adapter), tolerance=tolerance),
+        _AdaptedEmbeddings("adapt_embeddings", (values(67, 102), adapter), tolerance=tolerance),
         check.Case("linear", product, {"kind": "gelu"}, tolerance=tolerance),
         check.Case("attention", (*heads, step), {"scale": 0.2}, tolerance=tolerance),
         check.Case("gated_delta", (x, gates, rates, numbers, states, step, 2), tolerance=tolerance),
@@ -110,12 +111,30 @@ class _Adapted(check.Case):
         x, weight, adapter = self.arguments
         matrix = table["pack"](weight)
         layer = Adaptable(matrix, weight.shape[1], len(weight), scopes=1, pieces=1)
-        store: AdapterStore = table["hold_adapters"]([layer], 1, len(adapter.a), 1)
-        store.enter(1, store.prepare([(0, adapter)]))
-        store.bring([1])
-        numbers = torch.tensor([0, 1, 1, 0], dtype=torch.int32).to(x.device)
-        rows = AdapterRows(numbers, numbers[:0], [(1, 1, 2)])
+        store, rows = _adapt(table, layer, adapter)
         return table["linear"](x, matrix, added=table["lora"](x, store.layers[0], rows))
+
+
+class _AdaptedEmbeddings(check.Case):
+    """The embeddings of four tokens, of which two have an adapter."""
+
+    def compute(self, table: Mapping[str, Callable[..., Any]]) -> Tensor:
+        weight, adapter = self.arguments
+        layer = Adaptable(weight, len(weight), weight.shape[1], scopes=1, pieces=1, embeds=True)
+        store, rows = _adapt(table, layer, adapter)
+        ids = torch.tensor([3, 0, 8, 8]).to(weight.device)
+        return table["adapt_embeddings"](weight[ids], ids, store.layers[0], rows)
+
+
+def _adapt(
+    table: Mapping[str, Callable[..., Any]], layer: Adaptable, adapter: Any
+) -> tuple[AdapterStore, AdapterRows]:
+    """A store of a layer and its one adapter, which the middle two of four rows have."""
+    store: AdapterStore = table["hold_adapters"]([layer], 1, len(adapter.a), 1)
+    store.enter(1, store.prepare([(0, adapter)]))
+    store.bring([1])
+    numbers = torch.tensor([0, 1, 1, 0], dtype=torch.int32).to(layer.weight.device)
+    return store, AdapterRows(numbers, numbers[:0], [(1, 1, 2)])
 
 
 def _long_step() -> ForwardContext:

@@ -75,3 +75,61 @@ EXPORT void lora_words(const word *a) {
     lora(a[0].pointer, a[1].pointer, a[2].whole, a[3].pointer, a[4].whole, a[5].whole, a[6].pointer,
          (int)a[7].whole);
 }
+
+typedef struct {
+    const adapted *table;
+    const int64_t *ids;
+    const int *numbers;
+    char *rows;
+    long size;
+    kind kind;
+} embedded;
+
+// A row of A is what a token has for all numbers, so A x is read and not computed.
+static void adapt_row(const embedded *j, long row) {
+    const weights *a = j->table[j->numbers[row]].a;
+    float sums[PANEL] __attribute__((aligned(64))), *low = NULL;
+    if (a != NULL) {
+        if (j->ids[row] < 0 || j->ids[row] >= a->inputs) return;  // its embedding is NaN
+        low = scratch(a->outputs * sizeof(float));
+        const void *numbers = at(a->panels, j->ids[row] * a->outputs, a->kind);
+        for (long i = 0; i < a->outputs; i++)
+            low[i] = a->kind == BFLOAT16 ? widen(((const bf16 *)numbers)[i]) : ((const float *)numbers)[i];
+    }
+    added own = {j->table, j->numbers, low, 0};
+    char *out = at_out(j->rows, row * j->size, j->kind), numbers[PANEL * sizeof(float)];
+    for (long panel = 0; panel * PANEL < j->size; panel++) {
+        long first = panel * PANEL, bytes = least(PANEL, j->size - first) * width_of(j->kind);
+        memcpy(numbers, at(out, first, j->kind), bytes);
+        for (long c = 0; c < PANEL; c += LANES) {
+            if (j->kind == BFLOAT16) vec_store(sums + c, vec_load(numbers + 2 * c, BFLOAT16), FLOAT32);
+            else vec_store(sums + c, vec_load(numbers + 4 * c, FLOAT32), FLOAT32);
+        }
+        add_adapters(&own, sums, row, 1, panel);
+        for (long c = 0; c < PANEL; c += LANES) {
+            vec sum = vec_load(sums + c, FLOAT32);
+            if (j->kind == BFLOAT16) vec_store(numbers + 2 * c, sum, BFLOAT16);
+            else vec_store(numbers + 4 * c, sum, FLOAT32);
+        }
+        memcpy(at_out(out, first, j->kind), numbers, bytes);
+    }
+}
+
+static void adapt_rows(const void *task, long first, long last) {
+    const embedded *j = task;
+    for (long row = first; row < last; row++)
+        if (j->numbers[row]) adapt_row(j, row);
+}
+
+// Changes embeddings [rows, size] in place. A of these adapters is no matrix in panels: [inputs, outputs].
+EXPORT void adapt_embeddings(const void *table, const int64_t *ids, const int *numbers, void *rows, long count,
+                             long size, int row_kind) {
+    embedded j = {table, ids, numbers, rows, size, row_kind};
+    enum { WORTH = 4096 };
+    spread(count, grain_of(WORTH, size), adapt_rows, &j);
+}
+
+EXPORT void adapt_embeddings_words(const word *a) {
+    adapt_embeddings(a[0].pointer, a[1].pointer, a[2].pointer, a[3].pointer, a[4].whole, a[5].whole,
+                     (int)a[6].whole);
+}

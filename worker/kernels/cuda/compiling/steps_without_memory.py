@@ -19,6 +19,7 @@ from models.ops.pooling_ops import Segments
 from models.parallel.parallel import Parallel
 from models.state_rows import STATE_COLUMNS
 from models.vision.model import find_tower
+from worker.calls.adapters import lm_head
 from worker.kernels.cuda.attention_plan import Heads, Kind, Launch
 from worker.kernels.cuda.capabilities import Tiles
 from worker.kernels.cuda.draw_kernel import draw, filters
@@ -69,8 +70,14 @@ def take_steps(model: ServedModel, given: LoadOptions, block_size: int, cache_dt
                 model.forward(_nowhere((sum(new),), torch.int64), step.positions, stream)
     _lay_out_tokens(block_size, paged=model.causal)
     if given.conversion is not None and given.conversion.runner == "generate" and parallel.last:
+        head = lm_head(model.modules())
         for rows in _SAMPLED:
-            model.logits(_nowhere((rows, config.output_size), given.dtype))
+            hidden = _nowhere((rows, config.output_size), given.dtype)
+            model.logits(hidden)
+            if head is not None and head.adapters is not None:
+                head.adapted = _adapters(rows)
+                model.logits(hidden)
+                head.adapted = None
         windows = {layer.window for layer in model.attention_layers() if isinstance(layer, Attention)}
         _choose_tokens(config.vocab_size, block_size, groups=min(2, len(windows)) or 1)
     if parallel.last:
@@ -91,9 +98,13 @@ def _step(new: list[int], total: list[int], block_size: int, parallel: Parallel)
         block_size=block_size,
         query_lens_host=new,
         kv_lens_host=total,
-        adapters=AdapterRows(_nowhere((tokens,), torch.int32), _nowhere((1,), torch.int32), []),
+        adapters=_adapters(tokens),
         replica_tokens=[tokens] * (1 if parallel.replicas is None else parallel.replicas.size),
     )
+
+
+def _adapters(tokens: int) -> AdapterRows:
+    return AdapterRows(_nowhere((tokens,), torch.int32), _nowhere((1,), torch.int32), [])
 
 
 def _no_states(shape: tuple[int, ...]) -> Tensor:

@@ -88,6 +88,25 @@ def shrink(
                 tl.store(low_at, total, mask=own[:, None] & (low < room)[None, :])
 
 
+@triton.jit(do_not_specialize=["layer", "known"])
+def gather(
+    rows_ptr, ids_ptr, numbers_ptr, bases_ptr, low_ptr, layer, known, room, NUMBERS: constexpr,
+):  # fmt: skip
+    """Read what a token has in A of a layer of embeddings: a row of numbers for each id that is known."""
+    row = tl.program_id(0).to(tl.int64)
+    number, token = tl.load(numbers_ptr + row), tl.load(ids_ptr + row)
+    base = tl.load(bases_ptr + number, mask=number > 0, other=0)
+    if base != 0:
+        words = base.to(tl.pointer_type(tl.int64)) + layer * _WORDS
+        count = tl.load(words + 1).to(tl.int32)
+        a_ptr = tl.multiple_of(base + tl.load(words), 16).to(tl.pointer_type(rows_ptr.dtype.element_ty))
+        inside = (token >= 0) & (token < known)  # the embeddings of others are NaN
+        for first in range(0, count, NUMBERS):
+            low = first + tl.arange(0, NUMBERS)
+            a = tl.load(a_ptr + token * count + low, mask=(low < count) & inside, other=0.0)
+            tl.store(low_ptr + row * room + low, a.to(tl.float32), mask=low < count)
+
+
 @triton.jit(do_not_specialize=["layer", "tokens", "apart", "planes"])
 def expand(
     out_ptr, low_ptr, bias_ptr, numbers_ptr, bases_ptr, layer, tokens, apart, planes, outputs, room,
@@ -149,6 +168,9 @@ class ArenaLayer:
     outputs: int
     numbers: int
     """The room for numbers A x of a token."""
+    embeds: bool
+    """Whether A has a row for each token, and not one for each number."""
+    inputs: int
     bases: Tensor  # [most + 1] int64: the address of each adapter, or 0 if it is not there
 
 
@@ -170,7 +192,9 @@ class Arena:
         self._dtype = _numbers_of(layers[0].weight)
         self.bases = torch.zeros(most + 1, dtype=torch.int64, device=target)
         self.layers = [
-            ArenaLayer(number, layer.outputs, layer.scopes * rank, self.bases)
+            ArenaLayer(
+                *(number, layer.outputs, layer.scopes * rank, layer.embeds, layer.inputs), bases=self.bases
+            )
             for number, layer in enumerate(layers)
         ]
         room = _aligned(8 * len(layers) * _WORDS.value)
@@ -187,7 +211,7 @@ class Arena:
         used = _aligned(len(parts[0]))
         for number, adapter in changes:
             table[number, 1] = 0 if adapter.a is None else len(adapter.a)
-            for word, part in _parts_of(adapter, self.layers[number].outputs, self._dtype):
+            for word, part in _parts_of(adapter, self.layers[number], self._dtype):
                 table[number, word] = used
                 parts.append(part.contiguous().view(torch.uint8).flatten())
                 used += _aligned(len(parts[-1]))
@@ -233,12 +257,12 @@ class Arena:
         return self._placed.pop(number)
 
 
-def _parts_of(adapter: LayerAdapter, outputs: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+def _parts_of(adapter: LayerAdapter, layer: ArenaLayer, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     """The words of the table that say where something lies, and what lies there."""
     if adapter.a is not None:
-        yield 0, adapter.a.to(dtype)
+        yield 0, (adapter.a.t() if layer.embeds else adapter.a).to(dtype)
     if adapter.blocks:
-        b, ranges = _in_tiles(adapter.blocks, outputs, dtype)
+        b, ranges = _in_tiles(adapter.blocks, layer.outputs, dtype)
         yield from ((2, b), (3, ranges))
     if adapter.factor is not None:
         yield 4, adapter.factor.float()
@@ -304,6 +328,19 @@ def lora(x: Tensor, layer: ArenaLayer, rows: AdapterRows) -> Added:
     return Added(layer, rows, low)
 
 
+def adapt_embeddings(embedded: Tensor, ids: Tensor, layer: ArenaLayer, rows: AdapterRows) -> Tensor:
+    tokens = len(ids)
+    low = torch.empty(1, tokens, layer.numbers, dtype=torch.float32, device=ids.device)
+    launch(
+        gather,
+        (tokens,),
+        *(embedded, ids, rows.numbers, layer.bases, low, layer.number, layer.inputs, layer.numbers, 64),
+        num_warps=1,
+    )
+    add(embedded, None, Added(layer, rows, low))
+    return embedded
+
+
 def add(out: Tensor, bias: Tensor | None, added: Added) -> None:
     """Change the rows of `out` [T, outputs], to which the bias has been added, that have an adapter."""
     layer: ArenaLayer = added.adapters
@@ -329,4 +366,8 @@ def on_device(numbers: Tensor | None) -> AdapterRows | None:
     return None if numbers is None else AdapterRows(numbers, numbers[:0], ())
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"hold_adapters": Arena, "lora": lora}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "hold_adapters": Arena,
+    "lora": lora,
+    "adapt_embeddings": adapt_embeddings,
+}

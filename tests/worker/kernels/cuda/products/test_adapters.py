@@ -97,6 +97,31 @@ def test_a_row_has_the_same_bits_in_any_company_and_after_others_took_its_place(
     assert not computed(OPERATIONS, store, x[3:5], (weight, None), rows_of([(1, 0, 2)], 2)).any()
 
 
+def test_embeddings_have_what_the_reference_adds_in_any_company() -> None:
+    known, size, tokens = 40, 150, 20
+    layers = [Adaptable(torch.zeros(known, size, device=DEVICE), known, size, 1, 2, embeds=True)]
+    factor, shift = torch.rand(size) + 0.5, torch.randn(size)
+    adapters = [
+        LayerAdapter(torch.randn(70, known), [Block(0, 0, torch.randn(size, 70))]),
+        LayerAdapter(torch.randn(3, known), [Block(64, 0, torch.randn(86, 3))], factor, shift),
+    ]
+    ids, rows = torch.randint(known, (tokens,)), rows_of([(1, 1, 3), (2, 4, 9), (1, 15, 2)], tokens)
+    embedded = torch.randn(tokens, size)
+
+    def adapt(table: Any, first: int, last: int, rows: AdapterRows) -> Tensor:
+        store: AdapterStore = table["hold_adapters"](layers, 8, 70, 2)
+        for number, adapter in enumerate(adapters, 1):
+            store.enter(number, store.prepare([(0, adapter)]))
+        store.bring([1, 2])
+        own = embedded[first:last].clone().to(DEVICE), ids[first:last].to(DEVICE)
+        return table["adapt_embeddings"](*own, store.layers[0], rows).cpu()
+
+    found = adapt(OPERATIONS, 0, tokens, rows)
+    torch.testing.assert_close(found, adapt(SPECIFIED, 0, tokens, rows), atol=1e-4, rtol=1e-4)
+    assert torch.equal(found[11:13], adapt(OPERATIONS, 11, 13, rows_of([(2, 0, 2)], 2)))
+    assert torch.equal(found[13:15], embedded[13:15])
+
+
 def test_an_adapter_of_the_largest_rank_has_room() -> None:
     store, _ = stores(torch.zeros(OUTPUTS, INPUTS), [], 1, 320)
     assert store.prepare([(0, made(320, dora=True)), (1, made(320, dora=True))]).nbytes > 0
