@@ -122,8 +122,8 @@ class AdapterPull:
         first_of: dict[str, int] = {}
         matrices: list[Tensor] = []
         blocks: list[Block] = []
-        factors: list[Tensor] = []
-        shifts: list[Tensor] = []
+        factors: list[Tensor | None] = []
+        shifts: list[Tensor | None] = []
         start, bias = 0, self.biases.get(layer)
         for place in layer.places:
             rows = place.rows.length
@@ -131,34 +131,30 @@ class AdapterPull:
             if "base_weight" in parts:
                 self._check_same(layer, place, module, parts["base_weight"])
             if "A" in parts or "B" in parts:
-                a, b = self._factors(module, parts, layer.inputs, place.rows.size)
+                a, b, scale = self._factors(module, parts, layer.inputs, place.rows.size)
                 if place.scope not in first_of:
                     first_of[place.scope] = sum(map(len, matrices))
                     cut = cut_of(1, layer.inputs)
                     matrices.append(a if cut is None else cut.of(a))
-                blocks.append(Block(start, first_of[place.scope], place.of(b)))
-                factors.append(self._factor(layer, place, module, parts, a, b))
+                blocks.append(Block(start, first_of[place.scope], place.of(b), scale))
+                factors.append(self._factor(layer, place, parts, a, b, scale))
             else:
-                factors.append(torch.ones(rows))
+                factors.append(None)
             old = None if bias is None else bias[start : start + rows]
             shifts.append(self._shift(layer, place, module, parts, old))
             start += rows
-        missing = sum(layer.widths) - start  # rows that fill a head up
-        factor = torch.cat([*factors, torch.ones(missing)])
-        shift = torch.cat([*shifts, torch.zeros(missing)])
+        lengths = [place.rows.length for place in layer.places]
+        lengths.append(sum(layer.widths) - start)  # rows that fill a head up
+        factor, shift = _joined([*factors, None], lengths, 1), _joined([*shifts, None], lengths, 0)
         if isinstance(layer, GatedLinear) and layer.up_first:
             half = start // 2
-            factor, shift = factor.roll(half), shift.roll(half)
+            factor, shift = (each if each is None else each.roll(half) for each in (factor, shift))
             blocks = [piece for block in blocks for piece in _turned(block, half)]
-        return LayerAdapter(
-            torch.cat(matrices) if matrices else None,
-            blocks,
-            None if bool((factor == 1).all()) else factor.contiguous(),
-            None if not bool(shift.any()) else shift.contiguous(),
-        )
+        whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices) if matrices else None
+        return LayerAdapter(whole, blocks, factor, shift)
 
-    def _factors(self, module: str, parts: Parts, inputs: Span, outputs: int) -> tuple[Tensor, Tensor]:
-        """A [rank, in], and B [outputs, rank] with the scale in it, in float32."""
+    def _factors(self, module: str, parts: Parts, inputs: Span, outputs: int) -> tuple[Tensor, Tensor, float]:
+        """A [rank, in], B [outputs, rank] and the scale of their product."""
         a, b = parts.get("A"), parts.get("B")
         if a is None or b is None:
             raise AdapterError(f"{self.folder}: {module} has only one of the matrices A and B")
@@ -168,7 +164,7 @@ class AdapterPull:
                 f"{self.folder}: {module} is {[b.shape[0], a.shape[-1]]} in the adapter, and "
                 f"{[outputs, inputs.size]} in the model: serve the base on which it was trained"
             )
-        return a.read(None).float(), b.read(None).float() * self.config.scale(module, rank)
+        return a.read(None), b.read(None), self.config.scale(module, rank)
 
     def _matrix(self, layer: AdaptedLayer, place: Place) -> Tensor:
         """The whole matrix of the base that has this place."""
@@ -189,20 +185,22 @@ class AdapterPull:
             raise other_weights(self.folder, module, theirs.shape, ours.shape)
 
     def _factor(
-        self, layer: AdaptedLayer, place: Place, module: str, parts: Parts, a: Tensor, b: Tensor
-    ) -> Tensor:
+        self, layer: AdaptedLayer, place: Place, parts: Parts, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor | None:
         """What the sums of rows are multiplied with (DoRA): their magnitudes by the lengths of the rows."""
         if "magnitude" not in parts:
-            return torch.ones(place.rows.length)
-        lengths = (self._matrix(layer, place).float() + b @ a).norm(dim=1)
+            return None
+        lengths = (self._matrix(layer, place).float() + scale * b.float() @ a.float()).norm(dim=1)
         return place.of(parts["magnitude"].read(None).float().flatten() / lengths)
 
     def _shift(
         self, layer: AdaptedLayer, place: Place, module: str, parts: Parts, old: Tensor | None
-    ) -> Tensor:
+    ) -> Tensor | None:
         """What is added to the sums of rows: the bias of B, and how much a new bias differs from theirs."""
-        shift = torch.zeros(place.rows.length)
         bias = parts.get("base_bias") or parts.get("bias")
+        if bias is None and "B_bias" not in parts:
+            return None
+        shift = torch.zeros(place.rows.length)
         if bias is not None:
             if old is None:
                 raise AdapterError(
@@ -217,10 +215,18 @@ class AdapterPull:
         return shift
 
 
+def _joined(parts: Sequence[Tensor | None], lengths: Sequence[int], rest: float) -> Tensor | None:
+    """Numbers of parts of a layer's outputs as those of all, with `rest` where there are none; or None."""
+    if not any(part is not None for part in parts):
+        return None
+    given = zip(parts, lengths, strict=True)
+    return torch.cat([torch.full((length,), rest) if part is None else part for part, length in given])
+
+
 def _turned(block: Block, half: int) -> Iterator[Block]:
     """The pieces of a block when the two halves of a layer's outputs change places."""
     for start, stop in ((0, half), (half, 2 * half)):
         first, last = max(start, block.start), min(stop, block.start + len(block.b))
         if first < last:
             b = block.b[first - block.start : last - block.start]
-            yield Block((first + half) % (2 * half), block.first, b)
+            yield Block((first + half) % (2 * half), block.first, b, block.scale)

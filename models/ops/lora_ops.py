@@ -6,9 +6,10 @@ y = factor * (W x + B (A x)) + shift + bias. Rows without an adapter keep their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from models.context import AdapterRows
@@ -22,14 +23,19 @@ class Block:
     """The first row of the output."""
     first: int
     """The first of the numbers."""
-    b: Tensor  # [rows, numbers] float32, with the scale in it
+    b: Tensor  # [rows, numbers], of any number type
+    scale: float = 1.0
+
+    def in_float32(self) -> Block:
+        """The same with the scale in it, in memory of its own."""
+        return replace(self, b=self.b.float() * self.scale, scale=1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAdapter:
     """What an adapter changes of a layer with matrices [out, in], of gate and up one above the other."""
 
-    a: Tensor | None  # [numbers, in]; None: it has no matrices
+    a: Tensor | None  # [numbers, in], of any number type; None: it has no matrices
     blocks: Sequence[Block]
     factor: Tensor | None = None  # [out] float32; None: 1
     shift: Tensor | None = None  # [out] float32; None: 0
@@ -154,7 +160,8 @@ class HeldAdapters:
         self.held: dict[int, LayerAdapter] = {}
 
     def prepare(self, adapter: LayerAdapter) -> LayerAdapter:
-        return adapter
+        a = None if adapter.a is None else adapter.a.to(torch.float32, copy=True)  # files are mapped
+        return replace(adapter, a=a, blocks=[block.in_float32() for block in adapter.blocks])
 
     def enter(self, number: int, prepared: LayerAdapter) -> None:
         self.held[number] = prepared
@@ -177,7 +184,7 @@ def lora(x: Tensor, adapters: Any, rows: AdapterRows) -> Added:
     for number, start, count in rows.host:
         adapter: LayerAdapter | None = adapters.held.get(number)
         if adapter is not None and adapter.a is not None:
-            products[start] = x[start : start + count].float() @ adapter.a.float().t()
+            products[start] = x[start : start + count].float() @ adapter.a.t()
     return Added(adapters, rows, products)
 
 
@@ -209,7 +216,7 @@ def adapt_embeddings(embedded: Tensor, ids: Tensor, adapters: Any, rows: Adapter
         adapter: LayerAdapter | None = adapters.held.get(number)
         if adapter is not None:
             own = slice(start, start + count)
-            low = None if adapter.a is None else adapter.a[:, ids[own]].float().t()
+            low = None if adapter.a is None else adapter.a[:, ids[own]].t()
             embedded[own] = _changed(embedded[own].float(), adapter, low).to(embedded.dtype)
     return embedded
 

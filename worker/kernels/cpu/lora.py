@@ -38,6 +38,21 @@ class _Adapted(ctypes.Structure):
     ]
 
 
+class _Block(ctypes.Structure):
+    """`block` in `csrc/lay_adapters.c`."""
+
+    _fields_ = [
+        ("b", ctypes.c_void_p),
+        ("stride", ctypes.c_long),
+        ("start", ctypes.c_long),
+        ("rows", ctypes.c_long),
+        ("first", ctypes.c_long),
+        ("numbers", ctypes.c_long),
+        ("kind", ctypes.c_int),
+        ("scale", ctypes.c_float),
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class _Prepared:
     """An adapter of a layer as kernels read it: entries for tables of parts, and what they point to."""
@@ -50,15 +65,21 @@ class _Prepared:
         return sum(each.nbytes for each in self.held)
 
 
+Lay = Callable[[Sequence[Block], Tensor, torch.dtype], tuple[Tensor, Tensor]]
+"""The type of a function that lays B out for rows [columns] int32, where -1 is none: its values for halves of
+panels, and the range of numbers A x that each half is made of."""
+
+
 class PackedAdapters:
     """The adapters of a layer whose matrix is in panels."""
 
-    def __init__(self, packer: Packer, layer: Adaptable, most: int, rank: int) -> None:
+    def __init__(self, packer: Packer, lay: Lay, layer: Adaptable, most: int, rank: int) -> None:
         self.numbers = layer.scopes * rank
         """The room for numbers A x of a token."""
         weight: Any = layer.weight
         self._dtype: torch.dtype = weight.numbers if type(weight) is Packed else weight.dtype
-        self._parts = [_columns_in_panels(layer.outputs)] if layer.embeds else _parts_in_panels(weight)
+        rows = [_columns_in_panels(layer.outputs)] if layer.embeds else _parts_in_panels(weight)
+        self._parts, self._lay = [each.int() for each in rows], lay
         self.tables = [(_Adapted * (most + 1))() for _ in self._parts]
         self.addresses = [ctypes.addressof(table) for table in self.tables]
         self._pack = packer.rows_alone if layer.embeds else packer.alone
@@ -75,7 +96,7 @@ class PackedAdapters:
         for rows in self._parts:
             entry = _Adapted(None if a is None else a.address, kind=KINDS[self._dtype])
             if adapter.blocks:
-                b, ranges = _in_panels(adapter.blocks, rows, self._dtype)
+                b, ranges = self._lay(adapter.blocks, rows, self._dtype)
                 entry.b, entry.ranges = b.data_ptr(), ranges.data_ptr()
                 held += [b, ranges]
             for name, values, rest in (("factor", adapter.factor, 1.0), ("shift", adapter.shift, 0.0)):
@@ -99,13 +120,14 @@ class PackedAdapters:
 
 def bind(library: Library, packer: Packer) -> Table:
     run, adapt = library.function("lora"), library.function("adapt_embeddings")
+    lay = _layout(library)
 
     def hold_adapters(
         layers: Sequence[Adaptable], most: int, rank: int, in_step: int
     ) -> lora_ops.AdapterStore:
         return HeldByLayers(
             [
-                PackedAdapters(packer, layer, most, rank)
+                PackedAdapters(packer, lay, layer, most, rank)
                 if type(layer.weight) is Packed or (layer.embeds and layer.weight.dtype in KINDS)
                 else HeldAdapters()
                 for layer in layers
@@ -184,27 +206,32 @@ def _rows_in_panels(part: Packed) -> Tensor:
     return torch.cat([rows, ups], dim=1).flatten()
 
 
-def _in_panels(blocks: Sequence[Block], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The values of B for halves of panels of these rows, -1 for none, and the ranges of numbers for each."""
-    numbers = max(block.first + block.b.shape[1] for block in blocks)
-    height = max(block.start + len(block.b) for block in blocks)
-    whole = torch.zeros(max(height, int(rows.max()) + 1) + 1, numbers, dtype=dtype)  # the last row is 0
-    firsts = torch.full((len(whole),), numbers)
-    ends = torch.zeros(len(whole), dtype=torch.int64)
-    for block in blocks:
-        own, count = slice(block.start, block.start + len(block.b)), block.b.shape[1]
-        whole[own, block.first : block.first + count] = block.b.to(dtype)
-        firsts[own] = firsts[own].clamp(max=block.first)
-        ends[own] = ends[own].clamp(min=block.first + count)
-    first = firsts[rows].view(-1, _HALF).amin(1)
-    counts = (ends[rows].view(-1, _HALF).amax(1) - first).clamp(min=0)
-    panels = whole[rows].view(-1, _HALF, numbers)
-    pieces, at = list[Tensor](), 0
-    runs = torch.stack([first, counts], 1)
-    for run, length in zip(*torch.unique_consecutive(runs, dim=0, return_counts=True), strict=True):
-        start, count = run.tolist()
-        piece = panels[at : at + int(length), :, start : start + count]
-        pieces.append(piece.transpose(1, 2).reshape(-1, _HALF))
-        at += int(length)
-    before = counts.cumsum(0) - counts
-    return torch.cat(pieces).contiguous(), torch.stack([first, counts, before], 1).int().contiguous()
+def _layout(library: Library) -> Lay:
+    find_ranges, fill = library.function("adapter_ranges"), library.function("lay_adapter")
+
+    def lay(blocks: Sequence[Block], rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        stored = [block.b if block.b.dtype in KINDS else block.b.float() for block in blocks]
+        stored = [b if b.stride(1) == 1 else b.contiguous() for b in stored]
+        given = (_Block * len(blocks))(
+            *(
+                (
+                    b.data_ptr(),
+                    b.stride(0),
+                    block.start,
+                    len(b),
+                    block.first,
+                    b.shape[1],
+                    KINDS[b.dtype],
+                    block.scale,
+                )
+                for block, b in zip(blocks, stored, strict=True)
+            )
+        )
+        halves = len(rows) // _HALF
+        ranges = torch.empty(halves, 3, dtype=torch.int32)
+        described = ctypes.addressof(given), len(blocks), rows.data_ptr(), halves, ranges.data_ptr()
+        values = torch.empty(find_ranges(*described), _HALF, dtype=dtype)
+        fill(*described, values.data_ptr(), KINDS[dtype])
+        return values, ranges
+
+    return lay

@@ -276,6 +276,7 @@ def _in_tiles(blocks: Sequence[Block], outputs: int, dtype: torch.dtype) -> tupl
     A range is the first number, the count of them, and the count of those in the tiles before.
     """
     tiles, ranges, before = list[Tensor](), list[tuple[int, int, int]](), 0
+    blocks = [block.in_float32() for block in blocks]
     for start in range(0, outputs, _COLUMNS):
         stop = start + _COLUMNS
         own = [each for each in blocks if each.start < stop and start < each.start + len(each.b)]
