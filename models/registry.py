@@ -126,6 +126,7 @@ _SPEECH = {
     "PegasusForConditionalGeneration": "speech.bart:PegasusForConditionalGeneration",
     "T5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
     "UMT5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
+    "MoonshineForConditionalGeneration": "speech.moonshine:MoonshineForConditionalGeneration",
     "WhisperForConditionalGeneration": "speech.whisper:WhisperForConditionalGeneration",
 }
 """Models whose decoder answers to a source that an encoder has read."""

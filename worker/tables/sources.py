@@ -54,6 +54,7 @@ class SourceTable:
         def show(context: ForwardContext) -> None:
             if (known := context.source) is not None:  # recordings of small steps read it there
                 known.kv_lens.copy_(lengths)
+                known.kv_lens_host = held.tolist()  # for what no kernel computes
                 known.block_table[:, :width] = table
                 if known.last is not None:
                     known.last.copy_(last)
