@@ -122,11 +122,11 @@ _SPEECH = {
     "BartForConditionalGeneration": "speech.bart:BartForConditionalGeneration",
     "MBartForConditionalGeneration": "speech.bart:MBartForConditionalGeneration",
     "MarianMTModel": "speech.bart:MarianMTModel",
+    "MoonshineForConditionalGeneration": "speech.moonshine:MoonshineForConditionalGeneration",
     "MT5ForConditionalGeneration": "speech.t5:MT5ForConditionalGeneration",
     "PegasusForConditionalGeneration": "speech.bart:PegasusForConditionalGeneration",
     "T5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
     "UMT5ForConditionalGeneration": "speech.t5:T5ForConditionalGeneration",
-    "MoonshineForConditionalGeneration": "speech.moonshine:MoonshineForConditionalGeneration",
     "WhisperForConditionalGeneration": "speech.whisper:WhisperForConditionalGeneration",
 }
 """Models whose decoder answers to a source that an encoder has read."""

@@ -36,7 +36,7 @@ class SourceModel(Protocol):
     source_len: int
     """The most positions that its encoder gives of a source."""
     source_shape: tuple[int, int]
-    """The bands and frames of a recording's features, or 1 and the most samples; (0, 0) if it reads tokens."""
+    """The bands and frames of features, or 1 and the most samples; (0, 0) if it reads tokens."""
 
     def encode(self, sources: Sequence[SourceInput], step: ForwardContext) -> Generator[None, None, None]:
         """Encode sources, packed as `step` says, and have each layer write its keys and values. Where layers

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine_core.protocol import Source
+from models.media.moonshine import positions_of
 from server.media.audio.recordings import Recording
 from server.model_facts import Facts
 from server.speech.engine import Draw, Drawn, Piece, SpeechText
@@ -25,7 +26,7 @@ class RecordedPieces:
     def __init__(self, known: SpeechTokens, recording: Recording, facts: Facts, tokenizer: Tokenizer) -> None:
         self.known = known
         self._recording, self._tokenizer = recording, tokenizer
-        self._length = facts.ready.worker.source_len
+        self._length = facts.ready.worker.source_len if recording.bands else 0
         self._sources: OrderedDict[Piece, Source] = OrderedDict()
         """The pieces used last, whose features need not be read again."""
 
@@ -39,7 +40,8 @@ class RecordedPieces:
         if (found := self._sources.get(piece)) is None:
             features = await asyncio.to_thread(self._recording.piece, piece.first, piece.frames)
             hash = self._recording.hash_of(piece.first, piece.frames).hex()
-            found = Source(hash=hash, length=self._length, features=Buffer(features))
+            length = self._length or positions_of(len(features) // 4)
+            found = Source(hash=hash, length=length, features=Buffer(features))
         self._sources[piece] = found
         self._sources.move_to_end(piece)
         while len(self._sources) > MOST_AT_ONCE:
@@ -58,7 +60,8 @@ def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
             stop_token_ids=(known.end,),
             logprobs=0,
         )
-    greedy = how.temperature == 0
+    greedy, none = how.temperature == 0, known.no_timestamps
+    stamps = None if none is None else Timestamps(known.first_timestamp, known.end, none, known.most_first)
     return Sampling(
         max_tokens=how.max_tokens,
         temperature=how.temperature,
@@ -74,7 +77,7 @@ def sampling_of(how: Draw, known: SpeechTokens) -> Sampling:
         masked_logprobs=True,
         suppressed=known.suppressed,
         suppressed_first=known.suppressed_first,
-        timestamps=Timestamps(known.first_timestamp, known.end, known.no_timestamps, known.most_first),
+        timestamps=stamps,
     )
 
 

@@ -77,7 +77,9 @@ def test_positions_are_those_that_convolutions_give(moonshine: tuple[Path, Any])
 @pytest.mark.parametrize(
     "features", [None, Buffer(b""), Buffer(np.zeros(MOST_SAMPLES + 1, np.float32).tobytes()), Buffer(b"abc")]
 )
-def test_sources_that_are_no_samples_are_refused(moonshine: tuple[Path, Any], features: Buffer | None) -> None:
+def test_sources_that_are_no_samples_are_refused(
+    moonshine: tuple[Path, Any], features: Buffer | None
+) -> None:
     source = Source("x", 5, features=features)
     good = asked(0)
     found, _ = answer_all(moonshine[0], [good])
@@ -87,6 +89,8 @@ def test_sources_that_are_no_samples_are_refused(moonshine: tuple[Path, Any], fe
 
 
 def test_heads_that_are_shared_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, decoder_num_key_value_heads=1, decoder_num_attention_heads=2, encoder_num_key_value_heads=1)
+    make(
+        tmp_path, decoder_num_key_value_heads=1, decoder_num_attention_heads=2, encoder_num_key_value_heads=1
+    )
     with pytest.raises(ConfigError, match="as many heads of keys"):
         answer_all(tmp_path, [asked(0)])

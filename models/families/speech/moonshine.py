@@ -1,4 +1,4 @@
-"""Moonshine: the samples of a recording pass three convolutions and an encoder, to which a decoder attends."""
+"""Moonshine: samples of a recording pass three convolutions and an encoder, to which a decoder attends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from models.checkpoint.weights import Weights, load
 from models.config import ConfigError, ModelConfig, Size, family_fields
 from models.context import ForwardContext, use_context
 from models.families.decoders.decoder import Decoder, DecoderLayer
-from models.families.decoders.decoder_attention import DecoderAttention
 from models.families.decoders.decoder_spec import PRE_NORMS, DecoderFields, DecoderSpec, LayerSpec, Norms
 from models.families.speech.encoder_decoder import EPS, CrossLayer, EncoderDecoderForCausalLM
 from models.layers.attention import Attention, EncoderAttention
@@ -50,8 +49,8 @@ class MoonshineFields(DecoderFields, frozen=True, kw_only=True):
         heads = {config.num_heads, config.num_kv_heads, self.encoder_num_attention_heads}
         if len(heads | {self.encoder_num_key_value_heads or config.num_heads}) > 1:
             raise ConfigError(
-                "config.json of this Moonshine: encoder and decoder must have as many heads of keys and values "
-                "as of queries, and both the same number"
+                "config.json of this Moonshine: encoder and decoder must have as many heads of keys and "
+                "values as of queries, and both the same number"
             )
         ahead = config.raw.get("is_causal") is False
         return replace(
@@ -125,8 +124,8 @@ class FilledHeads(nn.Module):
 
 
 def fill_heads(layer: DecoderLayer) -> None:
-    attention = cast("DecoderAttention", layer.self_attn)
-    attention.attention = FilledHeads(cast("Attention | EncoderAttention", attention.attention))
+    attention: Any = layer.self_attn
+    attention.attention = FilledHeads(attention.attention)
 
 
 class EncoderLayer(DecoderLayer):

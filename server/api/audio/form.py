@@ -131,6 +131,22 @@ class AudioForm(Body):
                 "condition_on_prev_tokens",
             )
 
+    def check_untimed(self, *, translates: bool, unknown: Iterable[str], why: str) -> None:
+        """Refuses what has no meaning for a model that tells no times. `unknown`: fields that it has no use
+        for, which are refused with the reason `why` if they are given."""
+        if translates:
+            raise BadRequest(
+                "This model translates nothing: POST /v1/audio/transcriptions for what is said, as it is "
+                "said."
+            )
+        if (asked := self.response_format) not in ("json", "text"):
+            raise BadRequest(
+                f"response_format: {asked} has times, which this model does not tell; use json or text.",
+                "response_format",
+            )
+        if given := [name for name in unknown if name in self.model_fields_set]:
+            raise BadRequest(f"{given[0]}: {why}: leave the field out.", given[0])
+
     @property
     def temperatures(self) -> tuple[float, ...]:
         return (self.temperature,) if self.temperature > 0 else LADDER

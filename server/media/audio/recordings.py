@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from models.media.whisper import FRAMES_PER_SECOND, PIECE_FRAMES, LogMel, scaled
+from models.media.whisper import FRAMES_PER_SECOND, NO_SOUND, PIECE_FRAMES, STEP, LogMel, scaled
 from server.errors import BadRequest, Unavailable
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import ReceivedError, SentError, sent_error
@@ -66,16 +66,18 @@ class Heard(msgspec.Struct, frozen=True, tag=True):
     frames: int
     """The rows of features: those of a whole piece for a shorter recording."""
     loudest: float
-    """The greatest of all values."""
+    """The greatest of all values of features."""
     levels: bytes
-    """The mean of each row: float32."""
+    """The mean of each row, or the power of each frame's samples: float32, logarithms."""
 
 
 Answer = Heard | SentError
 
 
 def write_features(pieces: Iterable[np.ndarray], bands: int, target: BinaryIO) -> Heard:
-    """Writes the rows of a recording, [frames, bands] in float32, to a file."""
+    """Writes the rows of a recording, [frames, bands] in float32, to a file; without bands its samples."""
+    if not bands:
+        return _write_samples(pieces, target)
     made, loudest, levels = LogMel(bands), -np.inf, list[np.ndarray]()
 
     def take(blocks: Iterable[np.ndarray]) -> None:
@@ -92,6 +94,26 @@ def write_features(pieces: Iterable[np.ndarray], bands: int, target: BinaryIO) -
     take(made.flush())
     target.flush()
     return Heard(samples, made.frames, loudest, np.concatenate(levels).astype(np.float32).tobytes())
+
+
+def _write_samples(pieces: Iterable[np.ndarray], target: BinaryIO) -> Heard:
+    left, levels, samples = np.empty(0, np.float32), list[np.ndarray](), 0
+
+    def take(whole: np.ndarray) -> None:
+        power = np.square(whole.reshape(-1, STEP)).mean(1)
+        levels.append(np.log10(np.maximum(power, np.float32(10.0**NO_SOUND))))
+
+    for piece in pieces:
+        target.write(np.ascontiguousarray(piece, np.float32).data)
+        samples += len(piece)
+        left = np.concatenate([left, piece.astype(np.float32, copy=False)])
+        cut = len(left) // STEP * STEP
+        take(left[:cut])
+        left = left[cut:]
+    take(np.pad(left, (0, -len(left) % STEP)))
+    target.flush()
+    found = np.concatenate(levels).astype(np.float32)
+    return Heard(samples, len(found), 0.0, found.tobytes())
 
 
 class TemporaryPath:
@@ -133,7 +155,7 @@ class Recording:
 
     @property
     def size(self) -> int:
-        return self.heard.frames * self.bands * 4
+        return self.heard.frames * (self.bands or STEP) * 4
 
     @property
     def levels(self) -> np.ndarray:
@@ -141,7 +163,10 @@ class Recording:
 
     def piece(self, first: int, frames: int = PIECE_FRAMES) -> bytes:
         """The features [bands, PIECE_FRAMES], float32, of so many frames from the first one on. Behind the
-        end of a short recording there is silence, and behind others nothing."""
+        end of a short recording there is silence, and behind others nothing. Without bands: the samples."""
+        if not self.bands:
+            last = min((first + frames) * STEP, self.heard.samples)
+            return os.pread(self._file.fileno(), 4 * max(0, last - first * STEP), 4 * first * STEP)
         end = first + frames if first + frames < self.frames else self.heard.frames
         count = max(0, min(PIECE_FRAMES, end - first))
         row = self.bands * 4

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from server.api.audio import answers
 from server.api.audio.form import AudioForm
 from server.api.chat import ChatRequest
-from server.errors import BadRequest
 from server.http.endpoint import INLINE, ITEMS
 from server.http.sse import ClientGone, json_response, while_connected
 from server.media.inline import InlineFiles
@@ -37,7 +36,8 @@ _OF_PIECES = (
 
 async def hear(request: Request, form: AudioForm, file: bytes, *, translates: bool) -> Response:
     """Answer with what is said in a file."""
-    _check(form, translates=translates)
+    why = "this model reads a recording whole, and not piece by piece"
+    form.check_untimed(translates=translates, unknown=_OF_PIECES, why=why)
     media = frontend_of(request).facts.media
     spoken = CHATS["" if media is None else media.transcribes]
     files = request.scope[INLINE] = InlineFiles()
@@ -87,25 +87,6 @@ class _Heard:
             yield text
         speech, since = self._call.frontend.metrics.of_speech(), self._call.times.started
         speech.count(self._seconds, 1, 0, time.monotonic() - since)
-
-
-def _check(form: AudioForm, *, translates: bool) -> None:
-    """Refuses what has no meaning for a model that reads a recording whole, and tells no times."""
-    if translates:
-        raise BadRequest(
-            "This model translates nothing: POST /v1/audio/transcriptions for what is said, as it is said."
-        )
-    if form.response_format not in ("json", "text"):
-        raise BadRequest(
-            f"response_format: {form.response_format} has times, which this model does not tell; use json or "
-            "text.",
-            "response_format",
-        )
-    if given := [name for name in _OF_PIECES if name in form.model_fields_set]:
-        raise BadRequest(
-            f"{given[0]}: this model reads a recording whole, and not piece by piece: leave the field out.",
-            given[0],
-        )
 
 
 def _conversation(form: AudioForm, spoken: SpokenChat, reference: str) -> ChatRequest:
