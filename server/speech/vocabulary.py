@@ -40,7 +40,7 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 448
     """The most tokens of a prompt and its answer."""
     bands: int = 80
-    """Those of features; 0 if the model reads samples."""
+    """The bands of features; 0 if the model reads samples."""
 
     @property
     def timed(self) -> bool:
