@@ -113,7 +113,7 @@ class AudioForm(Body):
         if form == "diarized_json":
             raise BadRequest(
                 "response_format: diarized_json tells speakers apart, which this model does not do; use "
-                "json, text, srt, vtt or verbose_json.",
+                "another format, such as json.",
                 "response_format",
             )
         if self.timestamp_granularities and form != "verbose_json":
