@@ -4,8 +4,6 @@ Configs are in test_bad_configs.py, files that are no such files in checkpoint/t
 in tests/server/text/test_bad_tokenizers.py.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configs that lie, and files of settings that are none: a line names the file, the field and the reason."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The digest of weights sees other files, names, types and values, and reads next to nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

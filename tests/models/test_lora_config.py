@@ -1,7 +1,5 @@
 """What adapters say of themselves is read, and what would compute something else is refused by name."""
 
-from __future__ import annotations
-
 from math import sqrt
 from pathlib import Path
 

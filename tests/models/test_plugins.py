@@ -1,7 +1,5 @@
 """Classes that a program registers, here and in the processes that it starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter, OrderedDict

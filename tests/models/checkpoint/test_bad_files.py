@@ -1,7 +1,5 @@
 """Files of weights that are no such files, or that lie: each is refused in a line that names it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that are not finite are refused where they are brought to a device, too, without waiting for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

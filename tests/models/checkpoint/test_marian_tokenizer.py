@@ -1,7 +1,5 @@
 """The tokenizer of Marian's checkpoints: the pieces of SentencePiece, under the ids of both languages."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

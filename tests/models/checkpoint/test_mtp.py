@@ -1,7 +1,5 @@
 """Checkpoints with layers for multi-token prediction load without them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

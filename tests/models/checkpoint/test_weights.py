@@ -1,7 +1,5 @@
 """Reading of checkpoints: formats, slices, and the errors when something does not fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny checkpoints that tests of converted models share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

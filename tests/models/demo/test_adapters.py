@@ -1,7 +1,5 @@
 """The program that trains adapters of the demo model makes such as are served."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

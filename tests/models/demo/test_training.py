@@ -1,7 +1,5 @@
 """The built-in demo model as it is shipped: it answers, fits its size, and loses no character of a text."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

@@ -1,7 +1,5 @@
 """Every architecture that transformers knows runs as it does there, or is refused, as docs/models.md says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

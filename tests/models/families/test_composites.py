@@ -1,7 +1,5 @@
 """The text of tiny random composites has the logits of transformers' composite classes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

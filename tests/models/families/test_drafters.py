@@ -1,7 +1,5 @@
 """Drafters that read hidden states compute what their papers say, in whatever steps tokens arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that find entities give the logits of GLiNER's formulas, in whatever company."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configs of hybrids: as they were published, and those whose sizes disagree."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Well-known checkpoints by their own files, made small: each is served as what it is without any option."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What metadata means in the words of config.json. That models compute by it is shown in test_weights.py."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

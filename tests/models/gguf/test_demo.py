@@ -1,7 +1,5 @@
 """The demo model as a GGUF file: with 8 bits it answers as before, and with 4 it runs on the same kernels."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

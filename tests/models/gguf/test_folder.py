@@ -1,7 +1,5 @@
 """The folder that is made for a GGUF file, with the files that other checkpoints have."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

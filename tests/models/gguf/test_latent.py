@@ -1,7 +1,5 @@
 """GGUF files of latent attention, of now and of before, are read as the checkpoints they mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

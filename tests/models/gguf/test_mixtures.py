@@ -1,7 +1,5 @@
 """Experts of GGUF files, which lie in one tensor for each layer, are read as the modules of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """transformers reads GGUF files of the tests as the plain checkpoints they are said to mean, where it can."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

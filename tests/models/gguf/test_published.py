@@ -1,7 +1,5 @@
 """A published file of 4 bits, SmolLM2-135M-Instruct, is read as transformers reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

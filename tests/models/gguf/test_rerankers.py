@@ -1,7 +1,5 @@
 """Rerankers in GGUF files give the scores that transformers computes from the plain checkpoints they mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers that were written into a GGUF file give the ids and texts that they gave before."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

@@ -1,7 +1,5 @@
 """GGUF files have the logits that transformers computes from the plain checkpoints they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

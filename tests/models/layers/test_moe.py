@@ -1,7 +1,5 @@
 """Mixtures of experts are read in each way in which a checkpoint may store them, and cut over ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

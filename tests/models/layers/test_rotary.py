@@ -1,7 +1,5 @@
 """Rope frequencies and the angles of positions, on one axis and on three, compared with Hugging Face's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters beside a model: every kind of layer has PEFT's logits, and other rows keep their bits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder in which an adapter and its base look like one checkpoint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An adapter that is merged into its base as weights are read: the logits are PEFT's."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MiniCPM-V's slices, and the text around them; their pixels are in tests/worker/test_minicpmv.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

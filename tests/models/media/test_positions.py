@@ -1,7 +1,5 @@
 """Positions on three axes are those of transformers' models, for random layouts of text and media."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """What checkpoints' files say about their media, and which of it is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

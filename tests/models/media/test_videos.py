@@ -3,8 +3,6 @@
 The very pixels cannot be compared: transformers resizes frames by torchvision, which is not needed here.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from importlib import import_module

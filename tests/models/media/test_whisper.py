@@ -1,7 +1,5 @@
 """Whisper's features against transformers' own, of recordings that come in pieces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from later import Later

@@ -1,7 +1,5 @@
 """Checkpoints in Mistral's own format, written from those of transformers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import pairwise

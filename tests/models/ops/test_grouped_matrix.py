@@ -1,7 +1,5 @@
 """The one form of quantized matrices: what its numbers mean, and that pieces and joins mean the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

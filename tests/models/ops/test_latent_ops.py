@@ -1,7 +1,5 @@
 """The reference of latent attention, compared with the other form of the same formula in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

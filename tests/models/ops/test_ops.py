@@ -1,7 +1,5 @@
 """The reference operations, compared with formulas written out, in float64 where that shows more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

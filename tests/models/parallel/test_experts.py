@@ -1,7 +1,5 @@
 """Whole experts on ranks: which rank holds which, the same results as of one rank, and no byte more sent."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models cut into stages: each holds, reads and reports its own tensors, and refuses other cuts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `--pooler-config` asks for, and the widths and the encoding of a pooling config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

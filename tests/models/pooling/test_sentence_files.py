@@ -1,7 +1,5 @@
 """The files of sentence-transformers: modules, settings of texts, and what of them is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights and vectors of tokens, compared with sentence-transformers and FlagEmbedding's formulas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

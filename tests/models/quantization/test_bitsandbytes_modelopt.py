@@ -1,7 +1,5 @@
 """Checkpoints of bitsandbytes and of ModelOpt have the logits of the plain checkpoints that they mean."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What checkpoints say of their quantization: found wherever it stands, understood, or refused in a line."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

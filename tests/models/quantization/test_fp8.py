@@ -1,7 +1,5 @@
 """Checkpoints in fp8 have the logits that transformers computes from the numbers they mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

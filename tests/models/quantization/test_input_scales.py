@@ -1,7 +1,5 @@
 """The scales that a checkpoint in fp8 has for its inputs: which are read, and which are let pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

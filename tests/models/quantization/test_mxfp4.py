@@ -1,7 +1,5 @@
 """Experts in mxfp4, as gpt-oss has them, have the logits of the plain matrices that they mean."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

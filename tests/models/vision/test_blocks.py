@@ -1,7 +1,5 @@
 """Towers of tiny random weights give the rows of transformers' towers, and patches their pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every family on tiny random checkpoints has Hugging Face's logits, in whatever steps tokens arrive."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Gemma 3n as it is published, beside pictures and sound too, what it is refused, and its sparse gates."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Gemma 4 is refused, and checkpoints as they are published."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

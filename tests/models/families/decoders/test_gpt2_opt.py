@@ -1,7 +1,5 @@
 """Cases beyond the table of families: the oldest checkpoints, and the end of the learned positions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

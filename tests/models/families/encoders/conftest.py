@@ -1,7 +1,5 @@
 """The number of threads that tests of encoders run with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of encoders as they are found: older names, older configs, and limits of learned positions."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every encoder on tiny random checkpoints gives Hugging Face's hidden states, in whatever company."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JinaBERT, which transformers does not have: against its formula, written out here, on random weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

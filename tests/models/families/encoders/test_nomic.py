@@ -1,7 +1,5 @@
 """Nomic's own config.json, its scaled rotary positions, and its experts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoders of T5 alone, as sentence-t5 and GTR are: vectors of sentence-transformers, over ranks too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
