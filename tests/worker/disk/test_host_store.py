@@ -1,10 +1,13 @@
 """Blocks of a card in the host's memory: they come back as they were saved, in whatever order lanes go on."""
 
+import gc
 import random
 import time
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,6 +121,17 @@ def test_memory_that_is_not_pinned_is_not_used() -> None:
     assert not store.names() and store.totals.written == 0
     store.close()
     assert make_copies(memory(), 63, AtOnce(), AtOnce(), refuse) is None
+
+
+def test_a_store_that_is_closed_holds_no_memory() -> None:
+    array = np.zeros((BLOCKS, 64), np.uint8)
+    cache = weakref.ref(array)
+    with opened([torch.from_numpy(array)]) as store:
+        del array
+        save(store, [0, 1])
+        assert cache() is not None
+    gc.collect()
+    assert cache() is None and not store.names()
 
 
 class World:
