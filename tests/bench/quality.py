@@ -4,7 +4,7 @@
     python tests/bench/quality.py FOLDER --all
 
 QUANTIZED are folders of the same model, quantized by any method; `--all` makes such of every method, each
-number rounded to the nearest. Everything is compared with the unquantized model in float32, and caches of 8
+number rounded to the nearest, among them GGUF files. Everything is compared with the unquantized model in float32, and caches of 8
 bits with the unquantized model in bfloat16 and its cache. Of a model that generates: the relative error of
 its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the
 most probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine
@@ -13,6 +13,7 @@ of the vectors, in the mean and at worst.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,12 @@ from torch import Tensor
 
 from facet import LLM
 from models import ops
+from models.gguf.folder import make_folder
 from worker.kernels.cpu.operations import open_kernels
 from worker.kernels.cpu.quantization import SCHEMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import gguf_pairs
 from drive import Driver, load_ranks
 from packed import Recipe, write_near
 from packed_floats import write_floats, write_mxfp4
@@ -52,11 +55,19 @@ CACHES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 FORMS: Mapping[str, Recipe] = {
     "GPTQ, 8 bits": Recipe(method="gptq", bits=8, group=32),
     "GPTQ, 4 bits": Recipe(method="gptq", group=32),
+    "GPTQ, 4 bits, groups of 64": Recipe(method="gptq", group=64),
     "AWQ": Recipe(method="awq", group=32, symmetric=False, version=2),
     "W4A16": Recipe(method="pack-quantized", group=32),
     "W8A8": Recipe(method="int-quantized", bits=8),
 }
 """Checkpoints that `--all` makes, beside those of fp8 and mxfp4."""
+
+GGUF_FILES: Mapping[str, gguf_pairs.Recipe] = {
+    "Q8_0": gguf_pairs.Recipe("Q8_0"),
+    "Q4_0": gguf_pairs.Recipe("Q4_0", {"token_embd": "Q6_K"}),
+    "Q4_K_M": gguf_pairs.Recipe("Q4_K", {"token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_down": "Q8_0"}),
+}
+"""GGUF files that `--all` makes. Rows of 704 numbers fill no blocks of Q6_K: llama.cpp takes Q8_0 for them, too."""
 
 
 def write_all(folder: Path, made: Path) -> dict[str, Path]:
@@ -66,6 +77,10 @@ def write_all(folder: Path, made: Path) -> dict[str, Path]:
         place = made / name
         place.mkdir()
         found[f"fp8, {name}"] = write_floats(folder, place, name)[0]
+    for name, recipe in GGUF_FILES.items():
+        shutil.copytree(folder, made / name / "plain")
+        file = gguf_pairs.convert(made / name, recipe).file
+        found[name] = make_folder(file, made / name)
     return found | {"mxfp4": write_mxfp4(folder, made / "mxfp4")[0]}
 
 

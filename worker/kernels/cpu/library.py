@@ -237,6 +237,7 @@ def _remove_abandoned(folder: Path) -> None:
 _LONGEST = {
     "tile_quantized.c",
     "tile_runs.c",
+    "tile_shifts.c",
     "attention.c",
     "attention_latent.c",
     "tile_floats.c",

@@ -31,6 +31,8 @@ class Scheme:
     largest: tuple[float, ...]
     """Numbers that the largest element of a group may become, with the other sign: the best is taken. Finer
     steps may be worth cutting a few elements. Matrices that are quantized already have none."""
+    shifts: bool = False
+    """Whether scales of inputs are powers of 2 of the largest one of their run."""
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -46,7 +48,13 @@ UNITS = {5: 32, 6: 16}
 """Codes of so many bits lie in units of so many inputs: `csrc/weights.h`."""
 
 _MOST_ROUNDED = 256
-"""Inputs that are rounded on one scale, at most: `CHUNK` in `csrc/chunk.h`."""
+"""Inputs that are rounded together, at most: `CHUNK` in `csrc/chunk.h`."""
+
+_LARGE_GROUP = 128
+"""Groups of whole numbers of so many inputs have scales of any size: `has_shifts` in `csrc/quantized_rows.h`."""
+
+_MOST_SHIFT = 7
+"""The least scale of a run is its largest one times 2 to the power of minus this."""
 
 _ELEMENTS = 1 << 20
 """Elements converted at a time: more would not stay in the caches."""
@@ -73,12 +81,24 @@ def quantize(weight: Tensor, scheme: Scheme) -> Grouped:
 
 
 def round_inputs(x: Tensor, scheme: Scheme) -> Tensor:
-    """[T, K] -> float32 [T, K], each group rounded on a scale of its own."""
+    """[T, K] -> float32 [T, K], each group rounded on a scale of its own, or on one that others share."""
     most = torch.tensor(127.0 if scheme.input_bits == 8 else 32639.0)
     groups = _in_groups(x, scheme)  # [T, groups, group]
-    top = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-    whole = (groups * (most / top)).round_()
-    return (whole * (top / most)).flatten(1)[:, : x.shape[1]]
+    top = groups.abs().amax(-1, keepdim=True)
+    factor = torch.ones_like(top)
+    if scheme.shifts:
+        largest = _largest_of_run(top, _MOST_ROUNDED // scheme.group)
+        doublings = (largest.view(torch.int32) - top.view(torch.int32)) >> 23
+        factor, top = torch.exp2(doublings.clamp_max(_MOST_SHIFT)), largest
+    top = top.clamp_min(1e-30)
+    whole = (groups * (most / top * factor)).round_()
+    return (whole * (top / most / factor)).flatten(1)[:, : x.shape[1]]
+
+
+def _largest_of_run(top: Tensor, run: int) -> Tensor:
+    """[T, groups, 1] -> the same shape, the largest one of so many neighbours."""
+    runs = F.pad(top, (0, 0, 0, -top.shape[1] % run)).unflatten(1, (-1, run))
+    return runs.amax(2).repeat_interleave(run, 1)[:, : top.shape[1]].contiguous()
 
 
 class Quantized(nn.Parameter):
@@ -119,8 +139,10 @@ class Quantized(nn.Parameter):
 
     @property
     def scheme(self) -> Scheme:
-        group = self.form.run_columns if _has_whole_scales(self.form) else self.form.group
-        return Scheme(self.form.bits, group, self.form.input_bits, ())
+        form, whole = self.form, _has_whole_scales(self.form)
+        large = form.group >= _LARGE_GROUP and form.kind == WHOLE and form.bits in (4, 8)
+        shifts = form.input_bits == 8 and not whole and not large
+        return Scheme(form.bits, form.run_columns if whole else form.group, form.input_bits, (), shifts)
 
     def parts(self, section: int) -> Iterator[Tensor]:
         """A section of the matrix in float32, some rows at a time."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.ops.grouped_matrix import Grouped
 from worker.kernels.cpu import torch_operations
 from worker.kernels.cpu.operations import Table
-from worker.kernels.cpu.quantization import Quantized
+from worker.kernels.cpu.quantization import Quantized, round_inputs
 
 PLAIN = torch_operations.linear_operations(None)
 NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "mxfp4", "W4A8", "W8A8")
@@ -81,7 +81,7 @@ def test_products_are_those_specified(
 ) -> None:
     torch.manual_seed(seed)
     matrix = made(name, Shape(outputs, 16 * inputs, torch.bfloat16, 8), group)
-    x = torch.randn(rows, 16 * inputs)
+    x = torch.randn(rows, 16 * inputs) * torch.randn(rows, inputs).mul(3).exp().repeat_interleave(16, 1)
     if end is not None:
         matrix, x = at_an_end(matrix, end), torch.ones_like(x) * (-1) ** rows
     assert_specified(table, matrix, x.bfloat16(), sections)
@@ -95,6 +95,19 @@ def test_inputs_of_a_run_are_rounded_on_one_scale() -> None:
     assert rounded == {**dict.fromkeys(FORMS, 32), "nf4": 64, "fp4": 64, **of_runs}
     assert Quantized.kept(FORMS["Q6_K"](replace(shape, input_bits=16))).scheme.group == 16
     assert Quantized.kept(FORMS["Q6_K"](shape), 8).scheme.group == 64, "sections of 64 inputs"
+
+
+def test_small_groups_keep_their_digits_beside_large_ones() -> None:
+    """A group is off by its own largest number over 127 at most, or by the run's over 127 * 128."""
+    scheme = Quantized.kept(FORMS["Q4_0"](Shape(3, 512, torch.float32, 8))).scheme
+    x = (torch.randn(5, 16, 1).mul(4).exp() * torch.randn(5, 16, 32)).flatten(1)
+    x[0, :64] = 0
+    off = (round_inputs(x, scheme) - x).abs().view(5, 16, 32).amax(-1)
+    tops = x.abs().view(5, 16, 32).amax(-1)
+    least = tops.view(5, 2, 8).amax(-1).repeat_interleave(8, 1) / 128
+    assert (off <= 1.001 * torch.maximum(tops, least) / 127).all()
+    one_scale = round_inputs(x, replace(scheme, group=256, shifts=False))
+    assert off.max() <= (one_scale - x).abs().max() * 1.001
 
 
 def test_what_is_not_finite_is_seen(table: Table) -> None:

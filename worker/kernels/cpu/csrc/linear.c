@@ -42,7 +42,7 @@ static void multiply(const void *task, long first, long last) {
         tiles t = {.all = end - begin};
         for (long tile = begin; tile < end; tile += t.count) {
             t.first = tile - begin;
-            t.count = least(j->method.tiles, end - tile);
+            t.count = ceil_div(end - tile, ceil_div(end - tile, j->method.tiles));
             for (long i = 0; i < t.count; i++) {
                 long start = tile_start(j, tile + i);
                 t.rows[i] = tile_start(j, tile + i + 1) - start;

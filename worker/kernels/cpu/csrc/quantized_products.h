@@ -12,6 +12,7 @@ typedef struct {
     int table;  // whether codes are looked up
     int runs;   // whether sums are those of runs, each product times its scale
     int side;   // rows that lie side by side: those of the tile, of which `rows` are multiplied at once
+    int near;   // whether bytes of the matrix are in the first-level cache, as those of a chunk are
 } way;
 
 typedef whole row_sums[COLUMNS];
@@ -103,6 +104,7 @@ INLINE void add_unit(row_sums *sums, const uint32_t *x, way f, const whole *code
 // Quads that are multiplied without a loop, which would take a good part of the time of many rows in small groups.
 INLINE int quads_together(way f) {
     if (f.bits == 5 || f.bits == 6) return quads_at_once(f.bits);
+    if (f.near) return 8;
     return f.parts == 1 && (f.runs || f.rows > 8) ? 4 : 8 / f.bits;
 }
 
@@ -112,7 +114,7 @@ INLINE void add_together(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, way
         return;
     }
     const int quads = quads_together(f), line = 8 / f.bits;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int done = 0; done < quads; done += line, codes += COLUMNS, x += line * f.parts * f.side)
         add_line(sums, x, f, levels, codes);
 }
@@ -201,7 +203,7 @@ INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, 
     for (; together > line && quads >= together; quads -= together) {
         __asm__ volatile("" : "+r"(codes), "+r"(x));  // there are no registers for more pointers
         add_together(sums, x, f, levels, codes);
-        for (int i = 0; i < lines; i++) prefetch_codes(ahead, first, columns_at_once(f));
+        for (int i = 0; !f.near && i < lines; i++) prefetch_codes(ahead, first, columns_at_once(f));
         codes += lines * COLUMNS;
         x += together * f.side;
     }
@@ -209,7 +211,7 @@ INLINE void add_products_of(row_sums sums[][QUANTIZED_ROWS], const uint32_t *x, 
     if (together > line) __asm__ volatile("" : "+r"(codes), "+r"(x));
     for (; quads > 0; quads -= line) {
         add_line(sums, x, f, levels, codes);
-        prefetch_codes(ahead, first, columns_at_once(f));
+        if (!f.near) prefetch_codes(ahead, first, columns_at_once(f));
         codes += COLUMNS;
         x += line * f.parts * f.side;
     }
@@ -258,6 +260,13 @@ INLINE whole joined(row_sums sums[][QUANTIZED_ROWS], way f, int r, int c) {
 #define TO_12(of, parts) \
     TO_6(of, parts) of(7, parts) of(8, parts) of(9, parts) of(10, parts) of(11, parts) of(12, parts)
 
-// Multiplies a tile with groups that have whole scales. laid: the matrix as it lies in memory, whose form rows are laid for.
+// Multiplies a tile with groups that have whole scales, or with inputs that have shifts. laid: the matrix as it lies in
+// memory, whose form rows are laid for.
 tile_place add_runs_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
                        const outputs *to);
+tile_place add_shifted_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
+                          const outputs *to);
+
+// The second for a chunk in bytes, of which `head_step` lines are prefetched for each group.
+tile_place add_chunk_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
+                        const outputs *to);

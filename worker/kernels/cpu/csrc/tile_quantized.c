@@ -2,9 +2,10 @@
 //
 // The inputs are rounded to whole numbers too, each group of a row with its own scale: to 16 bits, which beside
 // elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
-// so it is the same with any instructions; groups are added up in their order, in float32. Where the scales of groups
-// are whole numbers themselves, and inputs have 8 bits, the sum of a run of groups is exact, and runs are added up. So a
-// row has the same bits alone, in any batch, and on every kind of processor.
+// so it is the same with any instructions; groups are added up in their order, in float32. Small groups of 8-bit inputs
+// are added up in runs (`tile_shifts.c`). Where the scales of groups are whole numbers themselves, and inputs have 8 bits,
+// the sum of a run is exact (`tile_runs.c`), and runs are added up. So a row has the same bits alone, in any batch, and on
+// every kind of processor.
 #include "tile_quantized.h"
 
 #include "quantized_products.h"
@@ -83,15 +84,17 @@ INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from
 #define WAY(name, n, parts, bits, table, alone)                                                          \
     static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
                                                      const outputs *to) {                                \
-        return add_groups((way){n, parts, bits, table, 0, n}, alone, at, from, w, to);                   \
+        return add_groups((way){n, parts, bits, table, 0, n, 0}, alone, at, from, w, to);                \
     }
 #define WAYS_OF_HALVES(n, parts)                       \
     WAY(halves_alone_##n##_##parts, n, parts, 4, 0, 1) \
     WAY(halves_##n##_##parts, n, parts, 4, 0, 0)
-#define WAYS(n, parts)                                 \
-    WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1)  \
-    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)        \
-    WAY(codes_##n##_##parts, n, parts, 4, 1, 0)        \
+#define WAYS_OF_BYTES(n, parts)                       \
+    WAY(bytes_alone_##n##_##parts, n, parts, 8, 0, 1) \
+    WAY(bytes_##n##_##parts, n, parts, 8, 0, 0)
+#define WAYS(n, parts)                          \
+    WAY(codes_##n##_##parts, n, parts, 4, 1, 0) \
+    WAYS_OF_BYTES(n, parts)                     \
     WAYS_OF_HALVES(n, parts)
 
 #define TAKE(name, n, parts) return (alone ? name##_alone_##n##_##parts : name##_##n##_##parts)(at, from, w, to)
@@ -101,56 +104,35 @@ INLINE tile_place add_groups(way f, int alone, tile_place at, const groups *from
         if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to); \
         TAKE(halves, n, parts);
 
-// laid: the matrix as it lies in memory, whose form rows are laid for.
 #if defined(__AVX512VNNI__)
-#define WAYS_OF_FIVES(n, parts) WAY(fives_##n##_##parts, n, parts, 5, 0, 0)
-#define OF_BYTES(n, parts)                                                  \
-    case n:                                                                 \
-        if (w->bits == 8) TAKE(bytes, n, parts);                            \
-        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to);      \
-        if (w->codes != WHOLE) return codes_##n##_##parts(at, from, w, to); \
+#define TO_MOST TO_12
+#define OF_LARGE(n, parts)                       \
+    case n:                                      \
+        if (w->bits == 8) TAKE(bytes, n, parts); \
         TAKE(halves, n, parts);
 
-TO_12(WAYS, 1)
-TO_12(WAYS, 2)
-TO_12(WAYS_OF_FIVES, 1)
-
-static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
-                                const outputs *to) {
-    int alone = has_scales_alone(w);
-    if (has_whole_scales(laid)) return add_runs_of(rows, at, from, w, laid, to);
-    if (are_bytes(laid)) {
-        switch (rows) { TO_12(OF_BYTES, 1) }
-    }
-    switch (rows) { TO_12(QUANTIZED, 2) }
-    return at;
-}
+TO_12(WAYS_OF_BYTES, 1)
 #else
-#define WAYS_OF_SMALL(n, parts)                           \
-    WAY(small_alone_##n##_##parts, n, parts, SMALL, 0, 1) \
-    WAY(small_##n##_##parts, n, parts, SMALL, 0, 0)       \
-    WAY(fives_##n##_##parts, n, parts, 5, 0, 0)           \
-    WAYS_OF_HALVES(n, parts)
-#define OF_SMALL(n, parts)                                             \
-    case n:                                                            \
-        if (w->bits == 8) TAKE(small, n, parts);                       \
-        if (w->bits == 5) return fives_##n##_##parts(at, from, w, to); \
-        TAKE(halves, n, parts);
+#define TO_MOST TO_6
+#define OF_LARGE(n, parts) \
+    case n: TAKE(halves, n, parts);
+#endif
 
-TO_6(WAYS_OF_SMALL, 1)
-TO_6(WAYS, 2)
+TO_MOST(WAYS_OF_HALVES, 1)
+TO_MOST(WAYS, 2)
 
+// laid: the matrix as it lies in memory, whose form rows are laid for.
 static tile_place add_groups_of(long rows, tile_place at, const groups *from, const weights *w, const weights *laid,
                                 const outputs *to) {
     int alone = has_scales_alone(w);
     if (has_whole_scales(laid)) return add_runs_of(rows, at, from, w, laid, to);
+    if (has_shifts(laid)) return add_shifted_of(rows, at, from, w, laid, to);
     if (are_bytes(laid)) {
-        switch (rows) { TO_6(OF_SMALL, 1) }
+        switch (rows) { TO_MOST(OF_LARGE, 1) }
     }
-    switch (rows) { TO_6(QUANTIZED, 2) }
+    switch (rows) { TO_MOST(QUANTIZED, 2) }
     return at;
 }
-#endif
 
 // The rows of a tile, as `lay_quantized` wrote them, where a section begins.
 INLINE tile_place place_in_section(const tiles *t, long tile, const weights *w, long section) {
@@ -183,6 +165,7 @@ void multiply_in_place(const tiles *t, const weights *w, long panel) {
 // The most rows of a tile for which bytes are made in registers, if it is the only one: more leave no room for that.
 INLINE long direct_rows(const weights *w) {
     if (is_looked_up(w)) return LANES == 16 && !are_bytes(w) ? 8 : 4;
+    if (is_read_in_place(w)) return QUANTIZED_ROWS;
     if (!are_bytes(w)) return 0;
     return has_whole_scales(w) ? QUANTIZED_ROWS : w->bits == 5 ? 10 : 0;
 }
@@ -198,6 +181,8 @@ void multiply_unpacked(const tiles *t, const weights *w, long panel) {
     const char *next = (const char *)panel_of(w, panel);
     long head_step = group_head_bytes(w) / t->count, step = PANEL * w->bits / 2 / t->count;
     long count = shifted(CHUNK, w->group), share = count * head_step + CHUNK / 4 * step;
+    tile_place (*add)(long, tile_place, const groups *, const weights *, const weights *, const outputs *) = add_groups_of;
+    if (is_widened_once(w)) add = add_chunk_of, head_step = ceil_div(share, 64 * count);
     tile_place at[TILES_AT_ONCE];
     outputs to[TILES_AT_ONCE];
     for (long section = 0; section < w->sections; section++) {
@@ -213,7 +198,7 @@ void multiply_unpacked(const tiles *t, const weights *w, long panel) {
             groups unpacked = {from.group, from.end, 1, room, from.factors};
             for (long i = 0; i < t->count; i++) {
                 at[i].ahead = (fetch){.from = next + AHEAD + i * share, .step = step};
-                at[i] = add_groups_of(t->rows[i], at[i], &unpacked, &bytes, w, &to[i]);
+                at[i] = add(t->rows[i], at[i], &unpacked, &bytes, w, &to[i]);
             }
         }
         if (t->apart) continue;

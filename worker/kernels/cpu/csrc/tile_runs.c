@@ -146,7 +146,7 @@ INLINE tile_place add_runs(way f, tile_place at, const groups *from, const weigh
 #define RUNS(name, n, bits)                                                                              \
     static __attribute__((noinline)) tile_place name(tile_place at, const groups *from, const weights *w, \
                                                      const weights *laid, const outputs *to) {           \
-        return add_runs((way){n, 1, bits, 0, 1, n}, at, from, w, laid, to);                              \
+        return add_runs((way){n, 1, bits, 0, 1, n, 0}, at, from, w, laid, to);                              \
     }
 #if defined(__AVX512VNNI__)
 #define TO_MOST TO_12

@@ -235,6 +235,11 @@ INLINE void vec_store_upto(void *p, vec a, long n, kind k) {
     else vec_store_part(p, a, n, k);
 }
 
+INLINE vec vec_in_register(vec a) {  // a compiler might keep it in memory meanwhile
+    __asm__ volatile("" : "+v"(a));
+    return a;
+}
+
 // Rounds to the digits that a tensor of this type can hold.
 INLINE vec vec_rounded(vec a, kind k) { return k == BFLOAT16 ? widen_lanes(narrow_lanes(a)) : a; }
 

@@ -74,7 +74,7 @@ INLINE long section_dwords(const weights *w) {
 }
 INLINE long dwords_of(const weights *w) { return w->sections * section_dwords(w); }
 
-enum { GROUP_MOST = 128 };
+enum { GROUP_LEAST = 8, GROUP_MOST = 128 };
 INLINE long number_bytes(int type) { return type == FLOAT32 ? 4 : type <= FLOAT16 ? 2 : 1; }
 INLINE long scales_bytes(const weights *w) { return PANEL * number_bytes(w->scale); }
 INLINE long group_head_bytes(const weights *w) {
