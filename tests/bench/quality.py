@@ -4,11 +4,11 @@
     python tests/bench/quality.py FOLDER --all
 
 QUANTIZED are folders of the same model, quantized by any method; `--all` makes such of every method, each
-number rounded to the nearest, among them GGUF files. Everything is compared with the unquantized model in float32, and caches of 8
-bits with the unquantized model in bfloat16 and its cache. Of a model that generates: the relative error of
-its logits and the largest, the divergence (KL) of the next token's distribution in nats, and how often the
-most probable token is the same, at every position of the texts. Of a model that embeds: one minus the cosine
-of the vectors, in the mean and at worst.
+number rounded to the nearest, among them GGUF files. Everything is compared with the unquantized model in
+float32, and caches of 8 bits with the unquantized model in bfloat16 and its cache. Of a model that generates:
+the relative error of its logits and the largest, the divergence (KL) of the next token's distribution in
+nats, and how often the most probable token is the same, at every position of the texts. Of a model that
+embeds: one minus the cosine of the vectors, in the mean and at worst.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ GGUF_FILES: Mapping[str, gguf_pairs.Recipe] = {
     "Q4_0": gguf_pairs.Recipe("Q4_0", {"token_embd": "Q6_K"}),
     "Q4_K_M": gguf_pairs.Recipe("Q4_K", {"token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_down": "Q8_0"}),
 }
-"""GGUF files that `--all` makes. Rows of 704 numbers fill no blocks of Q6_K: llama.cpp takes Q8_0 for them, too."""
+"""GGUF files that `--all` makes. Rows of 704 numbers fill no blocks of Q6_K: llama.cpp takes Q8_0, too."""
 
 
 def write_all(folder: Path, made: Path) -> dict[str, Path]:

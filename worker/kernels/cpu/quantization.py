@@ -51,7 +51,7 @@ _MOST_ROUNDED = 256
 """Inputs that are rounded together, at most: `CHUNK` in `csrc/chunk.h`."""
 
 _LARGE_GROUP = 128
-"""Groups of whole numbers of so many inputs have scales of any size: `has_shifts` in `csrc/quantized_rows.h`."""
+"""Groups of so many inputs have scales of any size: `has_shifts` in `csrc/quantized_rows.h`."""
 
 _MOST_SHIFT = 7
 """The least scale of a run is its largest one times 2 to the power of minus this."""
