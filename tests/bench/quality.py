@@ -140,8 +140,8 @@ def _logits(
 ) -> Tensor:
     """[tokens, vocabulary]"""
     ops.use(open_kernels(1, name, input_bits))
-    sizes = {"sequences": len(pieces), "max_len": _LENGTH, "block_size": 32}
-    driver = Driver(load_ranks(folder, dtype=dtype), dtype=cached or dtype, **sizes)
+    ranks = load_ranks(folder, dtype=dtype)
+    driver = Driver(ranks, dtype=cached or dtype, sequences=len(pieces), max_len=_LENGTH, block_size=32)
     return torch.cat([driver.step({i: piece})[i] for i, piece in enumerate(pieces)])
 
 
