@@ -6,8 +6,6 @@ The base has the shape of Qwen3-0.6B with a small vocabulary, and random weights
 another thread reads adapters, as a server does it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -10,8 +10,6 @@ the API process so often while a batch is computed beside streams at the given r
 line was answered.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -7,8 +7,6 @@ words until every id of the vocabulary has a text: a server that sends no chunk 
 otherwise seem to answer late.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -7,8 +7,6 @@ turn both are asked the same, first one and then the other, so that a busy machi
 the medians; ratios are the median of the ratios of turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -8,8 +8,6 @@ one call has measured is kept beside the checkpoints, and the next adds to it: t
 by one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

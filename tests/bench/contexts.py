@@ -7,8 +7,6 @@ machine that is busy for a while slows all of them down; medians count. A hit is
 prefix; beside it stands a prompt of one token alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -8,8 +8,6 @@ torch reads it, and its threads would keep both cores busy for milliseconds afte
 passively.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from array import array

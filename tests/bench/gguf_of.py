@@ -6,8 +6,6 @@ The converter refuses a tokenizer that it does not know by its fingerprint, as t
 are byte-level BPE, so GPT-2's way to split a text will do: the prompts of the comparison are token ids.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -6,8 +6,6 @@ In each turn every number of rows has a step at the same place, so a machine tha
 all of them down; the least and the median count.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

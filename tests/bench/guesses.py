@@ -10,8 +10,6 @@ guesses alternate in one process, and medians count. With `--contexts`, steps of
 tokens are timed first, by their rows (`guessed_rows.py`). States of hybrids go on by the guesses that hold.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

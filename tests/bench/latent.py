@@ -6,8 +6,6 @@ Memory is read before each run, for its rate changes on a shared machine; ratios
 With `prompts`, whole prompts are computed instead, beside plain attention to keys and values of all heads.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

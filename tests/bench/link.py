@@ -8,8 +8,6 @@ and those of a link that is bad here are bad indeed. Tokens choose their experts
 not. docs/scaling.md says what follows from it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -8,8 +8,6 @@ Each load is a process of its own, which ends before the next begins. What remai
 are taken off is what any model needs: compare with a plain checkpoint of the same shape.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -3,8 +3,6 @@
 python tests/bench/machine.py
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

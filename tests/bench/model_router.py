@@ -8,8 +8,6 @@ Reported of each: errors, times of requests, the most memory (PSS) of all proces
 the first model when it was out.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

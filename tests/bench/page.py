@@ -1,7 +1,5 @@
 """Writes the figures into docs/performance.md, between two marks, and the charts beside it."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path

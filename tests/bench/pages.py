@@ -17,8 +17,6 @@ prompt; the gaps of a stream and the times of `/health` alone and while clients 
 megapixels; and what the API process has grown by after so many pictures.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import base64

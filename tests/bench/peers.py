@@ -1,7 +1,5 @@
 """The servers that are compared: each as a command that serves a folder, and how it is installed, once."""
 
-from __future__ import annotations
-
 import ctypes.util
 import os
 import subprocess

@@ -8,8 +8,6 @@ multiplied in registers in the same round. Of rounds, each of which measures bot
 the clock, and by the time that threads had a processor, which other work on the machine leaves as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ with each number of rows, so that a machine which is busy for a while slows all 
 fit into a third-level cache of 32 MiB, in any form.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -6,8 +6,6 @@ All layers hold the same numbers, for to draw gigabytes takes minutes and nothin
 scales are such that activations stay as large as those of a trained model.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ answers must be the same to the last bit of their logprobs. --embed asks for a M
 Then both, in turns, decode behind a prompt that nobody has read, whose blocks the one writes meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

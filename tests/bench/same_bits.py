@@ -8,8 +8,6 @@ is printed with the number of its schedule; `--first NUMBER --schedules 1` runs 
 engines end at random moments, and answers that had begun go on in other ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

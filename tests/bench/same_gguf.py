@@ -9,8 +9,6 @@ is not measured is stopped; the best of all rounds counts. --make writes a check
 FOLDER.Q4_0.gguf, by the converter in TREE, which is llama.cpp's source.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

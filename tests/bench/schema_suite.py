@@ -8,8 +8,6 @@ every valid instance can be written and no other one can. A schema that is refus
 are open here, as the suite means them (`disable_additional_properties: false`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """A side of the comparison: the command that serves a folder, and its server while it runs."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

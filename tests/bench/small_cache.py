@@ -7,8 +7,6 @@ median of those of neighbours in time. Layers of attention hold more bytes toget
 With MODEL, a folder of which config.json alone is read, weights and caches are random numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -8,8 +8,6 @@ engine or an API process is killed or stopped every half a minute: then a reques
 cannot be answered. Ends with 1 if an answer was wrong, or a status above 499 came without a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

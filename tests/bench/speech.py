@@ -9,8 +9,6 @@ within each round; ratios are taken within a round. "8 at once" are eight record
 Checkpoints and what is converted of them stay in FOLDER for the next time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ Neither the end nor timestamps are ever likely, so that each text has as many to
 it, and a piece of the recording is read once.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

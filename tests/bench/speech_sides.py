@@ -5,8 +5,6 @@ noise of 30 s, and answers with the seconds that it took and the tokens of each 
 the time with which the texts of all but whisper.cpp begin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

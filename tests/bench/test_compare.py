@@ -1,7 +1,5 @@
 """What the comparison writes and counts; what it measures needs a quiet machine, and no test."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

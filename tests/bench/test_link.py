@@ -1,7 +1,5 @@
 """The counts behind docs/scaling.md, by hand, and against a real checkpoint."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 prints how many of them sentence-transformers embeds a second in its own process, tokenizing included.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -7,8 +7,6 @@ On a virtual machine the host backs memory when it is first used: that is in the
 the other two. Compare the least of each. The answers before and after are compared as well.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The work that is compared: which requests, how many at once, to which model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A server for clients that cannot be installed beside the tests' own: run them with `make clients`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Cohere's client of version 2: rerank and embed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hugging Face's client: chat as of OpenAI's API, and vectors as of text-embeddings-inference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Instructor: answers as classes, by a schema and by a tool."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """The JavaScript packages of OpenAI and Ollama under node."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """LangChain's class for OpenAI's API, over chat completions and over Responses."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """LiteLLM, as a client of OpenAI's chat completions and of Anthropic's Messages."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LlamaIndex's classes for servers that speak like OpenAI: completions, chat, streams, vectors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

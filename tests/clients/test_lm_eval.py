@@ -3,8 +3,6 @@
 It has an environment of its own, which the variable LM_EVAL names; its task is a file made here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

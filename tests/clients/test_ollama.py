@@ -1,7 +1,5 @@
 """Ollama's client: chat and generate whole and streamed, tools, forms, vectors, and what it is told."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

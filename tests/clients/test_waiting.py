@@ -1,7 +1,5 @@
 """What OpenAI's client does with work that waits: files, batches, and responses in the background."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

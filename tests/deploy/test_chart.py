@@ -1,7 +1,5 @@
 """The Helm chart, rendered by Helm's own code: valid manifests, which drain and probe as the server does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The images and the systemd unit: what they install is pinned, and they take no right that is not needed."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from configparser import ConfigParser

@@ -1,7 +1,5 @@
 """The stack of compose.yaml: its files fit each other, and ask for metrics that a server has."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

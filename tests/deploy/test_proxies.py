@@ -1,7 +1,5 @@
 """The proxies' own programs with our files: an event reaches the client before the next one is made."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable, Iterator

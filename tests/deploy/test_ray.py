@@ -1,7 +1,5 @@
 """The Ray cluster file as Ray itself reads it, and the options it names against the commands they go to."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

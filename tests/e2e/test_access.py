@@ -1,7 +1,5 @@
 """Keys, quotas, deadlines and rotation on a real server behind a Unix socket."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

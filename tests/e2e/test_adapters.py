@@ -1,7 +1,5 @@
 """One server of a model and its adapters, which are named, listed, loaded and unloaded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """One server whose adapters chat, embed and classify from one base, each as PEFT computes it, under load and
 when its engine is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A checkpoint that cannot work never becomes ready: exit code 2, and a last line that says why."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A server on a machine that has little: no home, no compiler, no locale, few descriptors."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

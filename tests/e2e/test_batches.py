@@ -1,7 +1,5 @@
 """Batches on a real server, whose processes are killed while it works, by OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Beam search over HTTP, by the fields of vLLM."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

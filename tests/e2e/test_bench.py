@@ -1,7 +1,5 @@
 """The benchmarks as a user runs them: the load generator against a server, and two that need none."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Why a prompt was not cached, asked of a real server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from live import LiveServer, chunks

@@ -1,7 +1,5 @@
 """CLIP and SigLIP at a real server: vectors of texts and pictures, and classes by texts, as transformers'."""
 
-from __future__ import annotations
-
 import base64
 from importlib import import_module
 from pathlib import Path

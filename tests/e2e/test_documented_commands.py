@@ -1,7 +1,5 @@
 """Every curl line of the README and the docs, and the programs of some pages, run against the demo model."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

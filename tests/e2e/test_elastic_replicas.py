@@ -1,7 +1,5 @@
 """Replicas come and go while requests run, and servers that are one of several behind a load balancer."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

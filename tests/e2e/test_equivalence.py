@@ -1,7 +1,5 @@
 """One text, however it is asked for: streamed or whole, alone or in a crowd, preempted or not."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """Models with a page of their own as a user serves them: OpenAI's client asks one process for everything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

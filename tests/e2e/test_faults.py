@@ -1,7 +1,5 @@
 """Real processes are killed under a real server, whose port goes on to answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

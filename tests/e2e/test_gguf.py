@@ -1,7 +1,5 @@
 """A GGUF file served by the command: nothing is there but the file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Guesses change no answer: one server that guesses and one that does not get the same requests at once."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

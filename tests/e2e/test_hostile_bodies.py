@@ -1,7 +1,5 @@
 """Bodies that cost far more than they carry, sent to a real server: others are answered meanwhile."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

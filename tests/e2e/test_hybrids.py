@@ -1,7 +1,5 @@
 """A hybrid as a user serves it: prefixes are found, and answers are the same however they are asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Start, stop and death of the real processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A server whose log nobody reads, or whose disk is full, starts, answers and stops as any other."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

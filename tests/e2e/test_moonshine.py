@@ -1,7 +1,5 @@
 """A real server with a tiny Moonshine: texts are those of transformers, of long recordings piece by piece."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from pathlib import Path
 from typing import Any

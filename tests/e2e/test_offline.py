@@ -1,7 +1,5 @@
 """The same requests have the same answers by `LLM`, `LLMEngine`, `AsyncLLM` and HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any, NamedTuple

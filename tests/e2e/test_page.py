@@ -1,7 +1,5 @@
 """The page and its stream over a real server: there before the model, and no hindrance to the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

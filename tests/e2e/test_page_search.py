@@ -1,7 +1,5 @@
 """Models for search at a real server: pages are ranked by a text as transformers does it."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

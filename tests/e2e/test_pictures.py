@@ -1,7 +1,5 @@
 """Pictures at a real server with a tiny LLaVA: answers are those of transformers, and none harms another."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

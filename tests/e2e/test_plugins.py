@@ -1,7 +1,5 @@
 """Plug-ins of a server with two workers, named as on vLLM's command line, over HTTP and real processes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Vectors, scores and labels from live servers, on tiny checkpoints and on MiniLM if it is installed."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Embeddings of tokens, at a real server with the built-in model, are answered as these tokens are."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One model over two ranks, each a process of its own: the command as a user starts it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

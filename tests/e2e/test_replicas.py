@@ -1,7 +1,5 @@
 """Several replicas: on one machine under load, and on two that are loopback addresses."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """One server of several models: loads, evictions, names that move, and engines that are killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

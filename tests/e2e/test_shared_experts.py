@@ -1,7 +1,5 @@
 """Replicas that share experts, as a user starts them: they answer as one model, and end and return as one."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

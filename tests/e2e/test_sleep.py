@@ -1,7 +1,5 @@
 """A server that sleeps: its memory, what its routes say meanwhile, and its answers afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A cache of 8 bits as a user serves it: a prefix that is found gives the answer that reading it gives."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sounds in chats at a real server with a tiny Qwen2-Audio: answers are those of transformers."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

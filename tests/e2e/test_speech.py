@@ -1,7 +1,5 @@
 """A real server with a tiny Whisper: texts and times are those of transformers, alone and beside others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real processes are stopped, as if they hung, under a real server, which says so and replaces them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

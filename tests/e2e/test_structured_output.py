@@ -1,7 +1,5 @@
 """Answers of models that write at random: whatever ends with `stop` is what was asked for."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

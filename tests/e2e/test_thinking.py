@@ -1,7 +1,5 @@
 """The demo model thinks and calls tools by itself, so that this is text which a model has really written."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

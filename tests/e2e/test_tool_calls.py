@@ -1,7 +1,5 @@
 """Calls that are required of a model which has never seen one, through OpenAI's client and a live server."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Videos at a real server: answers are those of transformers' models, and bad ones harm nobody."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ prints a result in JSON for each case, which `compare` of the section's module m
 into compiling, so there are as many processes as cores, or as cases.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,8 +6,6 @@ After a part that fails it ends, and another process goes on with the next part:
 tracebacks hold memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """A worker of its own for each measurement: no server, no scheduler, and random weights as a rule."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Shows by torch's profiler which kernels take the time of a decoding step and of a prompt."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Rates of latent attention and of draws of tokens, each beside its floor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rates of the layers of hybrids that have states, beside their floors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of `make gpu-check`: all results as JSON, and tables for people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ It takes the part of `engine_core/engine.py`, whose sockets need a package that 
 have.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A server with a model of random weights, ours or another, and the load of `facet bench serve` on it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Models whose shapes are measured: their configs, and checkpoints of random weights in these shapes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

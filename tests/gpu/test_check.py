@@ -3,8 +3,6 @@
 Sections are run by stand-ins for their processes here; `test_parts.py` runs the sections themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ No line of theirs shall wait for a card to show that it cannot run.
 
 # pyright: reportPrivateUsage=false
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Servers that `make gpu-check` measures: ours, and another one beside it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A driver of a model whose sequences have adapters, each from a position on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """A runner whose sequences have adapters, driven step by step."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 from typing import Any

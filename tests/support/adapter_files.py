@@ -1,7 +1,5 @@
 """Folders of adapters whose tensors are zeros or random, written without PEFT."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ started is written down, not started, so steps may be as long as real ones. For 
 how many variants were needed, and then each that was needed and had not been listed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

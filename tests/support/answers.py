@@ -1,7 +1,5 @@
 """Reads answers in random pieces, collects their parts, and fakes what tells how they are read."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Tiny configs are made by rule: sizes are replaced by the names of their fields, 
 They cover what families do by default, or in published checkpoints, such as mixed kinds of layers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from pathlib import Path

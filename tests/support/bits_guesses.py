@@ -1,7 +1,5 @@
 """A guesser for models whose true answers are known: it guesses right and wrong tokens of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random

@@ -4,8 +4,6 @@ The dispatcher is the real one and so are the engines, in this process and witho
 its number alone, so one that shows a difference can be made again by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing

@@ -4,8 +4,6 @@ Weights are large enough that tokens vary, and the vocabulary is odd, so that no
 same place within a cache line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

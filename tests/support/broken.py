@@ -1,7 +1,5 @@
 """Checkpoints that somebody has broken: how they are made, and the line with which each is refused."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

@@ -1,7 +1,5 @@
 """Cases in which any two values of two parameters meet: few faults take three values together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 

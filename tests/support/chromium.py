@@ -1,7 +1,5 @@
 """A headless Chromium, driven by its own protocol over a pair of pipes, without another library."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A forward pass with small steps replayed, each of them compared with the model's own code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

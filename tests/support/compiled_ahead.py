@@ -6,8 +6,6 @@ variant: the kernel and its constants, and for those of this share, which are co
 instructions of the matrix unit, and what is wrong with them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

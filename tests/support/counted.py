@@ -1,7 +1,5 @@
 """Work measured by counting, not by the clock: the same on every machine, however busy it is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Tests that need one which is not installed are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Draws of tokens with filters for each row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

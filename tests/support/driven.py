@@ -1,7 +1,5 @@
 """Engines in the process of a test: it runs their steps until nothing is left to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from engine_core.engine import Engine

@@ -1,7 +1,5 @@
 """A tiny checkpoint that finds entities, and its scores by GLiNER's formulas, restated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors that are equal in every bit."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

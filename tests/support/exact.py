@@ -3,8 +3,6 @@
 Nothing of the code under test is used, and what must not be read may be NaN: only what counts is looked at.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

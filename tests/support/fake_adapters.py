@@ -1,7 +1,5 @@
 """Adapters of a worker without tensors: what one computes depends on its file, and on where it begins."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

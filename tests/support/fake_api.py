@@ -1,7 +1,5 @@
 """The HTTP API over a `FakeFrontend`: its app, a client for it, requests, and a client that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

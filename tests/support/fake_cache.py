@@ -1,7 +1,5 @@
 """The cache of a worker without tensors: entries depend on all tokens before; blocks belong to groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from fake_states import ROOT, mix

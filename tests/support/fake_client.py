@@ -1,7 +1,5 @@
 """An EngineClient without an engine: a test sees what was submitted, and gives the answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

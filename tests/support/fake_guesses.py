@@ -1,7 +1,5 @@
 """The rows of a step of a worker without tensors: one with guesses becomes several, and then one again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """A stand-in for the hub: one repository, of which files are downloaded or in the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ An embedding is a number that takes the place of a token, so that a wrong, missi
 text that comes out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import count
 from zlib import crc32

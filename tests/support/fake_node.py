@@ -1,7 +1,5 @@
 """A node whose ranks have no tensors. As a module it runs, with an EngineConfig in JSON as argument."""
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

@@ -1,7 +1,5 @@
 """Sources for tests of the engine, and what a worker without tensors makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """An engine process, run as a module, whose worker is two ranks without tensors, each a process."""
 
-from __future__ import annotations
-
 import sys
 
 from engine_core import process

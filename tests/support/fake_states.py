@@ -1,7 +1,5 @@
 """What a fake hybrid keeps of its sequences: all tokens mixed up, in one number."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from worker.protocol import SeqStep

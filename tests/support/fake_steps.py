@@ -1,7 +1,5 @@
 """Steps of a worker without tensors: computed at once, when their bounds come, or after a while."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ contract as the real one: token values are known from NewSeq and from its own sa
 computed when it is launched. Run as a module, it is an engine process with this worker in it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ Messages travel when the test says so. Engines are killed, leave and are started
 requests are aborted and paused. The workers are fake ones, so that each answer is known before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """An executor whose steps fail, or end their engine, when they hold rows that a test names."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

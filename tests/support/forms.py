@@ -1,7 +1,5 @@
 """Quantized matrices with random numbers, in every form that a checkpoint may hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Nothing of the code under test is used. Numbers are rounded to what a block can 
 loops go over the places within a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

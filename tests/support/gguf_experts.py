@@ -3,8 +3,6 @@
 Nothing of the code under test is used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

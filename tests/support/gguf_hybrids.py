@@ -5,8 +5,6 @@ first of each key head, then the second of each. Heads are rows of projections, 
 Nothing of the code under test is used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes GGUF files byte by byte, as the format's document describes them, without the code under test."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random texts of a grammar: walks through what llguidance allows, over a small vocabulary."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

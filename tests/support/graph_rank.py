@@ -5,8 +5,6 @@ wrong: for each rank the numbers of the forms whose rehearsal or capture runs sh
 closed, the rank writes down there what it has recorded and replayed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Tiny checkpoints whose texts have several representations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny random checkpoints of models that hear, with what transformers' own models take for a sound."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

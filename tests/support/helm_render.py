@@ -3,8 +3,6 @@
 It runs in the environment of `make deploy-tools`: python helm_render.py CHART VALUES
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Fields of tiny configs of hybrids, and of models without attention, by architecture."""
 
-from __future__ import annotations
-
 _SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,

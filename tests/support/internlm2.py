@@ -1,7 +1,5 @@
 """InternLM2's checkpoints, made of Llama's: its own class comes as code with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A device in the host's memory that computes with the kernels of CUDA, interpreted, and may replay steps."""
 
-from __future__ import annotations
-
 from interpreted import DEVICE  # before any kernel is imported
 from recorded_graphs import RecordedGraphs
 from torch import Tensor

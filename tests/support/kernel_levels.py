@@ -1,7 +1,5 @@
 """The C kernels for each level of processor that this machine can run."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import AbstractContextManager
 from unittest.mock import patch

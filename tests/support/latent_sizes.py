@@ -1,7 +1,5 @@
 """The sizes of a layer with latent attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Packages that are imported when a test first uses them, for every process of tests collects all files."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

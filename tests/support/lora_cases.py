@@ -1,7 +1,5 @@
 """Adapters of every kind, beside bases of every kind of layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

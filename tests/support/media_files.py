@@ -1,7 +1,5 @@
 """Media for tests: pictures, and the settings that checkpoints have for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from io import BytesIO

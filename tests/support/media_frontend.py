@@ -1,7 +1,5 @@
 """A scripted frontend whose model takes pictures as Qwen2-VL does, prepared by real processes."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 Tests import `interpreted` before this module, as before any kernel; programs that compile kernels do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """A device without memory, torch's "meta", which stands for a GPU: to read one of its values is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Tiny mixtures whose experts can be divided among ranks."""
 
-from __future__ import annotations
-
 from models.parallel.experts import ExpertPlace
 from worker.experts.balancer import ExpertMap, map_of
 

@@ -1,7 +1,5 @@
 """Facts of a small model, as its worker, its engine and its server state them."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import msgspec

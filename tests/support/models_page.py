@@ -3,8 +3,6 @@
 `make docs` runs it. `tests/models/families/test_architectures.py` compares the page with what happens.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import groupby

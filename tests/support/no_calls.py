@@ -1,7 +1,5 @@
 """The part of an executor that tests of steps have no use for."""
 
-from __future__ import annotations
-
 from engine_core.executor import CallFuture
 from worker.calls.messages import WorkerCall
 

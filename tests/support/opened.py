@@ -1,7 +1,5 @@
 """Runners of tiny checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sizes import worker_config

@@ -1,7 +1,5 @@
 """Code as an operator writes it for the plug points of a server; it is imported by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Nothing of the code under test is used. A tiny model's matrices are drawn as cod
 one folder gets them packed, and a second one the plain matrices that they mean, which transformers can read.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

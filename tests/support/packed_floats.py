@@ -1,7 +1,5 @@
 """Checkpoints in fp8 and mxfp4, and the plain ones that they mean; all that is used of torch is e4m3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests do with the page: open it over a scripted frontend, write, click, read what is shown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

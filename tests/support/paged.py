@@ -1,7 +1,5 @@
 """Steps over a paged cache in which every key that no sequence owns is NaN, or has a scale that is."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Tiny PaliGemmas, whose prompts see themselves both ways: their configs, and what transformers answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

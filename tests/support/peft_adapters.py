@@ -1,7 +1,5 @@
 """Random adapters that PEFT makes and saves, and what it computes with them."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ what transformers generates, and `Engine.run` what ours does, in steps of any si
 shows all of it with LLaVA.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Sequence

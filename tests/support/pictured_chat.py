@@ -1,7 +1,5 @@
 """Tiny models that see pictures as a server needs them: with a tokenizer, and a chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a checkpoint that say how it pools: written, and read by `read_pooling`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runners of checkpoints that pool as their files say, and what a step of one gives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

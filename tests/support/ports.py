@@ -1,7 +1,5 @@
 """TCP ports of the loopback addresses that nobody uses."""
 
-from __future__ import annotations
-
 import random
 import socket
 from contextlib import ExitStack

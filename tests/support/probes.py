@@ -1,7 +1,5 @@
 """Clients that ask a server again and again, through new connections, while a test does it harm."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import time

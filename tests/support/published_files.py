@@ -1,7 +1,5 @@
 """The config.json and the sentence-transformers files of well-known checkpoints, with sizes made small."""
 
-from __future__ import annotations
-
 from pooling_files import ST
 from tiny import VOCAB_SIZE
 

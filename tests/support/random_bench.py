@@ -1,7 +1,5 @@
 """Random schedulers and random requests for them."""
 
-from __future__ import annotations
-
 import random
 
 from fake_media import picture

@@ -1,7 +1,5 @@
 """Steps for a worker as a scheduler may plan them: any mix of prompts, chunks and single tokens."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

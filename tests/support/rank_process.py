@@ -6,8 +6,6 @@ a method, `p` prepare, `c` close. It answers `f` with facts, `a` with an output 
 closed, and `e` with an error.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

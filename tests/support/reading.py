@@ -1,7 +1,5 @@
 """Tasks that read answers of a frontend, as a test has let them run to their first wait."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any

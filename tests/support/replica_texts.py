@@ -1,7 +1,5 @@
 """Texts that real ranks write, one for each of the replicas that share experts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of a step as the sampler gets them: their tokens in the tables, and the plan of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A scheduler, a worker without tensors, and the steps between them: an engine without errors and time."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field

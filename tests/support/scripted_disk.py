@@ -1,7 +1,5 @@
 """A disk for schedulers: blocks of a fake worker's cache, which come, go and get lost when a test says so."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Engines that are scripted by a test, and the client that they serve, in one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A guesser that guesses at random, and knows what is right. It checks what it is told."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered

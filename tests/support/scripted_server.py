@@ -1,7 +1,5 @@
 """A server in this process that answers byte for byte what a test has written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """The HTTP API over a `FakeFrontend`, served on a port by a thread, for clients that block."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Its ranks write the tokens of all replicas in each step into a file of the checkpoint's folder.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The metrics of a server that has done a little of everything, for tests of what is written about them."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core.client.replica import Replica

@@ -1,7 +1,5 @@
 """Configurations from flat options, as a command line has them; those of a worker need no checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import structs

@@ -1,7 +1,5 @@
 """Steps of one sequence in the first slot."""
 
-from __future__ import annotations
-
 from worker.protocol import NewSeq, Sampling, SeqStep, StepInput
 
 

@@ -1,7 +1,5 @@
 """Recordings of tones and noise in files of each container that is read, written with PyAV."""
 
-from __future__ import annotations
-
 from functools import cache
 from io import BytesIO
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests with sources, answered by a whole engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines for transcriptions: one that says what a script tells it to, and transformers' own model."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A scripted frontend whose model transcribes: recordings are decoded, and a script says their text."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Vocabularies for tests of grammars, matchers over them, and walks through grammars by chance."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """Engines that a test has started in processes of their own: to wait for them and read their streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """A tiny tokenizer in Mistral's own format."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

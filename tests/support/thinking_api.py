@@ -1,7 +1,5 @@
 """Fixtures for several dialects: the API over a frontend whose answers think and call tools."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import httpx

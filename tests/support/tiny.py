@@ -5,8 +5,6 @@ for the same arguments, and made so that a mistake shows: norms are not the iden
 query heads share key heads, windows are shorter than a prompt, soft-caps bite.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache, lru_cache

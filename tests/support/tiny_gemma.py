@@ -1,7 +1,5 @@
 """Fields of a tiny Gemma 3n: layers compute its second stream."""
 
-from __future__ import annotations
-
 GEMMA_3N: dict[str, dict[str, object]] = {
     "Gemma3nForCausalLM": {
         "hidden_size": 32,

@@ -1,7 +1,5 @@
 """A tiny random checkpoint of Moonshine, with a tokenizer of bytes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Fields of tiny configs, by architecture: windows are shorter than a prompt, query heads share key heads."""
 
-from __future__ import annotations
-
 from hybrid_shapes import EXPERTS, HYBRIDS
 from tiny_gemma import GEMMA_3N
 

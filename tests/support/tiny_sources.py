@@ -1,7 +1,5 @@
 """Tiny random checkpoints of models that answer to a text, with a tokenizer of bytes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

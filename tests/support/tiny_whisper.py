@@ -1,7 +1,5 @@
 """A tiny random checkpoint of Whisper, with a tokenizer of bytes and all tokens of its prompts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs programs in which kernels are compiled: in the process of tests they are interpreted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How hypothesis tries examples here: without time, as a shared machine may stand still for seconds."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 

@@ -1,7 +1,5 @@
 """The rows of features of whole recordings, which the product makes block by block as it decodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

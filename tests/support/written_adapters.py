@@ -1,7 +1,5 @@
 """Adapters as PEFT saves them, written by hand for a checkpoint of Llama's names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

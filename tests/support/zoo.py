@@ -1,7 +1,5 @@
 """Small tokenizers, one of each kind that models come with, made of a few lines of text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tokenizers

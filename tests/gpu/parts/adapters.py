@@ -1,7 +1,5 @@
 """Adapters: the card's greedy tokens beside the CPU's, and what steps with adapters cost beside others."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All kernels of two models and of hybrids: how long their compilation takes, their faults, and the cache."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

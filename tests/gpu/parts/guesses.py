@@ -1,7 +1,5 @@
 """What guesses cost and gain: tokens a second with them beside those without, for the same requests."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

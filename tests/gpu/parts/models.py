@@ -1,7 +1,5 @@
 """Two models behind one port on the card: what they take of it, beside what their workers say, and a load."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Blocks that go to the host's pinned memory and come back: the same bytes, beside steps, and how fast."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

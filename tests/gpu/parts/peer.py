@@ -1,7 +1,5 @@
 """Another server on the same card, with models of the same shape: one client measures both in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

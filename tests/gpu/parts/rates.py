@@ -1,7 +1,5 @@
 """Kernels beside what the card can do at most."""
 
-from __future__ import annotations
-
 from attentions import measure_attention, measure_norms, measure_small_cache, measure_texts, measure_tiles
 from latents import measure_draws, measure_latents
 from products import measure_experts, measure_products, measure_rounding

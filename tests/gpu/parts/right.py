@@ -1,7 +1,5 @@
 """Whether kernels compute what they should on this card, beside torch and the formulas."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels under compute-sanitizer, which sees every access to memory that is not theirs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

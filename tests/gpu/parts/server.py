@@ -1,7 +1,5 @@
 """A server with random weights, and the load that `facet bench serve` puts on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Whole steps: as graphs and as they come, planned ahead, in chunks, and beside float32."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Numbers as English words, and the sums that the demo model learns."""
 
-from __future__ import annotations
-
 import random
 from typing import NamedTuple
 

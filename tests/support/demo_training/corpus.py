@@ -3,8 +3,6 @@
 A document is a conversation, as messages, or a plain text. Nothing here knows tokens or the chat template.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tables of the facts that the demo model is taught: all are read from `knowledge/`, no text is made here."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import NamedTuple

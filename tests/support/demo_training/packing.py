@@ -1,7 +1,5 @@
 """The demo model's corpus as tensors: packed rows of ids, with marks on those that are learned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A skill is a function of a random generator, so that the same seed gives the same corpus.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the demo model thinks before an answer: sums column by column, a remark on the question elsewhere."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The demo model's tokenizer and chat template: made, saved and used here, without transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache

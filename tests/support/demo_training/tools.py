@@ -1,7 +1,5 @@
 """Tool calls for the demo model: functions, questions that need them, and answers made of the results."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

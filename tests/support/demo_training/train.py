@@ -5,8 +5,6 @@
 It may be stopped: Ctrl-C saves what was learned so far, and --resume goes on from there.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import math

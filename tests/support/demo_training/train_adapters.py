@@ -6,8 +6,6 @@ shout answers in capitals, whisper in small letters (DoRA), former knows former 
 question is about, by a head of its own, and alike makes vectors of questions.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
