@@ -25,7 +25,7 @@ typedef struct {
 } added;
 
 enum { ROWS_ADDED = 4 };  // that are computed together
-enum { HALF = PANEL / 2, OF_HALF = COLUMNS / 2 };
+enum { HALF_PANEL = PANEL / 2, OF_HALF = COLUMNS / 2 };
 
 INLINE void add_rows(const added *a, const adapted *e, float *sums, long row, int rows, long panel, kind k) {
     vec sum[ROWS_ADDED][COLUMNS];
@@ -35,9 +35,9 @@ INLINE void add_rows(const added *a, const adapted *e, float *sums, long row, in
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const int *range = e->ranges + 3 * (2 * panel + half);
-            const char *b = at(e->b, (long)range[2] * HALF, k);
+            const char *b = at(e->b, (long)range[2] * HALF_PANEL, k);
             const float *low = a->low + row * a->low_stride + range[0];
-            for (int i = 0; i < range[1]; i++, b += HALF * width_of(k))
+            for (int i = 0; i < range[1]; i++, b += HALF_PANEL * width_of(k))
                 for (int c = 0; c < OF_HALF; c++) {
                     vec column = vec_load(at(b, c * LANES, k), k), *own = &sum[0][half * OF_HALF + c];
                     for (int r = 0; r < rows; r++)

@@ -23,8 +23,8 @@ EXPORT long adapter_ranges(const void *blocks, long count, const int *rows, long
     int before = 0;
     for (long half = 0; half < halves; half++, ranges += 3) {
         long first = 0, end = 0;
-        for (long c = 0; c < HALF; c++) {
-            const block *own = block_of(blocks, count, rows[half * HALF + c]);
+        for (long c = 0; c < HALF_PANEL; c++) {
+            const block *own = block_of(blocks, count, rows[half * HALF_PANEL + c]);
             if (own == NULL) continue;
             first = end ? least(first, own->first) : own->first;
             end = -least(-end, -(own->first + own->numbers));
@@ -39,20 +39,20 @@ INLINE void lay_row(const block *own, long row, char *values, kind from, kind to
     const void *b = at(own->b, (row - own->start) * own->stride, from);
     for (long i = 0; i < own->numbers; i++) {
         float x = own->scale * (from == BFLOAT16 ? widen(((const bf16 *)b)[i]) : ((const float *)b)[i]);
-        if (to == BFLOAT16) ((bf16 *)values)[i * HALF] = narrow(x);
-        else ((float *)values)[i * HALF] = x;
+        if (to == BFLOAT16) ((bf16 *)values)[i * HALF_PANEL] = narrow(x);
+        else ((float *)values)[i * HALF_PANEL] = x;
     }
 }
 
 EXPORT void lay_adapter(const void *blocks, long count, const int *rows, long halves, const int *ranges, void *out,
                         int out_kind) {
-    for (long half = 0; half < halves; half++, ranges += 3, rows += HALF) {
-        char *values = at_out(out, (long)ranges[2] * HALF, out_kind);
-        memset(values, 0, ranges[1] * HALF * width_of(out_kind));
-        for (long c = 0; c < HALF; c++) {
+    for (long half = 0; half < halves; half++, ranges += 3, rows += HALF_PANEL) {
+        char *values = at_out(out, (long)ranges[2] * HALF_PANEL, out_kind);
+        memset(values, 0, ranges[1] * HALF_PANEL * width_of(out_kind));
+        for (long c = 0; c < HALF_PANEL; c++) {
             const block *own = block_of(blocks, count, rows[c]);
             if (own == NULL) continue;
-            char *column = at_out(values, (own->first - ranges[0]) * HALF + c, out_kind);
+            char *column = at_out(values, (own->first - ranges[0]) * HALF_PANEL + c, out_kind);
             if (own->kind == BFLOAT16 && out_kind == BFLOAT16) lay_row(own, rows[c], column, BFLOAT16, BFLOAT16);
             else if (own->kind == BFLOAT16) lay_row(own, rows[c], column, BFLOAT16, FLOAT32);
             else if (out_kind == BFLOAT16) lay_row(own, rows[c], column, FLOAT32, BFLOAT16);
