@@ -145,13 +145,19 @@ def processor(root: Path) -> Finding:
     levels = levels_here(cpuinfo)
     name = _processor_name(cpuinfo)
     if not levels:
-        return Finding("slow", name, "it has no AVX2: torch computes, and no quantization is possible")
+        return Finding(
+            "slow", name, "it has neither AVX2 nor NEON: torch computes, and quantized weights cost time"
+        )
     text = f"{name}: kernels for {levels[0].name}"
     match levels[0].name:
         case "amx":
             return Finding("good", text)
         case "avx512bf16" | "avx512":
             return Finding("note", text, "prompts are read faster on a processor with AMX")
+        case "neon":
+            return Finding(
+                "note", text, "they are proved in an emulator, but were never measured on such a processor"
+            )
         case _:
             return Finding("note", text, "AVX-512 and AMX compute more in a step; so would a later processor")
 
@@ -182,7 +188,11 @@ def _kernels() -> Finding:
         return Finding("good", f"compiled: {path}")
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is not None:
-        return Finding("note", f"not compiled yet; {compiler} is there", "the first start takes 3 s longer")
+        return Finding(
+            "note",
+            f"not compiled yet; {compiler} is there",
+            "the first start takes some twenty seconds longer",
+        )
     cost = "torch computes, slower, and no quantization: install gcc, or a wheel that carries the kernels"
     return Finding("slow", "not compiled, and there is no C compiler (cc)", cost)
 

@@ -46,6 +46,7 @@ class Level:
     name: str
     needs: tuple[str, ...]
     flags: tuple[str, ...]
+    machine: str = "x86_64"
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
@@ -58,6 +59,7 @@ LEVELS = (  # the best first
     Level("avx512bf16", _BF16_NEEDS, _BF16),
     Level("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "bmi2"), _AVX512),
     Level("avx2", ("avx2", "fma", "f16c", "bmi2"), _AVX2),
+    Level("neon", ("asimd",), ("-Wno-psabi",), "aarch64"),  # no vector is passed to other libraries
 )
 
 # Explicit instructions instead of -march=native, for caches are shared; and not -ffast-math: masks are
@@ -143,13 +145,18 @@ def _prototypes(folder: Path) -> dict[str, tuple[Any, list[Any]]]:
 
 def levels_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
     """The levels that this processor can run, the best first."""
-    if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.exists():
-        return []
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith("flags"):
+    levels = _of_this_machine() if cpuinfo.exists() else []
+    for line in cpuinfo.read_text().splitlines() if levels else ():
+        if line.startswith(("flags", "Features")):
             flags = set(line.split())
-            return [level for level in LEVELS if flags.issuperset(level.needs)]
+            return [level for level in levels if flags.issuperset(level.needs)]
     return []
+
+
+def _of_this_machine() -> list[Level]:
+    """The levels of processors that execute what this one's compiler makes."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return [level for level in LEVELS if level.machine == machine]
 
 
 def open_library(level: Level, cache: Path | None = None) -> Library:
@@ -271,9 +278,9 @@ def _compile(compiler: str, level: Level, scratch: Path) -> Path:
 
 
 def build_all(folder: Path) -> list[Path]:
-    """Compile every level, for a wheel: each machine finds its own."""
+    """Compile every level of this kind of machine, for a wheel: each processor finds its own."""
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda level: build(level, folder), LEVELS))
+        return list(pool.map(lambda level: build(level, folder), _of_this_machine()))
 
 
 def _brought(level: Level) -> Path:

@@ -100,7 +100,7 @@ def prove_in_a_fork() -> None:
 @functools.cache
 def choose_kernels() -> tuple[Library | None, Table]:
     """Choose, once in a process, the library for this machine, if there is one, and the operations."""
-    reason = "they need a processor with AVX2, and Linux"
+    reason = "they need a processor with AVX2 or of ARM with 64 bits, and Linux"
     for level in levels_here():
         try:
             library = open_library(level)

@@ -238,6 +238,16 @@ def test_levels_are_what_the_processor_lists(tmp_path: Path, flags: str, expecte
     assert levels_here(tmp_path / "absent") == []
 
 
+def test_processors_of_arm_have_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd evtstrm aes\nCPU part\t: 0xd40\n")
+    assert levels_here(cpuinfo) == []
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert [level.name for level in levels_here(cpuinfo)] == ["neon"]
+    monkeypatch.setattr(library, "build", lambda level, folder: folder / level.name)
+    assert library.build_all(tmp_path) == [tmp_path / "neon"], "which is all that a wheel for ARM has"
+
+
 # The choice
 
 

@@ -91,7 +91,7 @@ INLINE vec words_fma(vec a, vec b, vec sum, scoring s) {
 
 // The same for queries and keys, of which the bits of a vector may be whole numbers.
 INLINE vec score_fma(vec a, vec b, vec sum, scoring s) {
-    return s.kind == INT8 ? (vec)add_words((whole)sum, (whole)a, (whole)b) : words_fma(a, b, sum, s);
+    return s.kind == INT8 ? vec_of_bits(add_words(bits_of_vec(sum), bits_of_vec(a), bits_of_vec(b))) : words_fma(a, b, sum, s);
 }
 
 INLINE float exp2_of(float x) { return vec_lane(vec_exp2(vec_all(x), FLOAT32)); }
@@ -152,7 +152,7 @@ INLINE void score_block(tile *t, scoring s, long key, long lane, const int rows,
         for (int c = 0; c < vecs; c++) {
             vec score = sums[r][c], factor = vec_all(s.scale);
             if (s.kind == INT8) {
-                score = vec_mul(vec_of_whole((whole)score), vec_all(t->key_scales[key + r]));
+                score = vec_mul(vec_of_whole(bits_of_vec(score)), vec_all(t->key_scales[key + r]));
                 factor = vec_load(t->factors + lane + c * LANES, FLOAT32);
             }
             vec_store(scores + r * TILE + c * LANES, vec_mul(score, factor), FLOAT32);

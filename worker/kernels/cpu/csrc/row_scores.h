@@ -23,7 +23,7 @@ INLINE void score_codes(row_memory *m, scoring s, const void *const *keys, long 
                 second[h] = add_words(second[h], b, q);
             }
         }
-        for (int h = 0; h < heads; h++) sums[h][key] = (vec)first[h], sums[h][key + 1] = (vec)second[h];
+        for (int h = 0; h < heads; h++) sums[h][key] = vec_of_bits(first[h]), sums[h][key + 1] = vec_of_bits(second[h]);
         scales[key] = scale_behind(one, s.dim), scales[key + 1] = scale_behind(two, s.dim);
         for (long i = 0; fetch && i < s.dim; i += 32) fetch_line(&f);
     }
@@ -31,7 +31,7 @@ INLINE void score_codes(row_memory *m, scoring s, const void *const *keys, long 
     for (int h = 0; h < heads; h++) {
         whole total = whole_all(0);
         vec_transpose(sums[h]);
-        for (int key = 0; key < LANES; key++) total += (whole)sums[h][key];
+        for (int key = 0; key < LANES; key++) total += bits_of_vec(sums[h][key]);
         vec_store(scores + h * CHUNK, vec_mul(vec_of_whole(total), vec_load(scales, FLOAT32)), FLOAT32);
     }
 }

@@ -1,11 +1,15 @@
-// Vectors of floats, 16 wide with AVX-512 and 8 wide with AVX2.
+// Vectors of floats, 16 wide with AVX-512 and 8 wide with AVX2, or what stands for it (`portable.h`).
 //
 // Kernels are written once, with `vec`, for float32 and for bfloat16: `kind` is always a constant where they are
 // called, so the compiler removes the other half. Arithmetic is float32; bfloat16 is rounded to nearest even. Whole
 // numbers of 8 bits are only loaded.
 #pragma once
 
+#if defined(__AVX2__)
 #include <immintrin.h>
+#else
+#include "portable.h"
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -125,7 +129,7 @@ INLINE void vec_store_codes(int8_t *p, vec a, long n) {  // the same in 8 bits, 
     _mm_mask_storeu_epi8(p, kept, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
-#elif defined(__AVX2__)
+#else
 
 #define LANES 8
 typedef __m256 vec;
@@ -222,8 +226,6 @@ INLINE void vec_store_codes(int8_t *p, vec a, long n) {
     (void)n;  // a multiple of LANES
 }
 
-#else
-#error "these kernels need AVX2 at least"
 #endif
 
 // A whole vector or a part of one: n elements are left, which may be more than a vector holds.

@@ -8,7 +8,9 @@ typedef int32_t whole __attribute__((vector_size(LANES * 4)));
 
 // Sums follow each other as they are written: a compiler would make many products first, for which there are no registers.
 INLINE whole in_register(whole a) {
+#if defined(__AVX2__)
     __asm__ volatile("" : "+v"(a));
+#endif
     return a;
 }
 
@@ -30,6 +32,7 @@ INLINE whole whole_up_by(whole a, whole n) { return (whole)_mm512_sllv_epi32((__
 INLINE whole whole_down(whole a, int n) { return (whole)_mm512_srli_epi32((__m512i)a, (unsigned)n); }
 INLINE whole whole_max(whole a, whole b) { return (whole)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 INLINE vec vec_of_bits(whole a) { return _mm512_castsi512_ps((__m512i)a); }
+INLINE whole bits_of_vec(vec a) { return (whole)_mm512_castps_si512(a); }
 INLINE whole table_of(const int8_t *levels) {  // of 16 bytes
     return (whole)_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)levels));
 }
@@ -86,6 +89,7 @@ INLINE whole whole_up_by(whole a, whole n) { return (whole)_mm256_sllv_epi32((__
 INLINE whole whole_down(whole a, int n) { return (whole)_mm256_srli_epi32((__m256i)a, n); }
 INLINE whole whole_max(whole a, whole b) { return (whole)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 INLINE vec vec_of_bits(whole a) { return _mm256_castsi256_ps((__m256i)a); }
+INLINE whole bits_of_vec(vec a) { return (whole)_mm256_castps_si256(a); }
 INLINE whole table_of(const int8_t *levels) {
     return (whole)_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)levels));
 }
