@@ -8,7 +8,7 @@
 
 enum {
     AMX_ROWS = 32,
-    HALF = 16,
+    HALF_ROWS = 16,
     STEP_BYTES = 64,                 // of each row of x that a step multiplies,
     STEP_PANEL = PAIRS * PANEL * 4,  // and of the panel
 };
@@ -22,8 +22,8 @@ typedef struct {
 // Registers 0 to 3 hold sums, two for the upper rows and two for the lower; 4 and 5 rows of x; 6 and 7 parts of the
 // panel. Setting them up takes as long as ten products.
 INLINE void shape_tiles(long rows) {
-    uint8_t upper = (uint8_t)least(rows, HALF), lower = (uint8_t)(rows - upper);
-    shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF, HALF}};
+    uint8_t upper = (uint8_t)least(rows, HALF_ROWS), lower = (uint8_t)(rows - upper);
+    shapes s = {.palette = 1, .rows = {upper, upper, lower, lower, upper, lower, HALF_ROWS, HALF_ROWS}};
     for (int tile = 0; tile < 8; tile++) s.row_bytes[tile] = s.rows[tile] ? 64 : 0;
     // GCC believes that only the first 8 bytes are read, and may leave out the others.
     __asm__ volatile("" : : "r"(&s) : "memory");
@@ -48,7 +48,7 @@ typedef struct {
     else _tile_loadd(number, from, stride)
 
 INLINE void multiply_steps(const stretch *s, const int lower, const int rows_once) {
-    const char *x = s->x, *below = x + HALF * s->stride, *panel = s->panel, *ahead = s->ahead;
+    const char *x = s->x, *below = x + HALF_ROWS * s->stride, *panel = s->panel, *ahead = s->ahead;
     for (long i = 0; i < s->steps; i++, x += STEP_BYTES, below += STEP_BYTES, panel += STEP_PANEL) {
         for (long line = 0; line < s->lines; line++, ahead += 64) {
             if (rows_once) _mm_prefetch(ahead, _MM_HINT_T1);
@@ -71,31 +71,31 @@ INLINE void load_sums(const float *sums, long rows, int fresh) {
     if (fresh) {
         _tile_zero(0);
         _tile_zero(1);
-        if (rows <= HALF) return;
+        if (rows <= HALF_ROWS) return;
         _tile_zero(2);
         _tile_zero(3);
         return;
     }
     _tile_loadd(0, sums, PANEL * 4);
     _tile_loadd(1, sums + PANEL / 2, PANEL * 4);
-    if (rows <= HALF) return;
-    _tile_loadd(2, sums + HALF * PANEL, PANEL * 4);
-    _tile_loadd(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
+    if (rows <= HALF_ROWS) return;
+    _tile_loadd(2, sums + HALF_ROWS * PANEL, PANEL * 4);
+    _tile_loadd(3, sums + HALF_ROWS * PANEL + PANEL / 2, PANEL * 4);
 }
 
 INLINE void store_sums(float *sums, long rows) {
     _tile_stored(0, sums, PANEL * 4);
     _tile_stored(1, sums + PANEL / 2, PANEL * 4);
-    if (rows <= HALF) return;
-    _tile_stored(2, sums + HALF * PANEL, PANEL * 4);
-    _tile_stored(3, sums + HALF * PANEL + PANEL / 2, PANEL * 4);
+    if (rows <= HALF_ROWS) return;
+    _tile_stored(2, sums + HALF_ROWS * PANEL, PANEL * 4);
+    _tile_stored(3, sums + HALF_ROWS * PANEL + PANEL / 2, PANEL * 4);
 }
 
 // Adds the products of a stretch to sums [rows, 32], or to zeros. A sum that is stored and loaded between two stretches
 // has the same bits as one that stays in its register.
 static void multiply_stretch(const stretch *s, float *sums, int fresh) {
     load_sums(sums, s->rows, fresh);
-    if (s->rows > HALF) {
+    if (s->rows > HALF_ROWS) {
         if (s->rows_once) multiply_steps(s, 1, 1);
         else multiply_steps(s, 1, 0);
     } else {
