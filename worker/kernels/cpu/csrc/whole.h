@@ -85,7 +85,7 @@ INLINE void whole_store(void *p, whole a) { _mm256_storeu_si256(p, (__m256i)a); 
 INLINE whole whole_of_bytes(const void *p) { return (whole)_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
 INLINE whole whole_of_signed(const void *p) { return (whole)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
 INLINE whole whole_up(whole a, int n) { return (whole)_mm256_slli_epi32((__m256i)a, n); }
-INLINE whole whole_up_by(whole a, whole n) { return (whole)_mm256_sllv_epi32((__m256i)a, (__m256i)n); }
+INLINE whole whole_up_by(whole a, whole n) { return a << n; }
 INLINE whole whole_down(whole a, int n) { return (whole)_mm256_srli_epi32((__m256i)a, n); }
 INLINE whole whole_max(whole a, whole b) { return (whole)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 INLINE vec vec_of_bits(whole a) { return _mm256_castsi256_ps((__m256i)a); }
