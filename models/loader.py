@@ -29,6 +29,7 @@ from models.families.drafters.eagle3 import Eagle3
 from models.families.drafters.head import DraftHead
 from models.families.drafters.medusa import Medusa
 from models.families.drafters.next_token import NextToken, ScopedNextToken
+from models.families.encoders import rotary_roberta
 from models.gguf.folder import gguf_parts
 from models.gguf.tensors import open_gguf
 from models.layers.attention import Attention, CachedAttention
@@ -217,6 +218,8 @@ def _open(options: LoadOptions) -> Source:
         return open_gguf(parts[0])
     if options.load_format != "dummy" and was_made(options.folder):
         return renamed(open_source(options.folder, "auto"), options.config)
+    if options.load_format not in ("dummy", "sharded_state") and rotary_roberta.is_rotary(options.config):
+        return rotary_roberta.renamed(open_source(options.folder, options.load_format))
     if options.load_format == "sharded_state":
         return open_shards(options.folder, options.parallel)
     if options.load_format == "dummy" and options.device.type == "meta":

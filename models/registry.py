@@ -109,6 +109,7 @@ _ENCODERS = {
     "Electra": "encoders.bert:Electra",
     "Gte": "encoders.gte:Gte",
     "JinaBert": "encoders.jina_bert:JinaBert",
+    "JinaEmbeddingsV3": "encoders.bert:Roberta",
     "ModernBert": "encoders.modernbert:ModernBert",
     "MPNet": "encoders.mpnet:MPNet",
     "New": "encoders.gte:Gte",

@@ -1,6 +1,6 @@
 """A driver of a model whose sequences have adapters, each from a position on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,15 @@ def adapters_of(model: CausalLM, folder: Path, most: int = 8, most_rank: int = 1
     options = LoraOptions(enable_lora=True, max_cpu_loras=most, max_lora_rank=most_rank)
     loading = LoadOptions(read_config(folder, {}), folder, dtype=torch.float32)
     return Adapters(options, loading, cast("ServedModel", model))
+
+
+def enter(ranks: Sequence[CausalLM], folder: Path, adapters: Mapping[int, Path]) -> None:
+    """Load adapters beside a model that was loaded from a folder, under these numbers."""
+    for model in ranks:
+        held = adapters_of(model, folder)
+        for number, adapter in adapters.items():
+            held.read(number, str(adapter))
+            held.enter(number)
 
 
 class AdaptedDriver(Driver):

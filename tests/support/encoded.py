@@ -16,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.context import ForwardContext, use_context
+from models.context import AdapterRows, ForwardContext, use_context
+from worker.tables.adapter_rows import numbers_of
 
 Text = Sequence[int]
 
@@ -26,9 +27,16 @@ TEXTS: list[Text] = [_random.choices(range(5, 300), k=length) for length in (7, 
 
 
 def run(
-    ranks: Sequence[Any], texts: Sequence[Text], seconds: Sequence[int] | None = None, device: str = "cpu"
+    ranks: Sequence[Any],
+    texts: Sequence[Text],
+    seconds: Sequence[int] | None = None,
+    device: str = "cpu",
+    adapters: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Hidden states of each text, all packed into one step; second texts of pairs begin at `seconds`."""
+    """Hidden states of each text, all packed into one step; second texts of pairs begin at `seconds`.
+
+    `adapters`: the number of each text's adapter, or 0.
+    """
     lengths = [len(text) for text in texts]
     types = None
     if seconds is not None:
@@ -47,6 +55,11 @@ def run(
         token_types=types,
     )
     ids = torch.tensor([token for text in texts for token in text], device=device)
+    starts = context.query_starts.tolist()
+    runs = [(own, start, count) for own, start, count in zip(adapters, starts, lengths, strict=False) if own]
+    if runs:
+        words = torch.tensor(numbers_of(runs, len(ids)), dtype=torch.int32)
+        context.adapters = AdapterRows(words[: len(ids)], words[len(ids) :].clone(), runs)
 
     def forward(model: Any) -> Tensor:
         assert model.attention_layers() == []

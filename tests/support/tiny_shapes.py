@@ -330,6 +330,7 @@ ENCODER_SHAPES: dict[str, dict[str, object]] = {
         "sep_token_id": EOS_ID,
     },
     "NomicBert": _ENCODER_SHAPE,
+    "JinaEmbeddingsV3": {**_ENCODER_SHAPE, "type_vocab_size": 1},
     "Gte": {**_ENCODER_SHAPE, "type_vocab_size": 2},
 }
 """Fields of encoders, by the beginning of their architectures' names."""

@@ -15,6 +15,7 @@ from models.families.encoders.encoder import (
     plain_layers,
 )
 from models.families.encoders.encoder_model import Head, encoder_classes
+from models.families.encoders.rotary_roberta import is_rotary, rotary_trunk
 from models.families.encoders.vocabulary_head import BERT_NAMES, ROBERTA_NAMES
 from models.model import ModelSetup
 
@@ -68,7 +69,9 @@ def bert_trunk(setup: ModelSetup, *, first_position: int = 0) -> Encoder:
 
 
 def roberta_trunk(setup: ModelSetup) -> Encoder:
-    """BERT's trunk with positions that begin after the row of the padding token."""
+    """BERT's trunk with positions that begin after the row of the padding token, or with rotary ones."""
+    if is_rotary(setup.config):
+        return rotary_trunk(setup)
     return bert_trunk(setup, first_position=bert_fields(setup.config).pad_token_id + 1)
 
 

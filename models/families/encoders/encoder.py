@@ -25,6 +25,7 @@ from models.layers.norm import LayerNorm
 from models.layers.stages import if_held
 from models.model import ModelSetup
 from models.ops.attention_inputs import HeadPrep
+from models.pooling.sentence_files import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,9 @@ def plain_layers(
 
 class Encoder(nn.Module):
     """The trunk: token ids -> hidden states. A stage does its part of that."""
+
+    default_pooling: Mode = "CLS"
+    """The way tokens are merged if neither the checkpoint nor the operator says, and there is no head."""
 
     def __init__(
         self,

@@ -84,6 +84,8 @@ def encoder_classes(
             inner = trunk(setup)
             own = None if head is None else head(setup)
             EncoderModel.__init__(self, inner, own, _splade_head(setup, vocabulary, inner, own))
+            if head is None:
+                self.default_pooling = getattr(inner, "default_pooling", self.default_pooling)
 
         names = {"prefix": prefix, "heads": heads, "token_head": token_head, "hides_tokens": hides_tokens}
         members = {"__init__": build, "__module__": trunk.__module__, **names}

@@ -1,0 +1,101 @@
+"""RoBERTa with rotary positions: jina-embeddings-v3, as it was published and as transformers saves it.
+
+Its matrices are read under the names of transformers' classes, which adapters that PEFT has saved have, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from models.checkpoint.files import Source, Stored
+from models.config import ModelConfig, family_fields
+from models.families.encoders.encoder import (
+    Embeddings,
+    Encoder,
+    EncoderFields,
+    LayerNames,
+    plain_layers,
+)
+from models.layers.rotary import Rotary, read_rope
+from models.model import ModelSetup
+from models.weight_pieces import Cut
+
+_NAMES = LayerNames(
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    attention_norm="post_attention_layernorm",
+    mlp="mlp",
+    mlp_norm="post_mlp_layernorm",
+    mlp_parts=("fc1", "fc2"),
+)
+_PUBLISHED = {
+    "emb_ln": "embeddings.LayerNorm",
+    "mixer.out_proj": "self_attn.o_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+_NAME = re.compile(r"(roberta\.)?(?:encoder\.(layers\.\d+\.))?(.+)\.(weight|bias)")
+_ORIGINAL = ".parametrizations.weight.original"
+_FACTORS = re.compile(r".+\.parametrizations\.weight\.0\.lora_[AB]")
+_FUSED = "mixer.Wqkv"
+
+
+class RotaryFields(EncoderFields, frozen=True, kw_only=True):
+    rotary_emb_base: float = 20000.0
+
+
+def is_rotary(config: ModelConfig) -> bool:
+    """Whether a RoBERTa has rotary positions, and no table of learned ones."""
+    kind, positions = config.raw.get("model_type"), config.raw.get("position_embedding_type")
+    return kind == "jina_embeddings_v3" or (kind == "xlm-roberta" and positions == "rotary")
+
+
+def rotary_trunk(setup: ModelSetup) -> Encoder:
+    config, fields = setup.config, family_fields(setup.config, RotaryFields)
+    rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=fields.rotary_emb_base)
+    scopes = [f"layers.{index}" for index in range(config.num_layers)]
+    inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
+    layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
+    embeddings = Embeddings(setup, config.hidden_size, types=fields.type_vocab_size)
+    trunk = Encoder(setup, embeddings, layers, eps=eps, rotary=Rotary(rope))
+    trunk.default_pooling = "MEAN"
+    return trunk
+
+
+def renamed(source: Source) -> Source:
+    """The tensors of a published checkpoint as the classes of transformers name and divide them.
+
+    The factors of the adapters that lie in it are left out: they are adapters of their own.
+    """
+    found: dict[str, Stored] = {}
+    for name, stored in source.tensors.items():
+        if _FACTORS.fullmatch(name) is None:
+            found.update(_as_named(name.replace(_ORIGINAL, ".weight"), stored))
+    return Source(source.place, found)
+
+
+def _as_named(name: str, stored: Stored) -> dict[str, Stored]:
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        return {name: stored}
+    prefix, layer, module, kind = parts.groups(default="")
+    if module != _FUSED or stored.shape[0] % 3:
+        return {f"{prefix}{layer}{_PUBLISHED.get(module, module)}.{kind}": stored}
+    third = (stored.shape[0] // 3, *stored.shape[1:])
+    return {
+        f"{prefix}{layer}{part}.{kind}": replace(
+            stored, shape=third, read=partial(_read_third, stored, index * third[0])
+        )
+        for index, part in enumerate(_NAMES.qkv)
+    }
+
+
+def _read_third(stored: Stored, start: int, cut: Cut | None) -> Tensor:
+    """Read a third of the rows, which begins at `start`, or a piece of it."""
+    rows = cut if cut is not None and cut.dim == 0 else Cut(0, 0, stored.shape[0] // 3)
+    read = stored.read(Cut(0, start + rows.start, start + rows.stop))
+    return read if cut is None or cut is rows else cut.of(read)

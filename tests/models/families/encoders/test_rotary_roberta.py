@@ -1,0 +1,40 @@
+"""RoBERTa with rotary positions as jina-embeddings-v3 was published: stacked factors beside each matrix."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from adapted import enter
+from drive import load_ranks
+from encoded import TEXTS, assert_near, hf_hidden, run
+from peft_adapters import make_adapter
+from published_tasks import publish
+from tiny import tiny_checkpoint
+
+pytestmark = pytest.mark.slow(2)
+
+
+def test_a_published_checkpoint_is_read_without_its_adapters(tmp_path: Path) -> None:
+    saved = tiny_checkpoint("JinaEmbeddingsV3Model", tmp_path / "saved")
+    published = publish(saved, tmp_path / "published")
+    expected = [hf_hidden(saved, text) for text in TEXTS]
+    for ranks in (1, 2):
+        assert_near(run(load_ranks(published, ranks), TEXTS), expected)
+
+
+@pytest.mark.turns(3)
+def test_adapters_of_peft_find_their_layers_in_both_layouts(tmp_path: Path) -> None:
+    saved = tiny_checkpoint("JinaEmbeddingsV3Model", tmp_path / "saved")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2", "word_embeddings"]
+    model = transformers.AutoModel.from_pretrained(saved, dtype=torch.float32)
+    made = make_adapter(saved, tmp_path / "adapter", model=model, task_type=None, target_modules=targets)
+    with torch.inference_mode():
+        expected = [made.model(torch.tensor([list(text)])).last_hidden_state[0] for text in TEXTS]
+    expected[1] = hf_hidden(saved, TEXTS[1])
+    for folder in (saved, publish(saved, tmp_path / "published")):
+        ranks = load_ranks(folder)
+        enter(ranks, folder, {3: made.folder})
+        found = run(ranks, TEXTS, adapters=[0 if index == 1 else 3 for index in range(len(TEXTS))])
+        for rows, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(rows, wanted, atol=1e-4, rtol=0)
