@@ -89,8 +89,8 @@ class Engine:
         `make` makes another executor than the one that the configuration asks for.
         """
         load = make_loader(config, report, make, expert_replicas)
-        lora = config.worker.lora
-        return cls(*load(), progress_page, load, lora.most if lora.enable_lora else 0)
+        ready, scheduler, executor = load()
+        return cls(ready, scheduler, executor, progress_page, load, scheduler.turns.held)
 
     def stop(self) -> None:
         self._intake.stop()

@@ -15,7 +15,14 @@ from engine_core.ranks.layout import check_layout
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
 from engine_core.scheduling.scheduler import Scheduler
-from engine_core.startup import describe, find_checkpoint, find_drafter, make_ready, make_worker_config
+from engine_core.startup import (
+    describe,
+    find_checkpoint,
+    find_drafter,
+    make_ready,
+    make_worker_config,
+    with_own_adapters,
+)
 from models.config import read_config
 from models.quantization.config import check_quantization
 from worker.worker_facts import TimedSteps
@@ -45,6 +52,7 @@ def make_loader(
         report(Progress(phase="download", fraction=fraction))
 
     found = find_checkpoint(config, report_download)
+    config = with_own_adapters(config, found)
     model = read_config(found, config.hf_overrides)
     check_quantization(model, config.worker.quantization)
     check_layout(config, model, expert_replicas)

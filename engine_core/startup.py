@@ -18,6 +18,8 @@ from models.conversion.conversion_choice import Conversion, resolve_conversion
 from models.gguf.folder import make_folder
 from models.lora.folder import is_adapter
 from models.lora.folder import make_folder as make_folder_of_adapter
+from models.lora.task_folder import has_tasks, task_adapters
+from models.lora.task_folder import make_folder as make_folder_of_tasks
 from models.lora_config import CONFIG_FILE, read_adapter
 from models.medusa_config import MedusaFields, is_medusa, read_medusa
 from models.mistral.folder import is_mistral
@@ -50,6 +52,8 @@ def find_checkpoint(config: EngineConfig, report: Callable[[float], None], *, we
         if is_adapter(found):
             return _merged(config, found, report, weights=weights)
         if not is_mistral(found, config.worker.load_format):
+            if has_tasks(found):
+                return make_folder_of_tasks(found, _private_cache("tasks", found))
             return find_or_make(found, _private_cache)
         return make_mistral_folder(found, _private_cache("mistral", found))
     config_from = None
@@ -79,6 +83,14 @@ def _private_cache(name: str, found: Path) -> Path:
             f"what is made of {found.name} cannot be kept ({error}): let XDG_CACHE_HOME name another folder"
         ) from None
     return cache
+
+
+def with_own_adapters(config: EngineConfig, folder: Path) -> EngineConfig:
+    """The configuration with which adapters that lie in a checkpoint, if there are some, can be loaded."""
+    if not task_adapters(folder):
+        return config
+    lora = replace(config.worker.lora, enable_lora=True)
+    return replace(config, worker=replace(config.worker, lora=lora))
 
 
 def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -> WorkerConfig:

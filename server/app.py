@@ -183,9 +183,10 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     app.add_middleware(PathTable, routers=routers)
     if isinstance(frontend, ManyModels):
         app.add_middleware(ModelChoice, models=frontend)
-    elif config.engine.worker.lora.enable_lora:
-        frontend.adapters = ServedAdapters(frontend)
-        app.add_middleware(AdapterChoice, adapters=frontend.adapters)
+    else:
+        if config.engine.worker.lora.enable_lora:
+            frontend.adapters = ServedAdapters(frontend)
+        app.add_middleware(AdapterChoice, frontend=frontend)
     _add_middleware(
         app, config, frontend.access, () if isinstance(frontend, ManyModels) else config.model_names
     )

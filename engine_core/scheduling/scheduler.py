@@ -66,8 +66,8 @@ class Scheduler:
         self.counters = Counters(kernel_compilations=facts.kernel_compilations)
         self.pace = Pace(config, facts)
         by_priority, lora = config.scheduling_policy == "priority", config.worker.lora
-        self.turns = turns = AdapterTurns(lora.most_in_step, by_priority=by_priority)
-        self.waiting = WaitingQueue(by_priority, turns.may_have if lora.enable_lora else None)
+        self.turns = turns = AdapterTurns(lora, by_priority=by_priority)
+        self.waiting = WaitingQueue(by_priority, turns.may_have if turns.held else None)
         self.owners = Owners()
         self.running: list[Sequence] = []
         self.live: dict[Key, Sequence] = {}

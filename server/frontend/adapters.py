@@ -6,7 +6,7 @@ import asyncio
 import copy
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine_core.adapters.messages import AdapterState
 from engine_core.client.client import EngineClient
 from models.checkpoint.hub import HubError, download_adapter
 from models.config import ConfigError
+from models.lora.task_folder import has_tasks, task_adapters
 from server.errors import BadRequest, NotFound
 from server.frontend.adapter_resolver import AdapterResolver, folder_below, may_be_downloaded
 from server.frontend.frontend import Frontend
@@ -54,10 +55,12 @@ class _AdaptedClient:
 class ServedAdapters:
     """Finds, loads and unloads the adapters of one model's server."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, tasks: Mapping[str, Path] | None = None) -> None:
+        """`tasks`: the folders of adapters that lie in the checkpoint, by the tasks for which they are."""
         self.frontend = frontend
         self._engines, self._options = frontend.client.adapters, frontend.config.adapters
-        self.has_started = not self._options.modules
+        self._tasks = tasks or {}
+        self.has_started = not self._options.modules and not self._tasks
         """Whether requests are taken: not before the adapters are there that they may name."""
         self._lock = asyncio.Lock()
         """Held while adapters change, so that a name means one thing for all engines."""
@@ -66,9 +69,13 @@ class ServedAdapters:
         """Held while an adapter is looked for that may have to be loaded, so that it is loaded once."""
 
     async def start(self, *, again: bool = False) -> None:
-        """Load the adapters of --lora-modules, or, if the server had started before and engines have some
-        adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
-        for module in () if again and self._engines.states else self._options.modules:
+        """Load the adapters of the checkpoint and of --lora-modules, or, if the server had started before and
+        engines have some adapters, take these as they are. Raises ConfigError if one cannot be loaded."""
+        is_done = again and bool(self._engines.states)
+        for task, folder in () if is_done else self._tasks.items():
+            if error := await self._load(task, str(folder), folder, prompt=task, pinned=True):
+                raise ConfigError(f"the adapter for the task {task} cannot be loaded: {error}")
+        for module in () if is_done else self._options.modules:
             given = {"labels": tuple(module.labels), "pinned": module.pinned}
             if error := await self._load(module.name, module.path, **given):
                 raise ConfigError(f"--lora-modules: {module.name}: {error}")
@@ -111,6 +118,26 @@ class ServedAdapters:
             raise self.unknown(name)
         return None
 
+    def of_task(self, named: str | None, task: object) -> Frontend | None:
+        """The frontend for a request for vectors whose `task` has an adapter in the checkpoint, if it names
+        the model; else None. Raises BadRequest for other tasks."""
+        base, state = self.frontend, None if named is None else self.find(named)
+        if task is None or not self._tasks:
+            return None
+        if state is None and named is not None and not base.facts.is_name(named):
+            return None
+        own = "" if state is None else state.adapter.name
+        if own and own not in self._tasks:
+            return None
+        known = [each for each in self._tasks if each in self._engines.states]
+        if task not in known or own not in ("", task):
+            raise BadRequest(
+                f"`task` is {str(task)[:64]!r}, and this model has {', '.join(known)}: name one of them, or "
+                "none for vectors of the base, and the model by its own name.",
+                "task",
+            )
+        return self.adapted(self._engines.states[str(task)], base.facts.model_names)
+
     async def frontend_of(self, name: str) -> Frontend:
         """The frontend for a request that names an adapter. Raises ApiError if there is none."""
         return self.chosen(name) or await self.look_for(name)
@@ -123,9 +150,10 @@ class ServedAdapters:
             raise self.unknown(name)  # it was unloaded at once
         return self.adapted(state)
 
-    def adapted(self, state: AdapterState) -> Frontend:
-        """The frontend for one request that an adapter answers."""
+    def adapted(self, state: AdapterState, names: tuple[str, ...] = ()) -> Frontend:
+        """The frontend for one request that an adapter answers, under its name or the first of `names`."""
         own, facts = copy.copy(self.frontend), facts_with(self.frontend.facts, state)
+        facts = replace(facts, model_names=names or facts.model_names)
         changes = {
             "_facts": facts,
             "_tokenizer": self.frontend.tokenizer.written_by(facts.chat_template),
@@ -213,3 +241,17 @@ class ServedAdapters:
             return str(error) if folder is None else str(error).replace(str(folder), source)
         async with self._lock:
             return await self._engines.load(replace(adapter, **options))
+
+
+def open_adapters(frontend: Frontend) -> ServedAdapters | None:
+    """The adapters of a model whose folder is known; None if requests may name none.
+
+    Raises ConfigError if the checkpoint has some, and its weights are not on this machine.
+    """
+    engine, tasks = frontend.config.engine, task_adapters(frontend.folder)
+    if not tasks and engine.worker.load_format != "dummy" and has_tasks(frontend.folder):
+        raise ConfigError(
+            f"{engine.model}: adapters for its tasks lie in its weights, which are not on this machine: "
+            "serve it from one that has an engine"
+        )
+    return ServedAdapters(frontend, tasks) if tasks or engine.worker.lora.enable_lora else None

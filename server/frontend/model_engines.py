@@ -21,7 +21,7 @@ from models.lora_config import TENSORS_FILE
 from models.pooling.entity_files import ARCHITECTURE as GLINER
 from server.access.keyring import Access
 from server.errors import ApiError, Unavailable
-from server.frontend.adapters import ServedAdapters
+from server.frontend.adapters import ServedAdapters, open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.model_memory import ModelMemory
 from server.frontend.model_set import Slot
@@ -124,8 +124,8 @@ class ModelEngines:
         frontend = Frontend(config, state.client, state.metrics, self._access)
         try:
             await frontend.start()
-            if state.entry.takes_adapters:
-                frontend.adapters = ServedAdapters(frontend)
+            frontend.adapters = open_adapters(frontend)
+            if frontend.adapters is not None:
                 await self._load_adapters(state, frontend.adapters)
         except (ValueError, OSError, ApiError) as error:
             await self.unload(slot, frontend)

@@ -114,4 +114,5 @@ def facts_with(base: Facts, state: AdapterState | None) -> Facts:
             pooling = replace(pooling, num_labels=width or len(labels), labels=labels)
     ready = replace(base.ready, worker=worker)
     own = replace(base, model_names=(adapter.name,), root=adapter.root, ready=ready, pooling=pooling)
-    return replace(own, chat_template=adapter.chat_template, space_name=None)
+    prompt = adapter.prompt or base.default_prompt_name
+    return replace(own, chat_template=adapter.chat_template, space_name=None, default_prompt_name=prompt)

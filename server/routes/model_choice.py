@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
 from server.api.moderations import OPENAI
 from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, NotFound, TooLate, error_body
+from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
@@ -26,7 +27,7 @@ from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
 from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
 from server.options.server_config import AccessOptions
-from server.reading.body_table import BY_PATH
+from server.reading.body_table import BY_PATH, EMBEDDINGS
 
 NAMED_BY = b"x-model"
 """The header that names the model where an API has no field for it."""
@@ -50,6 +51,7 @@ class _Asked(msgspec.Struct):
     model: object = None
     name: object = None
     stream: object = None
+    task: object = None
 
 
 class ModelChoice:
@@ -97,6 +99,10 @@ class ModelChoice:
             try:
                 waits = self._wait(scope, receive, stack, named, answer)
                 await (waits if recorded else while_connected(receive, waits))
+                if (task := task_asked(path, asked)) is not None:
+                    adapters: ServedAdapters | None = scope["frontend"].adapters
+                    own = adapters and adapters.of_task(named.adapter or None, task)
+                    scope["frontend"] = own or scope["frontend"]
             except ApiError as error:
                 if not answer.has_begun:
                     raise
@@ -208,6 +214,11 @@ def read_asked(raw: bytes) -> _Asked | None:
         return msgspec.json.decode(raw, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def task_asked(path: str, asked: _Asked | None) -> object:
+    """The task that a request for vectors names; None: it names none, or is another request."""
+    return asked.task if asked is not None and BY_PATH.get(path) is EMBEDDINGS else None
 
 
 def name_asked(scope: Scope, asked: _Asked | None) -> str | None:

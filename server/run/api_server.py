@@ -17,6 +17,7 @@ from typing import Any
 from engine_core.client.client import EngineClient
 from engine_core.engine_stats import GuessTotals
 from server.errors import ApiError
+from server.frontend.adapters import open_adapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels
 from server.frontend.model_memory import open_memory
@@ -201,6 +202,8 @@ class ApiServer:
             if adapters is not None and self._process.first:
                 await adapters.check()  # before minutes have passed in which the model is loaded
             await self._frontend.start()
+            if isinstance(self._frontend, Frontend):
+                adapters = self._frontend.adapters = open_adapters(self._frontend)
             if adapters is not None:
                 await adapters.start(again=not self._process.first)
         except (ValueError, OSError, ApiError) as error:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def run(
         token_types=types,
     )
     ids = torch.tensor([token for text in texts for token in text], device=device)
-    starts = context.query_starts.tolist()
-    runs = [(own, start, count) for own, start, count in zip(adapters, starts, lengths, strict=False) if own]
-    if runs:
+    if adapters:
+        given = zip(adapters, accumulate(lengths, initial=0), lengths, strict=False)
+        runs = [(own, start, count) for own, start, count in given if own]
         words = torch.tensor(numbers_of(runs, len(ids)), dtype=torch.int32)
         context.adapters = AdapterRows(words[: len(ids)], words[len(ids) :].clone(), runs)
 

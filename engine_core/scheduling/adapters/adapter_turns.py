@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from engine_core.protocol import Add
 from engine_core.scheduling.adapters.adapter_table import AdapterTable
 from engine_core.scheduling.sequence import Sequence
+from worker.options import LoraOptions
 
 PATIENCE = 16
 """The steps for which running sequences of other adapters may keep one from beginning."""
@@ -18,8 +19,10 @@ class AdapterTurns:
     """If there are too many, those of the best rank have the next step, of these those whose last one is
     longest ago."""
 
-    def __init__(self, most: int, *, by_priority: bool = False) -> None:
-        self._most, self._by_priority = most, by_priority
+    def __init__(self, options: LoraOptions, *, by_priority: bool = False) -> None:
+        self._most, self._by_priority = options.most_in_step, by_priority
+        self.held = options.most if options.enable_lora else 0
+        """How many adapters the workers hold at most; 0: requests may name none."""
         self._step = 0
         self._last: dict[int, int] = {}
         """Adapter -> the step that it was in last."""
@@ -27,7 +30,7 @@ class AdapterTurns:
         """Adapter -> the best rank of sequences of it that wait for room in steps, and the step since which
         some have."""
         self._taken: set[int] = set()
-        self._left = most
+        self._left = self._most
 
     def rank_of(self, request: Add) -> int:
         """The rank of a request among those for other adapters, of which the lowest comes first."""

@@ -21,6 +21,7 @@ from models.families.encoders.encoder import (
     plain_layers,
 )
 from models.layers.rotary import Rotary, read_rope
+from models.lora.task_folder import class_names
 from models.model import ModelSetup
 from models.weight_pieces import Cut
 
@@ -32,16 +33,8 @@ _NAMES = LayerNames(
     mlp_norm="post_mlp_layernorm",
     mlp_parts=("fc1", "fc2"),
 )
-_PUBLISHED = {
-    "emb_ln": "embeddings.LayerNorm",
-    "mixer.out_proj": "self_attn.o_proj",
-    "norm1": "post_attention_layernorm",
-    "norm2": "post_mlp_layernorm",
-}
-_NAME = re.compile(r"(roberta\.)?(?:encoder\.(layers\.\d+\.))?(.+)\.(weight|bias)")
 _ORIGINAL = ".parametrizations.weight.original"
 _FACTORS = re.compile(r".+\.parametrizations\.weight\.0\.lora_[AB]")
-_FUSED = "mixer.Wqkv"
 
 
 class RotaryFields(EncoderFields, frozen=True, kw_only=True):
@@ -79,23 +72,20 @@ def renamed(source: Source) -> Source:
 
 
 def _as_named(name: str, stored: Stored) -> dict[str, Stored]:
-    parts = _NAME.fullmatch(name)
-    if parts is None:
-        return {name: stored}
-    prefix, layer, module, kind = parts.groups(default="")
-    if module != _FUSED or stored.shape[0] % 3:
-        return {f"{prefix}{layer}{_PUBLISHED.get(module, module)}.{kind}": stored}
-    third = (stored.shape[0] // 3, *stored.shape[1:])
+    module, _, kind = name.rpartition(".")
+    names = class_names(module)
+    if len(names) == 1:
+        return {f"{names[0]}.{kind}": stored}
+    rows = stored.shape[0] // len(names)
+    part = replace(stored, shape=(rows, *stored.shape[1:]))
     return {
-        f"{prefix}{layer}{part}.{kind}": replace(
-            stored, shape=third, read=partial(_read_third, stored, index * third[0])
-        )
-        for index, part in enumerate(_NAMES.qkv)
+        f"{own}.{kind}": replace(part, read=partial(_read_rows, stored, index * rows, rows))
+        for index, own in enumerate(names)
     }
 
 
-def _read_third(stored: Stored, start: int, cut: Cut | None) -> Tensor:
-    """Read a third of the rows, which begins at `start`, or a piece of it."""
-    rows = cut if cut is not None and cut.dim == 0 else Cut(0, 0, stored.shape[0] // 3)
+def _read_rows(stored: Stored, start: int, count: int, cut: Cut | None) -> Tensor:
+    """Read so many rows of a matrix or of a bias from `start` on, or a piece of them."""
+    rows = cut if cut is not None and cut.dim == 0 else Cut(0, 0, count)
     read = stored.read(Cut(0, start + rows.start, start + rows.stop))
     return read if cut is None or cut is rows else cut.of(read)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
 from server.frontend.adapters import ServedAdapters
+from server.frontend.frontend import Frontend
 from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.sse import ClientGone, while_connected
@@ -22,39 +23,43 @@ from server.routes.model_choice import (
     latest_begin,
     name_asked,
     read_asked,
+    task_asked,
     with_body,
 )
 
 
 class AdapterChoice:
-    def __init__(self, app: ASGIApp, adapters: ServedAdapters) -> None:
-        self._app, self._adapters = app, adapters
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
+        self._app, self._frontend = app, frontend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope) if scope["type"] == "http" else ""
         named = path in MODEL_PATHS and path not in RECORDINGS and is_for_a_model(scope, path)
-        if not named or not self._adapters.may_be_named:
+        adapters: ServedAdapters | None = self._frontend.adapters if named else None
+        if adapters is None or not adapters.may_be_named:
             return await self._app(scope, receive, send)
         try:
-            self._adapters.frontend.require_ready()
-            raw = bytes(await read_body(receive, most=most_bytes(self._adapters.frontend.media)))
-            await self._choose(scope, receive, raw)
+            self._frontend.require_ready()
+            raw = bytes(await read_body(receive, most=most_bytes(self._frontend.media)))
+            await self._choose(adapters, scope, receive, raw)
         except ApiError as error:
             return await error_response(error, path)(scope, receive, send)
         except (ClientDisconnect, ClientGone):
             return await Response(status_code=CLIENT_GONE)(scope, receive, send)
         await self._app(scope, with_body(raw, receive), send)
 
-    async def _choose(self, scope: Scope, receive: Receive, raw: bytes) -> None:
-        named = name_asked(scope, read_asked(raw))
-        if named is None:
+    async def _choose(self, adapters: ServedAdapters, scope: Scope, receive: Receive, raw: bytes) -> None:
+        asked = read_asked(raw)
+        named, task = name_asked(scope, asked), task_asked(path_of(scope), asked)
+        own = adapters.of_task(named, task)
+        if named is None and own is None:
             return
-        if (frontend := self._adapters.chosen(named)) is not None:
+        if (frontend := own or adapters.chosen(str(named))) is not None:
             scope["frontend"] = frontend
             return
-        arrived, config = time.monotonic(), self._adapters.frontend.config
+        arrived, config = time.monotonic(), self._frontend.config
         until = latest_begin(scope, receive, config.access, arrived)
-        looking = asyncio.wait_for(self._adapters.look_for(named), until and until - arrived)
+        looking = asyncio.wait_for(adapters.look_for(str(named)), until and until - arrived)
         held = len(raw) if len(raw) > ALWAYS_READ else 0
         BODY_MEMORY.taken += held
         try:

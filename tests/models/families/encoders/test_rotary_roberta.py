@@ -9,8 +9,10 @@ from adapted import enter
 from drive import load_ranks
 from encoded import TEXTS, assert_near, hf_hidden, run
 from peft_adapters import make_adapter
-from published_tasks import publish
+from published_tasks import TASKS, merge, publish
 from tiny import tiny_checkpoint
+
+from models.lora.task_folder import has_tasks, make_folder, task_adapters
 
 pytestmark = pytest.mark.slow(2)
 
@@ -38,3 +40,21 @@ def test_adapters_of_peft_find_their_layers_in_both_layouts(tmp_path: Path) -> N
         found = run(ranks, TEXTS, adapters=[0 if index == 1 else 3 for index in range(len(TEXTS))])
         for rows, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(rows, wanted, atol=1e-4, rtol=0)
+
+
+def test_the_tasks_of_a_published_checkpoint_are_the_sums_of_its_matrices(tmp_path: Path) -> None:
+    saved = tiny_checkpoint("JinaEmbeddingsV3Model", tmp_path / "saved")
+    published = publish(saved, tmp_path / "published")
+    assert has_tasks(published) and not has_tasks(saved)
+    (tmp_path / "cache").mkdir()
+    folder = make_folder(published, tmp_path / "cache")
+    found = task_adapters(folder)
+    assert tuple(found) == TASKS
+    ranks = load_ranks(folder)
+    enter(ranks, folder, dict(enumerate(found.values(), 1)))
+    together = run(ranks, TEXTS, adapters=[0, 1, 2, 3, 4, 5])
+    sums = [saved, *(merge(published, saved, tmp_path / task, task) for task in TASKS)]
+    for text, rows, folder in zip(TEXTS, together, sums, strict=True):
+        expected = hf_hidden(folder, text)
+        torch.testing.assert_close(rows, expected, atol=1e-4, rtol=0)
+        assert float((expected - hf_hidden(saved, text)).abs().max()) > 0.1 or folder == saved
