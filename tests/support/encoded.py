@@ -92,7 +92,7 @@ def hf_hidden(
     frequencies: Tensor | None = None,
 ) -> Tensor:
     """Hugging Face's hidden states [L, H]; the second text of a pair begins at `second`."""
-    model = hf_model(folder, (folder / "config.json").stat().st_mtime_ns, dtype)
+    model: Any = hf_model(folder, (folder / "config.json").stat().st_mtime_ns, dtype)
     types = {} if second is None else {"token_type_ids": (torch.arange(len(text)) >= second).long()[None]}
     if frequencies is not None:
         model.rotary_emb.inv_freq = frequencies
@@ -101,7 +101,7 @@ def hf_hidden(
 
 @torch.inference_mode()
 def hf_logits(folder: Path, text: Text) -> Tensor:
-    model = hf_model(folder, (folder / "config.json").stat().st_mtime_ns, torch.float32)
+    model: Any = hf_model(folder, (folder / "config.json").stat().st_mtime_ns, torch.float32)
     return model(torch.tensor([list(text)])).logits[0]
 
 
