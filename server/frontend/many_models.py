@@ -120,7 +120,8 @@ class ManyModels:
         if (own := next((each for each in (name, name.removesuffix(TAG)) if each in adapters), "")) != "":
             return Named(adapters[own], own)
         base, _, own = name.rpartition(":")
-        if own and (state := names.get(base)) is not None and state.entry.takes_adapters:
+        state = names.get(base) if own else None
+        if state is not None and (state.entry.takes_adapters or state.holds_adapters):
             return Named(state, own)
         known = ", ".join((*names, *adapters)) or "none that your key is for"
         raise NotFound(f"The model `{name[:200]}` does not exist. This server has: {known}", "model")

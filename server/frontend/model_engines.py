@@ -17,6 +17,7 @@ from engine_core.config import Address
 from engine_core.startup import find_checkpoint, make_worker_config
 from models.checkpoint.hub import SHORT_NAMES
 from models.config import ModelConfig, read_config
+from models.lora.task_folder import task_adapters
 from models.lora_config import TENSORS_FILE
 from models.pooling.entity_files import ARCHITECTURE as GLINER
 from server.access.keyring import Access
@@ -72,6 +73,8 @@ class ModelState:
     """The labels of a classifier, as its files say."""
     media: tuple[dict[str, int], int] | None = None
     """The most items of each kind, and their bytes, if it takes media and was loaded."""
+    holds_adapters: bool = False
+    """Whether adapters for tasks lie in its checkpoint."""
     ordered: dict[str, str] = field(default_factory=dict[str, str])
     """The adapters that were ordered while the server runs, and their paths: they are loaded with it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -207,7 +210,7 @@ class ModelEngines:
 
         check_modules(config)
         folder = find_checkpoint(config.engine, report)
-        state.downloaded = None
+        state.downloaded, state.holds_adapters = None, bool(task_adapters(folder))
         model = read_config(folder, config.engine.hf_overrides)
         worker = make_worker_config(config.engine, model, folder)
         runner = worker.conversion

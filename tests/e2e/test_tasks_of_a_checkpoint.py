@@ -78,3 +78,14 @@ def test_tasks_are_listed_as_adapters(server: LiveServer) -> None:
     cards = server.get("/v1/models").json()["data"]
     assert [card["id"] for card in cards if card["parent"] == "jina"] == list(published.TASKS)
     assert server.post(EMBED, {"model": "none", "input": TEXT, "task": "separation"}).status_code == 404
+
+
+def test_tasks_of_one_of_several_models(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(f'[[models]]\nmodel = "{folders[1]}"\nname = "jina"\n[[models]]\nmodel = "demo"\n')
+    with serving("--models", str(path)) as several:
+        own = vector(several, model="jina", task="separation")
+        assert own != vector(several, model="jina")
+        named = several.post(EMBED, {"model": "jina:separation", "input": TEXT})
+        assert named.json()["data"][0]["embedding"] == own
+        assert several.post(EMBED, {"model": "jina", "input": TEXT, "task": "x"}).status_code == 400

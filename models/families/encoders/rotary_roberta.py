@@ -33,23 +33,27 @@ _NAMES = LayerNames(
     mlp_norm="post_mlp_layernorm",
     mlp_parts=("fc1", "fc2"),
 )
+_SAVED = "jina_embeddings_v3"
+"""The model_type of checkpoints that transformers has saved."""
 _ORIGINAL = ".parametrizations.weight.original"
 _FACTORS = re.compile(r".+\.parametrizations\.weight\.0\.lora_[AB]")
 
 
 class RotaryFields(EncoderFields, frozen=True, kw_only=True):
-    rotary_emb_base: float = 20000.0
+    rotary_emb_base: float | None = None
 
 
 def is_rotary(config: ModelConfig) -> bool:
     """Whether a RoBERTa has rotary positions, and no table of learned ones."""
     kind, positions = config.raw.get("model_type"), config.raw.get("position_embedding_type")
-    return kind == "jina_embeddings_v3" or (kind == "xlm-roberta" and positions == "rotary")
+    return kind == _SAVED or (kind == "xlm-roberta" and positions == "rotary")
 
 
 def rotary_trunk(setup: ModelSetup) -> Encoder:
     config, fields = setup.config, family_fields(setup.config, RotaryFields)
-    rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=fields.rotary_emb_base)
+    usual = 20000.0 if config.raw.get("model_type") == _SAVED else 10000.0
+    theta = fields.rotary_emb_base or usual
+    rope = read_rope(config.raw, config.head_dim, setup.max_len, default_theta=theta)
     scopes = [f"layers.{index}" for index in range(config.num_layers)]
     inner, kind, eps = fields.intermediate_size, fields.hidden_act, fields.layer_norm_eps
     layers = plain_layers(setup, scopes, _NAMES, inner=inner, activation=kind, eps=eps)
