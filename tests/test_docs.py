@@ -28,7 +28,7 @@ FOREIGN = {
         *("--build", "--build-arg", "--profile", "--set"),
     },
     "sizing.md": set[str](),
-    "getting-started.md": set[str](),
+    "getting-started.md": {"--no-deps"},
     "troubleshooting.md": {"--config"},
     "howto-rag.md": set[str](),
     "howto-proxy.md": set[str](),

@@ -140,8 +140,9 @@ class Quantized(nn.Parameter):
     @property
     def scheme(self) -> Scheme:
         form, whole = self.form, _has_whole_scales(self.form)
-        large = form.group >= _LARGE_GROUP and form.kind == WHOLE and form.bits in (4, 8)
-        shifts = form.input_bits == 8 and not whole and not large
+        large = form.group >= _LARGE_GROUP and form.kind == WHOLE and form.bits == 4
+        small = form.bits < 8 and _fills_units(form) and not large
+        shifts = small and form.input_bits == 8 and not whole
         return Scheme(form.bits, form.run_columns if whole else form.group, form.input_bits, (), shifts)
 
     def parts(self, section: int) -> Iterator[Tensor]:
@@ -178,11 +179,15 @@ def _has_whole_scales(form: Grouped) -> bool:
     """Whether kernels multiply sums with scales while both are whole numbers.
 
     Then inputs are rounded run by run.
-    Codes of 5 and 6 bits that fill no units become bytes, whose groups are rounded one by one.
     """
     small = form.bits < 8 and form.input_bits == 8 and form.kind == WHOLE and form.offsets is None
-    fills = form.group % UNITS.get(form.bits, 1) == 0 and 0 < form.run_columns <= _MOST_ROUNDED
+    fills = _fills_units(form) and 0 < form.run_columns <= _MOST_ROUNDED
     return small and fills and form.scales.dtype in (torch.uint8, torch.int8)
+
+
+def _fills_units(form: Grouped) -> bool:
+    """Whether codes of 5 and 6 bits stay so. Others become bytes, whose groups are rounded one by one."""
+    return form.group % UNITS.get(form.bits, 1) == 0
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:

@@ -166,8 +166,7 @@ INLINE const char *unpack(char *to, const groups *from, const weights *w) {
         to = unpack_head(to, panel, factors_for(from, group, w), w);
         const whole *codes = (const whole *)(panel + group_head_bytes(w));
         long quads = quads_in(w, group);
-        if (w->bits == 8) memcpy(to, codes, quads * PANEL * 4);
-        else if (w->bits == 4) unpack_levels((whole *)to, codes, quads, levels_of(w));
+        if (w->bits == 4) unpack_levels((whole *)to, codes, quads, levels_of(w));
         else unpack_more((whole *)to, codes, quads, w->bits - 4);
         to += quads * PANEL * 4;
         panel += bytes_in(w, group);

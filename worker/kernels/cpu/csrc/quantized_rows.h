@@ -35,11 +35,13 @@ INLINE void store_numbers(void *p, whole a, int bytes) {
 }
 INLINE int parts_of(const weights *w) { return are_bytes(w) ? 1 : 2; }
 
-// The scales of small groups of 8-bit inputs are 2^0 to 2^-7 of the largest one of their run, which has CHUNK inputs: so
-// the sums of groups, which are whole, are shifted to be on one scale, and multiplied with those of the matrix alone.
+// Beside codes of fewer than 8 bits, the scales of small groups of 8-bit inputs are 2^0 to 2^-7 of the largest one of their
+// run, which has CHUNK inputs: so the sums of groups, which are whole, are shifted to be on one scale, and multiplied with
+// those of the matrix alone. With codes of 8 bits that would be most of what is lost.
 enum { SHIFT_MOST = 7 };
 INLINE int has_shifts(const weights *w) {
-    return w->input_bits == 8 && !has_whole_scales(w) && (w->group < GROUP_MOST || w->codes != WHOLE || w->bits % 4);
+    return w->input_bits == 8 && !has_whole_scales(w) && w->bits < 8 &&
+           (w->group < GROUP_MOST || w->codes != WHOLE || w->bits % 4);
 }
 
 // Whether codes are brought into bytes for several tiles though products could read them where they lie.

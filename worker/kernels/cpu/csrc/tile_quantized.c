@@ -2,8 +2,8 @@
 //
 // The inputs are rounded to whole numbers too, each group of a row with its own scale: to 16 bits, which beside
 // elements of 8 bits loses nothing that could be measured, or to 8, which takes half the time. A group's sum is exact,
-// so it is the same with any instructions; groups are added up in their order, in float32. Small groups of 8-bit inputs
-// are added up in runs (`tile_shifts.c`). Where the scales of groups are whole numbers themselves, and inputs have 8 bits,
+// so it is the same with any instructions; groups are added up in their order, in float32. Small groups of fewer than 8
+// bits and 8-bit inputs are added up in runs (`tile_shifts.c`). Where the scales of groups are whole numbers themselves, and inputs have 8 bits,
 // the sum of a run is exact (`tile_runs.c`), and runs are added up. So a row has the same bits alone, in any batch, and on
 // every kind of processor.
 #include "tile_quantized.h"

@@ -122,8 +122,6 @@ INLINE tile_place add_shifted(way f, int alone, tile_place at, const groups *fro
 #define WAYS(n, parts)                                \
     WAY(halves_alone_##n, n, parts, 4, 0, 1, 0)       \
     WAY(halves_##n, n, parts, 4, 0, 0, 0)             \
-    WAY(bytes_alone_##n, n, BYTES, 8, 0, 1, 0)        \
-    WAY(bytes_##n, n, BYTES, 8, 0, 0, 0)              \
     WAY(codes_##n, n, BYTES, 4, 1, 0, 0)              \
     WAY(fives_##n, n, parts, 5, 0, 0, 0)
 #define TAKE(name, n) return (alone ? name##_alone_##n : name##_##n)(at, from, w, laid, to)
@@ -131,14 +129,13 @@ INLINE tile_place add_shifted(way f, int alone, tile_place at, const groups *fro
     case n:                                                                \
         if (w->bits == 5) return fives_##n(at, from, w, laid, to);         \
         if (w->codes != WHOLE) return codes_##n(at, from, w, laid, to);    \
-        if (w->bits == 4) TAKE(halves, n);                                 \
-        IF_SMALL(n)                                                        \
-        TAKE(bytes, n);
+        UNPACKED(n)                                                        \
+        TAKE(halves, n);
 
 #if defined(__AVX512VNNI__)
 enum { BYTES = 1 };  // the parts of a quad of codes that need 8 bits
 #define TO_MOST TO_12
-#define IF_SMALL(n)
+#define UNPACKED(n)
 #define NEAR(n, parts)                        \
     WAY(near_alone_##n, n, parts, 8, 0, 1, 1) \
     WAY(near_##n, n, parts, 8, 0, 0, 1)
@@ -160,13 +157,18 @@ tile_place add_chunk_of(long rows, tile_place at, const groups *from, const weig
 
 enum { BYTES = 2 };
 #define TO_MOST TO_6
-#define SMALLS(n, parts)                          \
+#define WAYS_OF_UNPACKED(n, parts)                \
+    WAY(bytes_alone_##n, n, BYTES, 8, 0, 1, 0)     \
+    WAY(bytes_##n, n, BYTES, 8, 0, 0, 0)           \
     WAY(small_alone_##n, n, parts, SMALL, 0, 1, 0) \
     WAY(small_##n, n, parts, SMALL, 0, 0, 0)
-#define IF_SMALL(n) \
-    if (are_bytes(laid)) TAKE(small, n);
+#define UNPACKED(n)                     \
+    if (w->bits == 8) {                 \
+        if (are_bytes(laid)) TAKE(small, n); \
+        TAKE(bytes, n);                 \
+    }
 
-TO_6(SMALLS, 1)
+TO_6(WAYS_OF_UNPACKED, 1)
 #endif
 
 TO_MOST(WAYS, 1)
