@@ -33,10 +33,11 @@ class AdapterChoice:
         self._app, self._frontend = app, frontend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = path_of(scope) if scope["type"] == "http" else ""
-        named = path in MODEL_PATHS and path not in RECORDINGS and is_for_a_model(scope, path)
-        adapters: ServedAdapters | None = self._frontend.adapters if named else None
-        if adapters is None or not adapters.may_be_named:
+        adapters: ServedAdapters | None = self._frontend.adapters
+        if adapters is None or scope["type"] != "http" or not adapters.may_be_named:
+            return await self._app(scope, receive, send)
+        path = path_of(scope)
+        if path not in MODEL_PATHS or path in RECORDINGS or not is_for_a_model(scope, path):
             return await self._app(scope, receive, send)
         try:
             self._frontend.require_ready()
