@@ -30,7 +30,7 @@ from worker.pooling import POOLED, whole_tasks
 from worker.sources import find_alignment, source_kind
 from worker.steps.drafting import Drafter
 
-_WAYS = "leave it out, or make another model of the checkpoint with --runner and --convert"
+_WAYS = "leave it out, or choose another --runner or --convert"
 _ADAPTING = {"linear", "gated_linear", "hold_adapters", "lora"}
 """The operations that a device must have to compute adapters."""
 
