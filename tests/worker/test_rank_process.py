@@ -155,6 +155,7 @@ def test_no_rank_outlives_its_engine(tmp_path: Path, waiting: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.turns(1)
 def test_torch_is_loaded_with_the_model_only() -> None:
     code = "import sys, worker.rank_process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0

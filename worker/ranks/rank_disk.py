@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from worker.disk.block_read import BlockRead
-from worker.disk.block_store import BlockStore
-from worker.disk.host_store import HostStore
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
+
+if TYPE_CHECKING:  # a rank's process listens before it loads torch, which stores import
+    from worker.disk.block_store import BlockStore
+    from worker.disk.host_store import HostStore
 
 
 class RankDisk:

@@ -238,7 +238,9 @@ INLINE void vec_store_upto(void *p, vec a, long n, kind k) {
 }
 
 INLINE vec vec_in_register(vec a) {  // a compiler might keep it in memory meanwhile
+#if defined(__AVX2__)  // else it has several registers
     __asm__ volatile("" : "+v"(a));
+#endif
     return a;
 }
 
