@@ -205,10 +205,6 @@ def check_kept_blocks(config: EngineConfig, replicas: int = 1) -> None:
     flag = "--kv-cache-dir" if memory is None else "--kv-offloading-size"
     if folder is None and memory is None:
         return
-    if folder is not None and memory is not None:
-        raise ValueError(
-            "--kv-cache-dir is for the CPU, and --kv-offloading-size for CUDA, for now: leave out one of them"
-        )
     if not config.enable_prefix_caching:
         raise ValueError(
             f"{flag} keeps what --no-enable-prefix-caching would never look for: leave out one of them"

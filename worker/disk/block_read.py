@@ -51,6 +51,11 @@ class BlockRead:
                 self.done.set()
             return self.done.is_set()
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nothing more shall be brought."""
+        return self._stopped
+
     def give_up(self) -> None:
         """Have nothing more brought into its blocks."""
         with self._lock:
