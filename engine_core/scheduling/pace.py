@@ -24,11 +24,11 @@ _DECODING_STEPS = 4
 """The default gap is at least so many times what the rows that decode take: less would leave too little time
 for prompts, and more for streams than waiting requests pay for."""
 _LEAST_PART = 0.25
-"""The part of a gap that was asked for which prompts get even if decoding rows alone take longer, or they would
-starve."""
+"""The part that prompts get of a gap that was asked for, even if decoding rows alone take longer, or they
+would starve."""
 _ENOUGH_TOKENS = 512
-"""Tokens of prompts that use a processor fully: with more in a step each takes as long, and the first ones are
-answered later."""
+"""Tokens of prompts that use a processor fully: with more in a step each takes as long, and the first ones
+are answered later."""
 _STEPS_OF_NEWCOMER = 1.5
 """Steps for which a newcomer beside background work waits: half of one that runs, on average, and its own."""
 _LEAD, _LEAD_PART = 0.003, 0.25

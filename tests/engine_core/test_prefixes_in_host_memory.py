@@ -111,7 +111,7 @@ def test_sleep_and_a_reset_empty_it(llama: Path) -> None:
 
 
 def restart(folder: Path, files: Path, **options: object) -> None:
-    """Ask, and ask an engine that was started again: the answer has the same bits, and nothing is computed twice."""
+    """Ask, and ask an engine that was started again: the same bits, and nothing is computed twice."""
     with serving(folder, kv_cache_dir=str(files), **options) as engine:
         first = ask(engine, 1, TEXT)
         for id, text in enumerate(OTHERS, 2):

@@ -47,7 +47,7 @@ class HostStore:
         self._written = self._read = self._failures = 0
         self._after_steps: Callable[[Callable[[], None]], object] = lambda task: task()
         self._tell: Callable[[object], None] = lambda _: None
-        self.saved: Callable[[Sequence[bytes], Sequence[int]], None] = lambda _, __: None
+        self.saved: Callable[[list[bytes], list[int]], None] = lambda _, __: None
         """A function that is told names, and the slots in which their records are now."""
         self.fetch: Callable[[BlockRead, int], int | None] = lambda _, lost: lost
         """A function that has records of a read, from one on that is not here, fetched from elsewhere, and
@@ -143,8 +143,8 @@ class HostStore:
     def bring(
         self, read: BlockRead, first: int, slots: Sequence[int], lost: Sequence[int], then: Callable[[], None]
     ) -> None:
-        """Bring records of a read, from its `first` on, from slots that others have filled, unless it was given
-        up.
+        """Bring records of a read, from `first` on, out of slots that others have filled, or none if it was
+        given up.
 
         `lost`: the indices of those that do not come. `then`: called when all is done.
         """

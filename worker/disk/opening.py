@@ -96,13 +96,19 @@ def open_store(
     kept = "--kv-cache-dir: nothing is kept on disk"
     if options.kv_cache_dir is None:
         kept = "--kv-offloading-size: nothing is kept in the host's memory"
-    reason = _nothing_to_keep(facts) or (None if memory.parts else "no layer of the model has keys and values")
+    reason = _nothing_to_keep(facts) or (
+        None if memory.parts else "no layer of the model has keys and values"
+    )
     if reason is not None:
         _log.warning("%s, because %s", kept, reason)
         return None
-    copies = _make_copies(config, facts, device, memory, states) if uses_host_memory(options, facts.device) else ()
+    copies = (
+        _make_copies(config, facts, device, memory, states) if uses_host_memory(options, facts.device) else ()
+    )
     if copies is None or options.kv_cache_dir is None:
-        return None if not copies else HostStore(copies[0], *map(HostStore, copies[1:]))
+        if not copies:
+            return None
+        return HostStore(copies[0], HostStore(copies[1]) if copies[1:] else None)
     try:
         return _open_files(config, facts, Path(options.kv_cache_dir), memory, states, media, copies)
     except OSError as error:
@@ -118,8 +124,9 @@ def _make_copies(
     memory: BlockMemory,
     states: RememberedStates | None,
 ) -> list[HostCopies] | None:
-    """Take this rank's share of the host's memory: for blocks, and for states if there are some. None: it is too
-    little. Raises ValueError if there is less."""
+    """Take this rank's share of the host's memory: for blocks, and for states if there are some.
+
+    None: it is too little. Raises ValueError if there is less."""
     place, gib = config.place, config.options.kv_offloading_size or _DEFAULT_MEMORY_GIB
     nbytes, here = int(gib * _GIB) // place.size, place.local_ranks
     if nbytes * here > (available := available_memory()):
@@ -133,7 +140,9 @@ def _make_copies(
         made.append(device.host_copies([states.rows(facts.max_num_seqs + 1)], of_states))
     copies = [each for each in made if each is not None and each.slots >= _LEAST_SLOTS]
     if len(copies) < len(made):
-        _log.warning("--kv-offloading-size: nothing is kept there, because %g GiB are less than two blocks", gib)
+        _log.warning(
+            "--kv-offloading-size: nothing is kept there, because %g GiB are less than two blocks", gib
+        )
         return None
     if place.rank == 0:
         tokens = copies[0].slots // len(facts.windows) * facts.block_size
@@ -150,7 +159,9 @@ def _open_files(
     media: EncodesMedia | None,
     copies: Sequence[HostCopies],
 ) -> BlockStore | TieredStore:
-    """Open the folder. `copies`: the host's memory before files, if the cache is on a card. Raises OSError."""
+    """Open the folder. `copies`: the host's memory before files, if the cache is on a card.
+
+    Raises OSError."""
     options, place = config.options, config.place
     folder = folder.expanduser().absolute()
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib

@@ -62,7 +62,10 @@ class TieredStore:
         self.states = states
         """The store of states, if layers of the model keep some behind blocks."""
         self.pace = self._memory.pace
-        self._copies, self._needed = copies, aside + self.most  # slots that must be there before anything is saved
+        self._copies, self._needed = (
+            copies,
+            aside + self.most,
+        )  # slots that must be there before anything is saved
         self._free = [*range(aside)]
         """The slots that are set aside, but for those in use."""
         self._landings: list[_Landing] = []

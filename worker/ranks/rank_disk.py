@@ -17,9 +17,7 @@ if TYPE_CHECKING:  # a rank's process listens before it loads torch, which store
 class RankDisk:
     """Obeys a rank's orders for blocks and, if it has some, for states and encodings."""
 
-    def __init__(
-        self, store: Store, send: Callable[[DiskNews], None], kind: DiskKind = "blocks"
-    ) -> None:
+    def __init__(self, store: Store, send: Callable[[DiskNews], None], kind: DiskKind = "blocks") -> None:
         """`send`: a function that tells the engine something, from any thread."""
         self._store, self._send = store, send
         self._kind: DiskKind = kind

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Blocks that go to the host's pinned memory, and files, and come back: the same bytes, beside steps, and how fast."""
+"""Blocks that go to the host's pinned memory, and to files, and come back: the same bytes, and how fast."""
 
 import tempfile
 import time
@@ -20,7 +20,9 @@ _NAMES = [b"block %d" % block for block in range(_BLOCKS)]
 
 
 @contextmanager
-def _keeping(bench: Workbench, **options: Any) -> Iterator[tuple[Dummy, HostStore | TieredStore, list[torch.Tensor]]]:
+def _keeping(
+    bench: Workbench, **options: Any
+) -> Iterator[tuple[Dummy, HostStore | TieredStore, list[torch.Tensor]]]:
     """A worker with pinned memory of the host, and the parts of its cache, in random bytes."""
     size = _GIB if bench.on_card else 0.01
     shape, blocks = bench.shape("0.6B"), 3 * _BLOCKS

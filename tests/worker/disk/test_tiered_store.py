@@ -1,8 +1,8 @@
-"""A card's blocks in files, through the host's memory: they come back as they were, in whatever order all goes on."""
+"""A card's blocks in files, through the host's memory: they come back as they were, whatever the order."""
 
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -180,13 +180,17 @@ class World:
             else:
                 self.overwrite(block)
 
-    def hurried(self, wait: Callable[[], bool]) -> None:
+    def hurried(self, read: BlockRead) -> None:
         with self.card.hurrying():
-            assert wait()
+            assert read.done.wait(10)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 1 << 30), slots=st.sampled_from([6, 10, 30]), budget=st.sampled_from([50_000, 1 << 30]))
+@given(
+    seed=st.integers(0, 1 << 30),
+    slots=st.sampled_from([6, 10, 30]),
+    budget=st.sampled_from([50_000, 1 << 30]),
+)
 def test_steps_find_what_they_should_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, seed: int, slots: int, budget: int
 ) -> None:
@@ -198,7 +202,8 @@ def test_steps_find_what_they_should_in_any_order(
         for _ in range(40):
             act, idle = world.random.randrange(6), world.idle
             if act <= 1:
-                world.hurried(lambda: store.rest(10))
+                with world.card.hurrying():
+                    assert store.rest(10)
                 blocks = world.random.sample(idle, min(3, len(idle)))
                 store.write([b"value %d" % world.holds[block] for block in blocks], blocks)
                 for block in blocks:  # at once
@@ -213,11 +218,11 @@ def test_steps_find_what_they_should_in_any_order(
             elif act == 4 and world.reads:
                 read = world.random.choice(world.reads)
                 if world.random.random() < 0.6:
-                    world.hurried(lambda: read.done.wait(10))
+                    world.hurried(read)
                 world.end(store, read)
             world.look()
         for read in [*world.reads]:
-            world.hurried(lambda: read.done.wait(10))
+            world.hurried(read)
             world.end(store, read)
         with world.card.hurrying():
             world.look()
