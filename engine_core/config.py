@@ -151,7 +151,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_token_gap_ms: Annotated[float | None, Doc(SCHEDULER, least=0)] = None
     """Longest time between the tokens of a stream for which steps are planned: while anyone streams, none is
     planned that is expected to take longer, and prompts are cut to fit. 0 is no bound. Default: on a CPU 50,
-    or four times a step of one token if that is longer; elsewhere 0."""
+    or four times what the rows that decode take if that is longer; elsewhere 0."""
     enable_logging_iteration_details: Annotated[bool, Doc(SCHEDULER)] = False
     """Log of each step what it held, how long it was expected to take, and took."""
     max_num_encoder_input_tokens: Annotated[int | None, Doc(SCHEDULER, least=1)] = None
@@ -205,10 +205,6 @@ def check_kept_blocks(config: EngineConfig, replicas: int = 1) -> None:
     flag = "--kv-cache-dir" if memory is None else "--kv-offloading-size"
     if folder is None and memory is None:
         return
-    if folder is not None and memory is not None:
-        raise ValueError(
-            "--kv-cache-dir is for the CPU, and --kv-offloading-size for CUDA, for now: leave out one of them"
-        )
     if not config.enable_prefix_caching:
         raise ValueError(
             f"{flag} keeps what --no-enable-prefix-caching would never look for: leave out one of them"

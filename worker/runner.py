@@ -293,7 +293,7 @@ class Runner:
 
     def _budget(self, limits: WorkerLimits, tasks: tuple[str, ...]) -> CacheBudget:
         """The memory for caches but for kept embeddings; states take theirs first."""
-        kept = kept_bytes(self._config, limits, self._model, self._dtype)
+        kept = kept_bytes(self._config, limits, self._model, self._dtype, self._device)
         share, step = self._config.options.gpu_memory_utilization, self._step_bytes(limits, tasks)
         return self._device.cache_budget(share, step).less(kept)
 

@@ -20,10 +20,15 @@ from worker.worker_facts import WorkerFacts
 _log = logging.getLogger(__name__)
 
 _GAP = 0.05
-_SINGLE_STEPS = 4
-"""The default gap is at least so many steps of one token: less would leave too little time for prompts."""
+_DECODING_STEPS = 4
+"""The default gap is at least so many times what the rows that decode take: less would leave too little time
+for prompts, and more for streams than waiting requests pay for."""
 _LEAST_PART = 0.25
-"""The part of a gap that prompts get even if decoding rows alone take longer, or they would starve."""
+"""The part that prompts get of a gap that was asked for, even if decoding rows alone take longer, or they
+would starve."""
+_ENOUGH_TOKENS = 512
+"""Tokens of prompts that use a processor fully: with more in a step each takes as long, and the first ones
+are answered later."""
 _STEPS_OF_NEWCOMER = 1.5
 """Steps for which a newcomer beside background work waits: half of one that runs, on average, and its own."""
 _LEAD, _LEAD_PART = 0.003, 0.25
@@ -75,6 +80,11 @@ class Pace:
         return self._in_flight[-1] if self._in_flight else None
 
     @property
+    def _someone_waits(self) -> bool:
+        """Whether somebody waits for a first token."""
+        return self._backlog.prompts[WorkClass.FIRST_TOKEN] > self.line.tokens(1, 0)
+
+    @property
     def plan_at(self) -> float:
         """The time before which no step shall be planned behind those in flight.
 
@@ -82,7 +92,7 @@ class Pace:
         for all of it. So it is planned shortly before the one in flight ends, unless stages work on several
         or steps may take as long as they like.
         """
-        if not (self.background and self._in_flight) or self._staged or not self._gap():
+        if not (self.background and self._in_flight) or self._staged or not self._gap(self.line.single):
             return 0.0
         expected = sum([planned.expected for planned in self._in_flight])
         return self._begun + expected - max(_LEAD, _LEAD_PART * expected)
@@ -90,11 +100,12 @@ class Pace:
     # Planning.
 
     def bound(self, step: StepBuilder) -> None:
-        """Bound what can be added to a step that has its decoding rows, if somebody reads a stream."""
+        """Bound what can be added to a step that has its decoding rows."""
         self._decoding, self._decoding_rows = step.cost - self.line.step, step.rows
-        gap = self._gap()
-        if gap:
+        if gap := self._gap(step.cost):
             step.left = max(gap - step.cost, gap * _LEAST_PART)
+        elif self._asked != 0 and self._facts.device == "cpu" and self._someone_waits:
+            step.left = self.line.tokens(_ENOUGH_TOKENS, 0)
 
     def plan(self, planned: PlannedStep, now: float) -> None:
         if not self._in_flight:
@@ -174,7 +185,7 @@ class Pace:
         self, work_class: WorkClass, now: float, slots: Slots | None = None, own: Sequence | None = None
     ) -> float:
         """The seconds until `own` has its first answer; without it, until all have that wait in a class."""
-        every, gap = self.line.step + self._decoding, self._gap()
+        every = self.line.step + self._decoding
         prompts = list(self._backlog.prompts)
         if own is not None and own.owner.part < 1:
             ahead = own.owner.backlog.prompts[work_class]
@@ -189,7 +200,7 @@ class Pace:
         load = Load(
             in_flight=max(0.0, expected - (now - self._begun)) if self._in_flight else 0.0,
             every_step=every,
-            for_prompts=self._for_prompts(every, gap),
+            for_prompts=self._for_prompts(every),
             backlog=tuple(prompts),
         )
         return expected_wait(load, work_class, least)
@@ -209,7 +220,7 @@ class Pace:
             prompt_rate=1 / token,
             step=step,
             step_rows=rows,
-            step_prompts=max(1.0, self._for_prompts(step, self._gap()) / token),
+            step_prompts=max(1.0, self._for_prompts(step) / token),
             stop_rate=self._lengths.stop_rate(slots.running),
         )
 
@@ -218,9 +229,9 @@ class Pace:
         row = self._decoding / self._decoding_rows if self._decoding_rows else 0.0
         return self.line.step + rows * max(row, self.line.single - self.line.step)
 
-    def _for_prompts(self, every: float, gap: float) -> float:
+    def _for_prompts(self, every: float) -> float:
         """The seconds that prompts get of each step, the rest of which takes `every`."""
-        if gap:
+        if gap := self._gap(every):
             return max(gap - every, gap * _LEAST_PART)
         return self.line.tokens(self._facts.max_num_batched_tokens, 0)
 
@@ -262,13 +273,15 @@ class Pace:
         for backlog in (self._backlog, seq.owner.backlog):
             backlog.prompts[seq.work_class] -= seconds
 
-    def _gap(self) -> float:
-        """The seconds that the next step may take, 0 if that is not bounded."""
+    def _gap(self, decoding: float) -> float:
+        """The seconds that the next step may take, whose rows that decode take `decoding`; 0: as long as it
+        likes."""
         if not (self.readers or self.background):  # whoever comes beside a step of background waits for it
             return 0.0
         gap = 0.0
         if self._asked is not None:
             gap = self._asked / 1000
         elif self._facts.device == "cpu":
-            gap = max(_GAP, _SINGLE_STEPS * self.line.single)
+            rows = self.line.single if self.background else max(decoding, self.line.single)
+            gap = max(_GAP, _DECODING_STEPS * rows)
         return gap / self.line.margin / (_STEPS_OF_NEWCOMER if self.background else 1)

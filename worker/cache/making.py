@@ -20,6 +20,7 @@ from worker.cache.kv_cache import Cache, describe_small_cache, size_cache
 from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget, Device
 from worker.disk.host_copies import MOST_STAGED
+from worker.disk.opening import uses_host_memory
 from worker.host.machine import times_killed
 from worker.limits import WorkerLimits
 from worker.media import media_bytes, row_bytes
@@ -99,11 +100,13 @@ def input_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, 
     return most
 
 
-def kept_bytes(config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype) -> int:
+def kept_bytes(
+    config: WorkerConfig, limits: WorkerLimits, model: ServedModel, dtype: torch.dtype, device: Device
+) -> int:
     """The bytes of embeddings of media that are kept for later requests, and those by which blocks and
     states go to the host's memory and come back."""
     tower = _own_tower(config, model)
-    staged = 0 if config.options.kv_offloading_size is None else 4 * MOST_STAGED
+    staged = 4 * MOST_STAGED if uses_host_memory(config.options, device.target.type) else 0
     kept = limits.kept_embeddings * row_bytes(tower, config.model, dtype) if tower is not None else 0
     return staged + kept
 

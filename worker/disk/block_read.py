@@ -25,13 +25,14 @@ class BlockRead:
         if not names:
             self.done.set()
         self._next = self._under_way = 0
-        self._stopped = False
+        self._end = len(names)
+        """The index of the first one that is left out: that is lost, or comes too late."""
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
         """The index of the next block to read, if there is one."""
         with self._lock:
-            if self._stopped or self._next == len(self.names):
+            if self._next >= self._end:
                 return None
             self.began = self.began or time.monotonic()
             self._next += 1
@@ -43,18 +44,23 @@ class BlockRead:
         with self._lock:
             self._under_way -= 1
             if bring is None:
-                self._stopped = True
-            elif not self._stopped:
+                self._end = min(self._end, index)
+            elif index < self._end:
                 bring()
                 self.loaded[index] = True
-            if not self._under_way and (self._stopped or self._next == len(self.names)):
+            if not self._under_way and self._next >= self._end:
                 self.done.set()
             return self.done.is_set()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nothing shall be brought any more."""
+        return not self._end
 
     def give_up(self) -> None:
         """Have nothing more brought into its blocks."""
         with self._lock:
-            self._stopped = True
+            self._end = 0
 
 
 class ReadPace:

@@ -19,7 +19,9 @@ from worker.disk.block_store import BlockStore
 from worker.disk.host_copies import HostCopies
 from worker.disk.host_store import HostStore
 from worker.disk.record_memory import BlockPieces, RecordMemory
+from worker.disk.tiered_store import PinnedMemory, TieredStore
 from worker.host.machine import available_memory
+from worker.options import WorkerOptions
 from worker.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ _FORMAT = 1
 """Changes whenever blocks of the same tokens get other names, or their parts another order."""
 _GIB = 1 << 30
 _DEFAULT_GIB = 10.0
+_DEFAULT_MEMORY_GIB = 4.0
+"""The GiB of the host's memory through which blocks of a card go to files, if none are asked for."""
+_LEAST_SLOTS = 2
 _STATES_PART = 4
 """Where there are states, they get this part of the host's memory."""
 
-_NO_KEYS = "no layer of the model has keys and values"
+Store = BlockStore | HostStore | TieredStore
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +72,11 @@ class MakesCopies(Protocol):
     def host_copies(self, parts: Sequence[Tensor], nbytes: int) -> HostCopies | None: ...
 
 
+def uses_host_memory(options: WorkerOptions, device: str) -> bool:
+    """Whether blocks of the cache are copied to the host's memory: a card's go to files through it, too."""
+    return options.kv_offloading_size is not None or (options.kv_cache_dir is not None and device != "cpu")
+
+
 def open_store(
     config: WorkerConfig,
     facts: WorkerFacts,
@@ -74,29 +84,50 @@ def open_store(
     memory: BlockMemory,
     states: RememberedStates | None,
     media: EncodesMedia | None,
-) -> BlockStore | HostStore | None:
-    """Open the folder that the operator names, or the memory; None if neither is asked for, or can be used.
+) -> Store | None:
+    """Open the folder that the operator names, or the memory, or both; None if neither is asked for, or can
+    be used.
 
     `states`: the memory of states, if layers have some; `media`: what encodes media items, if there is such.
     """
-    if config.options.kv_offloading_size is not None:
-        return _open_host(config, facts, device, memory, states)
-    return _open_disk(config, facts, memory, states, media)
+    options = config.options
+    if options.kv_cache_dir is None and options.kv_offloading_size is None:
+        return None
+    kept = "--kv-cache-dir: nothing is kept on disk"
+    if options.kv_cache_dir is None:
+        kept = "--kv-offloading-size: nothing is kept in the host's memory"
+    reason = _nothing_to_keep(facts) or (
+        None if memory.parts else "no layer of the model has keys and values"
+    )
+    if reason is not None:
+        _log.warning("%s, because %s", kept, reason)
+        return None
+    copies = (
+        _make_copies(config, facts, device, memory, states) if uses_host_memory(options, facts.device) else ()
+    )
+    if copies is None or options.kv_cache_dir is None:
+        if not copies:
+            return None
+        return HostStore(copies[0], HostStore(copies[1]) if copies[1:] else None)
+    try:
+        return _open_files(config, facts, Path(options.kv_cache_dir), memory, states, media, copies)
+    except OSError as error:
+        where = options.kv_cache_dir
+        _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", where, error)
+        return None
 
 
-def _open_host(
+def _make_copies(
     config: WorkerConfig,
     facts: WorkerFacts,
     device: MakesCopies,
     memory: BlockMemory,
     states: RememberedStates | None,
-) -> HostStore | None:
-    """Take this rank's share of the host's memory. Raises ValueError if there is less."""
-    place, gib = config.place, config.options.kv_offloading_size or 0.0
-    reason = _nothing_to_keep(facts) or (None if memory.parts else _NO_KEYS)
-    if reason is not None:
-        _log.warning("--kv-offloading-size: nothing is kept in the host's memory, because %s", reason)
-        return None
+) -> list[HostCopies] | None:
+    """Take this rank's share of the host's memory: for blocks, and for states if there are some.
+
+    None: it is too little. Raises ValueError if there is less."""
+    place, gib = config.place, config.options.kv_offloading_size or _DEFAULT_MEMORY_GIB
     nbytes, here = int(gib * _GIB) // place.size, place.local_ranks
     if nbytes * here > (available := available_memory()):
         raise ValueError(
@@ -104,57 +135,54 @@ def _open_host(
             f"and {available / _GIB:.2f} GiB are available: lower it"
         )
     of_states = nbytes // _STATES_PART if states is not None else 0
-    blocks, kept = device.host_copies(memory.parts, nbytes - of_states), None
+    made = [device.host_copies(memory.parts, nbytes - of_states)]
     if states is not None:
-        kept = device.host_copies([states.rows(facts.max_num_seqs + 1)], of_states)
-    if blocks is None or (states is not None and kept is None):
-        _log.warning("--kv-offloading-size: nothing is kept, because %g GiB are less than one block", gib)
+        made.append(device.host_copies([states.rows(facts.max_num_seqs + 1)], of_states))
+    copies = [each for each in made if each is not None and each.slots >= _LEAST_SLOTS]
+    if len(copies) < len(made):
+        _log.warning(
+            "--kv-offloading-size: nothing is kept there, because %g GiB are less than two blocks", gib
+        )
         return None
     if place.rank == 0:
-        tokens = blocks.slots // len(facts.windows) * facts.block_size
+        tokens = copies[0].slots // len(facts.windows) * facts.block_size
         _log.info("prefixes in the host's memory: %d tokens at most, for all workers %g GiB", tokens, gib)
-    return HostStore(blocks, None if kept is None else HostStore(kept))
+    return copies
 
 
-def _open_disk(
+def _open_files(
     config: WorkerConfig,
     facts: WorkerFacts,
+    folder: Path,
     memory: BlockMemory,
     states: RememberedStates | None,
     media: EncodesMedia | None,
-) -> BlockStore | None:
-    """Open the folder that the operator names; None if none is named, or if it cannot be used."""
+    copies: Sequence[HostCopies],
+) -> BlockStore | TieredStore:
+    """Open the folder. `copies`: the host's memory before files, if the cache is on a card.
+
+    Raises OSError."""
     options, place = config.options, config.place
-    if options.kv_cache_dir is None:
-        return None
-    pieces: Sequence[Bytes] = ()
-    reason = _nothing_to_keep(facts)
-    if facts.device != "cpu":
-        reason = f"that needs a CPU for now, and this is {facts.device}: give --kv-offloading-size"
-    if reason is None and not (pieces := memory.pieces):
-        reason = _NO_KEYS
-    if reason is not None:
-        _log.warning("--kv-cache-dir: nothing is kept on disk, because %s", reason)
-        return None
-    folder = Path(options.kv_cache_dir).expanduser().absolute()
+    folder = folder.expanduser().absolute()
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
 
-    def open_one(kind: str, kept: RecordMemory, sizes: Sequence[int]) -> BlockStore:
+    def opened(kind: str, kept: RecordMemory, sizes: Sequence[int]) -> BlockStore:
         return BlockStore(BlockFolder(folder, _identity(config, facts, kind, sizes), int(gib * _GIB)), kept)
 
-    def open_blocks(kind: str, kept: Sequence[Bytes]) -> BlockStore:
-        return open_one(kind, BlockPieces(kept), [piece.shape[1] for piece in kept])
+    def tiered(kind: str, kept: HostCopies, behind: TieredStore | None = None) -> TieredStore:
+        return TieredStore(kept, opened(kind, PinnedMemory(kept), [kept.record_bytes]), behind)
 
-    try:
-        store = open_blocks("blocks", pieces)
+    if copies:
+        store = tiered("blocks", copies[0], tiered("states", copies[1]) if copies[1:] else None)
+    else:
+        pieces = memory.pieces
+        store = opened("blocks", BlockPieces(pieces), [piece.shape[1] for piece in pieces])
         store.make_pages = memory.make_pages
         if states is not None:
-            store.states = open_blocks("states", [states.remembered(facts.max_num_seqs + 1)])
+            rows = states.remembered(facts.max_num_seqs + 1)
+            store.states = opened("states", BlockPieces([rows]), [rows.shape[1]])
         if media is not None and media.encodings is not None and facts.kept_embeddings:
-            store.encodings = open_one("encodings", media.encodings, [media.encodings.record_bytes])
-    except OSError as error:
-        _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", folder, error)
-        return None
+            store.encodings = opened("encodings", media.encodings, [media.encodings.record_bytes])
     if place.rank == 0:
         _log.info(
             "prefixes on disk: %s, %.2f of %g GiB in use, blocks of %d tokens of this model",

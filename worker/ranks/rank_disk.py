@@ -11,16 +11,13 @@ from worker.disk.block_read import BlockRead
 from worker.ranks.channel import DiskKind, DiskNews, DiskOrder
 
 if TYPE_CHECKING:  # a rank's process listens before it loads torch, which stores import
-    from worker.disk.block_store import BlockStore
-    from worker.disk.host_store import HostStore
+    from worker.disk.opening import Store
 
 
 class RankDisk:
     """Obeys a rank's orders for blocks and, if it has some, for states and encodings."""
 
-    def __init__(
-        self, store: BlockStore | HostStore, send: Callable[[DiskNews], None], kind: DiskKind = "blocks"
-    ) -> None:
+    def __init__(self, store: Store, send: Callable[[DiskNews], None], kind: DiskKind = "blocks") -> None:
         """`send`: a function that tells the engine something, from any thread."""
         self._store, self._send = store, send
         self._kind: DiskKind = kind

@@ -68,6 +68,30 @@ def test_without_a_reader_steps_are_as_wide_as_they_may_be() -> None:
     assert clock.seconds[-1] == pytest.approx(STEP + TOKEN * 2048)
 
 
+@pytest.mark.parametrize(("asked", "most"), [(None, 512), (0, 2048)])
+def test_first_tokens_come_one_after_the_other(asked: int | None, most: int) -> None:
+    """Prompts together in one long step would all be answered at its end."""
+    clock = Clock(gap_ms=asked)
+    for id in range(1, 9):
+        clock.add(add(id, [id] * 256, max_tokens=2))
+    clock.step()
+    assert clock.seconds[-1] <= STEP + TOKEN * most + 1e-9
+    assert clock.seconds[-1] > STEP + TOKEN * (most - 64)
+
+
+def test_the_default_gap_grows_with_the_rows_that_decode() -> None:
+    """Else prompts would get the quarter that is left of a gap which decoding fills."""
+    clock = Clock(gap_ms=None)
+    for id in range(1, 61):
+        clock.add(stream(id))
+    clock.steps(60)
+    alone = clock.seconds[-1]
+    clock.add(stream(100, prompt=2000))
+    clock.steps(3)
+    assert alone == pytest.approx(STEP + 60 * TOKEN)
+    assert 2.5 * alone < clock.seconds[-2] < 4.01 * alone
+
+
 def test_the_bound_ends_with_the_stream() -> None:
     clock = Clock()
     clock.add(stream(1, max_tokens=3))

@@ -76,7 +76,6 @@ def test_how_many_media_a_prompt_may_have(line: str, most: dict[str, int]) -> No
         ("--structured-outputs-config.disable_any_whitespace true", "`disable_any_whitespace` is not supp"),
         ("--structured-outputs-config [1]", "takes an object"),
         ("--structured-outputs-config.reasoning_parser qwen3", "an option of its own, --reasoning-parser"),
-        ("--kv-offloading-size 4 --kv-cache-dir x", "--kv-offloading-size for CUDA, for now: leave out one"),
         (
             "--kv-offloading-backend lmcache",
             "has no other backend: give --kv-offloading-size to keep prefixes",

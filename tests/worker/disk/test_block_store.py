@@ -276,3 +276,11 @@ def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     assert seen == [1]
     folder.tidy()
     assert len(files(tmp_path)) == 1
+
+
+def test_what_comes_before_a_lost_block_counts_though_it_lands_later() -> None:
+    read = BlockRead([b"a", b"b", b"c"], [0, 1, 2])
+    assert [read.take(), read.take()] == [0, 1]
+    assert not read.land(1, None) and read.take() is None
+    assert read.land(0, lambda: None) and read.done.is_set()
+    assert read.loaded == [True, False, False]
