@@ -71,6 +71,7 @@ class TieredStore:
         self._landings: list[_Landing] = []
         self._lock = threading.Lock()
         self._tell: Callable[[object], None] = lambda _: None
+        files.tell_blocks(self._go_on)
 
     def begin(
         self, after_steps: Callable[[Callable[[], None]], object], tell: Callable[[object], None]
@@ -86,7 +87,6 @@ class TieredStore:
         """Take a function that is called when something is done."""
         self._tell = tell
         self._memory.tell_blocks(tell)
-        self._files.tell_blocks(self._go_on)
 
     def close(self) -> None:
         """End the threads, and give the memory back. Nothing is found any more there."""

@@ -41,8 +41,6 @@ def opened(
     copies = HostCopies(parts, pinned, steps, beside, 3)
     files = BlockStore(BlockFolder(folder, "one", budget), PinnedMemory(copies))
     store = TieredStore(copies, files)
-    news: list[object] = []
-    store.tell_blocks(news.append)
     while pinned.ready < slots:
         time.sleep(1e-3)
     try:
