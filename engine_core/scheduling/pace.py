@@ -27,8 +27,9 @@ _LEAST_PART = 0.25
 """The part that prompts get of a gap that was asked for, even if decoding rows alone take longer, or they
 would starve."""
 _ENOUGH_TOKENS = 512
-"""Tokens of prompts that use a processor fully: with more in a step each takes as long, and the first ones
-are answered later."""
+"""Tokens that use a processor fully: with more in a step each takes as long, and who comes waits longer."""
+_PROMPTS_SHARE = 1.5
+"""A step that reads all prompts takes so many times as long beside texts, which get a third of it."""
 _STEPS_OF_NEWCOMER = 1.5
 """Steps for which a newcomer beside background work waits: half of one that runs, on average, and its own."""
 _LEAD, _LEAD_PART = 0.003, 0.25
@@ -63,6 +64,9 @@ class Pace:
         self._asked = config.max_token_gap_ms
         self._logs = config.enable_logging_iteration_details
         self._staged = config.pipeline_parallel_size > 1
+        self._is_brief = self._asked != 0 and self._facts.device == "cpu" and "generate" in self._facts.tasks
+        """Whether steps have no more tokens than use a processor fully, though nobody reads a stream: somebody
+        may come who waits for a first token."""
         self._backlog = Backlog()
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
@@ -78,11 +82,6 @@ class Pace:
     def newest(self) -> PlannedStep | None:
         """The step that was planned last, if it is in flight."""
         return self._in_flight[-1] if self._in_flight else None
-
-    @property
-    def _someone_waits(self) -> bool:
-        """Whether somebody waits for a first token."""
-        return self._backlog.prompts[WorkClass.FIRST_TOKEN] > self.line.tokens(1, 0)
 
     @property
     def plan_at(self) -> float:
@@ -104,8 +103,13 @@ class Pace:
         self._decoding, self._decoding_rows = step.cost - self.line.step, step.rows
         if gap := self._gap(step.cost):
             step.left = max(gap - step.cost, gap * _LEAST_PART)
-        elif self._asked != 0 and self._facts.device == "cpu" and self._someone_waits:
+        elif self._is_brief:
             step.left = self.line.tokens(_ENOUGH_TOKENS, 0)
+            if (waiting := self._backlog.prompts[WorkClass.FIRST_TOKEN]) > self.line.tokens(1, 0):
+                # Texts that share the step make first tokens later: they get what is left of a gap.
+                step.left = min(
+                    step.left, max(_PROMPTS_SHARE * waiting, self._longest(step.cost) - step.cost)
+                )
 
     def plan(self, planned: PlannedStep, now: float) -> None:
         if not self._in_flight:
@@ -233,7 +237,8 @@ class Pace:
         """The seconds that prompts get of each step, the rest of which takes `every`."""
         if gap := self._gap(every):
             return max(gap - every, gap * _LEAST_PART)
-        return self.line.tokens(self._facts.max_num_batched_tokens, 0)
+        most = self._facts.max_num_batched_tokens
+        return self.line.tokens(min(most, _ENOUGH_TOKENS) if self._is_brief else most, 0)
 
     def _steps_until_slot(self, slots: Slots, own: Sequence | None) -> float:
         """The steps until enough sequences have ended, of those that run and those that wait before it."""
@@ -278,10 +283,14 @@ class Pace:
         likes."""
         if not (self.readers or self.background):  # whoever comes beside a step of background waits for it
             return 0.0
+        return self._longest(decoding) / (_STEPS_OF_NEWCOMER if self.background else 1)
+
+    def _longest(self, decoding: float) -> float:
+        """The seconds that a step may take beside streams."""
         gap = 0.0
         if self._asked is not None:
             gap = self._asked / 1000
         elif self._facts.device == "cpu":
             rows = self.line.single if self.background else max(decoding, self.line.single)
             gap = max(_GAP, _DECODING_STEPS * rows)
-        return gap / self.line.margin / (_STEPS_OF_NEWCOMER if self.background else 1)
+        return gap / self.line.margin

@@ -3,9 +3,9 @@
     python tests/bench/same_files.py [--llama TREE] [--vllm VENV] FILE... [--rounds N] [--options "--x 1"]
     python tests/bench/same_files.py --llama TREE FOLDER --make KIND...
 
-Beside Facet a GGUF file is served by llama.cpp out of TREE, its source with `llama-server` built, and a folder,
-of GPTQ or AWQ for instance, by vLLM out of VENV. The servers take turns in each round, and those that are not
-measured are stopped. --make writes a checkpoint as GGUF files beside it, as FOLDER.Q4_0.gguf.
+Beside Facet a GGUF file is served by llama.cpp out of TREE, its source with `llama-server` built, and a
+folder, of GPTQ or AWQ for instance, by vLLM out of VENV. The servers take turns in each round, and those that
+are not measured are stopped. --make writes a checkpoint as GGUF files beside it, as FOLDER.Q4_0.gguf.
 """
 
 import argparse

@@ -133,6 +133,16 @@ def test_states_outlive_the_engine(tmp_path: Path) -> None:
     restart(folder, tmp_path / "files", state_snapshots=3)
 
 
+def test_without_the_folder_memory_is_kept(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    with serving(llama, kv_cache_dir=str(file)) as engine:
+        come_back(engine)
+    assert "nothing is kept on disk, because" in caplog.text
+
+
 def test_with_a_folder_a_reset_removes_them(llama: Path, tmp_path: Path) -> None:
     with serving(llama, kv_cache_dir=str(tmp_path)) as engine:
         ask(engine, 1, TEXT)

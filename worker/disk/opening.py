@@ -32,8 +32,9 @@ _FORMAT = 1
 _GIB = 1 << 30
 _DEFAULT_GIB = 10.0
 _DEFAULT_MEMORY_GIB = 4.0
-"""The GiB of the host's memory through which blocks of a card go to files, if none are asked for."""
-_LEAST_SLOTS = 2
+"""The GiB of the host's memory through which blocks of a card go to files, if none are asked for: half of
+what is available at most."""
+_LEAST_SLOTS = 2  # one for what is saved, and one for what comes from files
 _STATES_PART = 4
 """Where there are states, they get this part of the host's memory."""
 
@@ -102,19 +103,21 @@ def open_store(
     if reason is not None:
         _log.warning("%s, because %s", kept, reason)
         return None
-    copies = (
-        _make_copies(config, facts, device, memory, states) if uses_host_memory(options, facts.device) else ()
-    )
-    if copies is None or options.kv_cache_dir is None:
+    copies = list[HostCopies]()
+    if uses_host_memory(options, facts.device):
+        copies = _make_copies(config, facts, device, memory, states)
         if not copies:
             return None
+    if (folder := options.kv_cache_dir) is not None:
+        try:
+            return _open_files(config, facts, Path(folder), memory, states, media, copies)
+        except OSError as error:
+            _log.warning("%s, because %s cannot be used: %s", kept, folder, error)
+    if options.kv_offloading_size is not None:
         return HostStore(copies[0], HostStore(copies[1]) if copies[1:] else None)
-    try:
-        return _open_files(config, facts, Path(options.kv_cache_dir), memory, states, media, copies)
-    except OSError as error:
-        where = options.kv_cache_dir
-        _log.warning("--kv-cache-dir: nothing is kept on disk, because %s cannot be used: %s", where, error)
-        return None
+    for each in copies:
+        each.close()
+    return None
 
 
 def _make_copies(
@@ -123,13 +126,14 @@ def _make_copies(
     device: MakesCopies,
     memory: BlockMemory,
     states: RememberedStates | None,
-) -> list[HostCopies] | None:
-    """Take this rank's share of the host's memory: for blocks, and for states if there are some.
-
-    None: it is too little. Raises ValueError if there is less."""
-    place, gib = config.place, config.options.kv_offloading_size or _DEFAULT_MEMORY_GIB
+) -> list[HostCopies]:
+    """Take this rank's share of the host's memory: for blocks, and for states if there are some; nothing, if
+    that is too little. Raises ValueError if the machine has less than was asked for."""
+    place, gib, available = config.place, config.options.kv_offloading_size, available_memory()
+    if gib is None:
+        gib = min(_DEFAULT_MEMORY_GIB, available / 2 / _GIB)
     nbytes, here = int(gib * _GIB) // place.size, place.local_ranks
-    if nbytes * here > (available := available_memory()):
+    if nbytes * here > available:
         raise ValueError(
             f"--kv-offloading-size {gib:g} takes {nbytes * here / _GIB:.2f} GiB of this machine's memory, "
             f"and {available / _GIB:.2f} GiB are available: lower it"
@@ -143,7 +147,7 @@ def _make_copies(
         _log.warning(
             "--kv-offloading-size: nothing is kept there, because %g GiB are less than two blocks", gib
         )
-        return None
+        return []
     if place.rank == 0:
         tokens = copies[0].slots // len(facts.windows) * facts.block_size
         _log.info("prefixes in the host's memory: %d tokens at most, for all workers %g GiB", tokens, gib)
@@ -159,9 +163,10 @@ def _open_files(
     media: EncodesMedia | None,
     copies: Sequence[HostCopies],
 ) -> BlockStore | TieredStore:
-    """Open the folder. `copies`: the host's memory before files, if the cache is on a card.
+    """Open the folder. `copies`: the host's memory before files; none if the cache is there itself.
 
-    Raises OSError."""
+    Raises OSError if the folder cannot be used.
+    """
     options, place = config.options, config.place
     folder = folder.expanduser().absolute()
     gib = _DEFAULT_GIB if options.kv_cache_disk_gib is None else options.kv_cache_disk_gib
