@@ -64,7 +64,8 @@ class Pace:
         self._asked = config.max_token_gap_ms
         self._logs = config.enable_logging_iteration_details
         self._staged = config.pipeline_parallel_size > 1
-        self._is_brief = self._asked != 0 and self._facts.device == "cpu" and "generate" in self._facts.tasks
+        bounded = self._asked != 0 and facts.device == "cpu"
+        self._is_brief = bounded and "generate" in facts.tasks
         """Whether steps have no more tokens than use a processor fully, though nobody reads a stream: somebody
         may come who waits for a first token."""
         self._backlog = Backlog()
@@ -107,9 +108,8 @@ class Pace:
             step.left = self.line.tokens(_ENOUGH_TOKENS, 0)
             if (waiting := self._backlog.prompts[WorkClass.FIRST_TOKEN]) > self.line.tokens(1, 0):
                 # Texts that share the step make first tokens later: they get what is left of a gap.
-                step.left = min(
-                    step.left, max(_PROMPTS_SHARE * waiting, self._longest(step.cost) - step.cost)
-                )
+                rest = self._longest(step.cost) - step.cost
+                step.left = min(step.left, max(_PROMPTS_SHARE * waiting, rest))
 
     def plan(self, planned: PlannedStep, now: float) -> None:
         if not self._in_flight:

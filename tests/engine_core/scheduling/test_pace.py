@@ -70,6 +70,16 @@ def test_without_a_reader_steps_use_the_processor_fully_and_are_no_longer(asked:
     assert clock.seconds[-1] == pytest.approx(STEP + TOKEN * most, abs=8 * TOKEN)
 
 
+def test_a_first_token_does_not_wait_for_texts_that_fill_its_step() -> None:
+    clock = Clock()
+    clock.add_all(texts(range(100, 160)))
+    clock.step()
+    assert clock.seconds[-1] > 0.15
+    clock.add(stream(1, prompt=32))
+    clock.step()
+    assert clock.seconds[-1] < 0.0505 and clock.outputs[1]
+
+
 @pytest.mark.parametrize(("asked", "most"), [(None, 512), (0, 2048)])
 def test_first_tokens_come_one_after_the_other(asked: int | None, most: int) -> None:
     """Prompts together in one long step would all be answered at its end."""
