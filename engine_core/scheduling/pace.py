@@ -66,8 +66,8 @@ class Pace:
         self._staged = config.pipeline_parallel_size > 1
         bounded = self._asked != 0 and facts.device == "cpu"
         self._is_brief = bounded and "generate" in facts.tasks
-        """Whether steps have no more tokens than use a processor fully, though nobody reads a stream: somebody
-        may come who waits for a first token."""
+        """Whether steps have no more tokens than use a processor fully, though nobody reads: somebody may
+        come who waits for a first token."""
         self._backlog = Backlog()
         self._decoding = 0.0
         """The seconds of the decoding rows of the step planned last."""
