@@ -159,7 +159,8 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
             *others, last = "text", *(_PLURALS[kind] for kind in most)
             kinds = f"{', '.join(others)} and {last} are" if others else f"{last} is"
             raise BadRequest(
-                f"Content parts of type '{part['type']}' are not supported by this model, only {kinds}.",
+                f"Content parts with {_PLURALS[MEDIA_PARTS[part['type']]]} are not supported by this model, only "
+                f"{kinds}.",
                 "messages",
             )
         if part["type"] == _EMBEDS:

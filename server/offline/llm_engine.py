@@ -364,7 +364,11 @@ def _check_alone(config: ServerConfig) -> None:
 
 
 def _start(config: ServerConfig) -> Engine:
-    display = ProgressDisplay()
-    engine = Engine.start(config.engine, lambda now: display.show(now.phase, now.fraction, now.detail))
+    display, asked = ProgressDisplay(), config.engine
+    if (
+        asked.max_token_gap_ms is None
+    ):  # nobody waits for one answer of a list: long steps take the least time
+        asked = msgspec.structs.replace(asked, max_token_gap_ms=0.0)
+    engine = Engine.start(asked, lambda now: display.show(now.phase, now.fraction, now.detail))
     display.done()
     return engine

@@ -149,7 +149,7 @@ def test_items_that_are_not_prepared_are_asked_for() -> None:
         ([image("a")] * 4, "At most 3 image(s) may be provided in one prompt, and these messages have 4."),
         (
             [{"type": "video_url", "video_url": "data:"}],
-            "parts of type 'video_url' are not supported by this model, only text and images are",
+            "parts with videos are not supported by this model, only text and images are",
         ),
         ([{"type": "image_url"}], "needs a URL in `image_url`, or the `uuid` of an earlier one"),
         ([image("a", uuid=5)], "The `uuid` of a content part is a string"),
@@ -171,7 +171,7 @@ def test_a_model_for_text_takes_text_only() -> None:
     without = ReadingContext(
         msgspec.structs.replace(FACTS, media=None), context().tokenizer, ReadingOptions()
     )
-    with pytest.raises(BadRequest, match="'image_url' are not supported by this model, only text is"):
+    with pytest.raises(BadRequest, match="images are not supported by this model, only text is"):
         read_chat(chat(image("a")), without)
 
 
