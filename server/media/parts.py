@@ -158,9 +158,9 @@ def find_parts(contents: Iterable[Content], facts: MediaFacts | None) -> list[Me
         if MEDIA_PARTS[part["type"]] not in most:
             *others, last = "text", *(_PLURALS[kind] for kind in most)
             kinds = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            refused = _PLURALS[MEDIA_PARTS[part["type"]]]
             raise BadRequest(
-                f"Content parts with {_PLURALS[MEDIA_PARTS[part['type']]]} are not supported by this model, only "
-                f"{kinds}.",
+                f"Content parts with {refused} are not supported by this model, only {kinds}.",
                 "messages",
             )
         if part["type"] == _EMBEDS:
