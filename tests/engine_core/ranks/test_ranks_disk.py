@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 import pytest
@@ -217,13 +216,12 @@ def test_real_ranks_find_their_prefixes_again(tmp_path: Path, cut: str) -> None:
             if hits[-1]:
                 [path, _] = sorted(tmp_path.glob("facet-*/*/*.blocks"))
                 path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-                scheduler: Any = engine._scheduler  # pyright: ignore[reportPrivateUsage]
-                scheduler.cache.reset_prefixes()
-                scheduler.disk._disk.pace.seconds = 0.0  # on a slow machine computing might seem quicker
+                engine._scheduler.cache.reset_prefixes()  # pyright: ignore[reportPrivateUsage]
                 ask(engine)
                 totals = engine.stats().disk
                 assert totals is not None and totals.failures in (1, 2)
         finally:
             engine.stop()
     assert results[1] == results[0] and results[2] == results[0]
-    assert hits[:2] == [0, 384] and 384 < hits[2] < 2 * 384
+    # A thread that finds the damage removes the file, perhaps before the other one has opened it: nothing comes.
+    assert hits[:2] == [0, 384] and 384 <= hits[2] < 2 * 384
