@@ -223,5 +223,5 @@ def test_real_ranks_find_their_prefixes_again(tmp_path: Path, cut: str) -> None:
         finally:
             engine.stop()
     assert results[1] == results[0] and results[2] == results[0]
-    # A thread that finds the damage removes the file, perhaps before the other one has opened it: nothing comes.
+    # A thread that finds the damage removes the file, perhaps before the other one has opened it.
     assert hits[:2] == [0, 384] and 384 <= hits[2] < 2 * 384
