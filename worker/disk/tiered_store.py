@@ -62,10 +62,9 @@ class TieredStore:
         self.states = states
         """The store of states, if layers of the model keep some behind blocks."""
         self.pace = self._memory.pace
-        self._copies, self._needed = (
-            copies,
-            aside + self.most,
-        )  # slots that must be there before anything is saved
+        self._copies = copies
+        self._needed = aside + self.most
+        """The slots that must be there before anything is saved, or fetched."""
         self._free = [*range(aside)]
         """The slots that are set aside, but for those in use."""
         self._landings: list[_Landing] = []
@@ -175,11 +174,10 @@ class TieredStore:
     def _fetch(self, read: BlockRead, first: int) -> int | None:
         """Have records from this one on read from files -> the first one that is lost already, or None."""
         with self._lock:
-            room = [slot for slot in self._free if slot < self._copies.ready]
-            slots = room[: len(read.names) - first]
-            if not slots:
+            if not (self._free and self._copies.ready >= self._needed):
                 return first
-            self._free = [slot for slot in self._free if slot not in slots]
+            count = len(read.names) - first
+            slots, self._free = self._free[:count], self._free[count:]
             for _ in slots[1:]:
                 read.take()
             of_files = BlockRead(read.names[first : first + len(slots)], slots)

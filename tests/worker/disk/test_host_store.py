@@ -1,7 +1,6 @@
 """Blocks of a card in the host's memory: they come back as they were saved, in whatever order lanes go on."""
 
 import gc
-import random
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -10,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from card_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import Card
 from torch import Tensor
 
 from worker.disk.block_read import BlockRead
@@ -134,60 +133,10 @@ def test_a_store_that_is_closed_holds_no_memory() -> None:
     assert cache() is None and not store.names()
 
 
-class World:
-    """A cache on a card, what each of its blocks should hold, and names of what was saved."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.card = card = Card(seed)
-        self.steps = card.lane()
-        self.parts = [torch.zeros(BLOCKS, width, dtype=torch.uint8) for width in WIDTHS]
-        self.holds = [0] * BLOCKS
-        self.lanes = self.steps, card.lane()
-        self.reads: list[BlockRead] = []
-        self.wrong: list[str] = []
-        self.count = 0
-
-    def name(self, value: int) -> bytes:
-        return b"value %d" % value
-
-    @property
-    def idle(self) -> list[int]:
-        coming = {block for read in self.reads for block in read.blocks}
-        return [block for block in range(BLOCKS) if block not in coming]
-
-    def overwrite(self, block: int) -> None:
-        """Have a step write to a block."""
-        self.count += 1
-        self.holds[block] = value = self.count % 256
-        self.steps.run(lambda: [part[block].fill_(value) for part in self.parts])
-
-    def look(self) -> None:
-        """Have a step read all blocks that nothing is brought to."""
-        expected = {block: self.holds[block] for block in self.idle}
-
-        def compare() -> None:
-            for block, value in expected.items():
-                if not all(bool((part[block] == value).all()) for part in self.parts):
-                    self.wrong.append(f"block {block} does not hold {value}")
-
-        self.steps.run(compare)
-
-    def end(self, store: HostStore, read: BlockRead) -> None:
-        """Use what has come of a read."""
-        self.reads.remove(read)
-        store.end(read, 1.0)
-        for name, block, loaded in zip(read.names, read.blocks, read.loaded, strict=True):
-            if loaded:
-                self.holds[block] = int(name.split()[1])
-            else:
-                self.overwrite(block)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_steps_find_what_they_should_in_any_order_of_lanes(seed: int) -> None:
-    world = World(seed)
+    world = World(seed, BLOCKS, WIDTHS)
     with opened(world.parts, slots=8, lanes=world.lanes) as store:
         for block in range(BLOCKS):
             world.overwrite(block)
@@ -210,8 +159,7 @@ def test_steps_find_what_they_should_in_any_order_of_lanes(seed: int) -> None:
             elif act == 2 and world.reads:
                 read = world.random.choice(world.reads)
                 if world.random.random() < 0.6:
-                    with world.card.hurrying():
-                        assert read.done.wait(10)
+                    world.wait(read)
                 world.end(store, read)
             world.look()
         with world.card.hurrying():

@@ -1,6 +1,5 @@
 """A card's blocks in files, through the host's memory: they come back as they were, whatever the order."""
 
-import random
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from card_world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lanes import Card
 from torch import Tensor
 
 from worker.disk.block_folder import BlockFolder
@@ -133,56 +132,6 @@ def test_a_card_that_fails_finds_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         assert name_of(0) not in store and not store.names() and not store.may_write
 
 
-class World:
-    """A cache on a card, and what each of its blocks should hold."""
-
-    def __init__(self, seed: int) -> None:
-        self.random, self.card = random.Random(seed), Card(seed)
-        self.steps = self.card.lane()
-        self.parts = [torch.zeros(BLOCKS, width, dtype=torch.uint8) for width in WIDTHS]
-        self.holds = [0] * BLOCKS
-        self.lanes = self.steps, self.card.lane()
-        self.reads: list[BlockRead] = []
-        self.wrong: list[str] = []
-        self.count = 0
-
-    @property
-    def idle(self) -> list[int]:
-        coming = {block for read in self.reads for block in read.blocks}
-        return [block for block in range(BLOCKS) if block not in coming]
-
-    def overwrite(self, block: int) -> None:
-        """Have a step write to a block."""
-        self.count += 1
-        self.holds[block] = value = self.count % 256
-        self.steps.run(lambda: [part[block].fill_(value) for part in self.parts])
-
-    def look(self) -> None:
-        """Have a step read all blocks that nothing is brought to."""
-        expected = {block: self.holds[block] for block in self.idle}
-
-        def compare() -> None:
-            for block, value in expected.items():
-                if not all(bool((part[block] == value).all()) for part in self.parts):
-                    self.wrong.append(f"block {block} does not hold {value}")
-
-        self.steps.run(compare)
-
-    def end(self, store: TieredStore, read: BlockRead) -> None:
-        """Use what has come of a read."""
-        self.reads.remove(read)
-        store.end(read, 1.0)
-        for name, block, loaded in zip(read.names, read.blocks, read.loaded, strict=True):
-            if loaded:
-                self.holds[block] = int(name.split()[1])
-            else:
-                self.overwrite(block)
-
-    def hurried(self, read: BlockRead) -> None:
-        with self.card.hurrying():
-            assert read.done.wait(10)
-
-
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
@@ -193,7 +142,7 @@ def test_steps_find_what_they_should_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, seed: int, slots: int, budget: int
 ) -> None:
     """Blocks are brought from memory and files at once, reads are given up, and files give way."""
-    world = World(seed)
+    world = World(seed, BLOCKS, WIDTHS)
     with opened(tmp_path_factory.mktemp("files"), world.parts, slots, world.lanes, budget) as store:
         for block in range(BLOCKS):
             world.overwrite(block)
@@ -203,7 +152,7 @@ def test_steps_find_what_they_should_in_any_order(
                 with world.card.hurrying():
                     assert store.rest(10)
                 blocks = world.random.sample(idle, min(3, len(idle)))
-                store.write([b"value %d" % world.holds[block] for block in blocks], blocks)
+                store.write([world.name(world.holds[block]) for block in blocks], blocks)
                 for block in blocks:  # at once
                     world.overwrite(block)
             elif act <= 3 and len(idle) > 5 and (names := sorted(store.names())):
@@ -216,11 +165,11 @@ def test_steps_find_what_they_should_in_any_order(
             elif act == 4 and world.reads:
                 read = world.random.choice(world.reads)
                 if world.random.random() < 0.6:
-                    world.hurried(read)
+                    world.wait(read)
                 world.end(store, read)
             world.look()
         for read in [*world.reads]:
-            world.hurried(read)
+            world.wait(read)
             world.end(store, read)
         with world.card.hurrying():
             world.look()
