@@ -1,5 +1,6 @@
 """A card's blocks in files, through the host's memory: they come back as they were, whatever the order."""
 
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -118,6 +119,32 @@ def test_what_a_file_has_lost_ends_a_read(tmp_path: Path) -> None:
         save(store, [0])
         store.forget_all()
         assert not store.names() and bring(store, [0], [1]) == [False]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_given_up_while_files_are_read_goes_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    with opened(tmp_path, parts := memory(), slots=8) as store:
+        save(store, [0, 1])
+    go_on, find = threading.Event(), BlockStore._find  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(BlockStore, "_find", lambda *where: go_on.wait(10) and find(*where))
+    with opened(tmp_path, parts, slots=8) as store:
+        read = BlockRead([name_of(0), name_of(1)], [8, 9])
+        before = [part.clone() for part in parts]
+        store.read(read)
+        read.give_up()
+        if ended:
+            store.end(read, time.monotonic())
+        go_on.set()
+        deadline = time.monotonic() + 10
+        while len(store._free) < 2:  # pyright: ignore[reportPrivateUsage]
+            assert time.monotonic() < deadline, "slots are not left"
+            time.sleep(1e-3)
+        assert all(torch.equal(part, old) for part, old in zip(parts, before, strict=True))
+        if not ended:
+            store.end(read, time.monotonic())
+        assert bring(store, [0, 1], [10, 11]) == [True, True]
 
 
 def test_a_card_that_fails_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
