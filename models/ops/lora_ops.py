@@ -156,12 +156,19 @@ class Added:
 class HeldAdapters:
     """The plain form, which every device can compute."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.held: dict[int, LayerAdapter] = {}
+        self._device = device
 
     def prepare(self, adapter: LayerAdapter) -> LayerAdapter:
-        a = None if adapter.a is None else adapter.a.to(torch.float32, copy=True)  # files are mapped
-        return replace(adapter, a=a, blocks=[block.in_float32() for block in adapter.blocks])
+        device = self._device
+        blocks = [block.in_float32() for block in adapter.blocks]
+        return LayerAdapter(
+            None if adapter.a is None else adapter.a.to(device, torch.float32, copy=True),  # files are mapped
+            [replace(block, b=block.b.to(device)) for block in blocks],
+            None if adapter.factor is None else adapter.factor.to(device),
+            None if adapter.shift is None else adapter.shift.to(device),
+        )
 
     def enter(self, number: int, prepared: LayerAdapter) -> None:
         self.held[number] = prepared
@@ -175,7 +182,7 @@ def hold_adapters(layers: Sequence[Adaptable], most: int, rank: int, in_step: in
 
     They are numbered 1 to `most`, up to `in_step` of which are in a step, and have up to this rank.
     """
-    return HeldByLayers([HeldAdapters() for _ in layers])
+    return HeldByLayers([HeldAdapters(layer.weight.device) for layer in layers])
 
 
 def lora(x: Tensor, adapters: Any, rows: AdapterRows) -> Added:

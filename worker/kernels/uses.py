@@ -78,10 +78,13 @@ class Uses:
 
 
 def asked_of(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> set[str]:
-    """What a call asks for: options that it gives, names of kinds, and what heads have."""
+    """What a call asks for: options that it gives, names of kinds, and what heads have.
+
+    A case of a proof that makes more of its arguments by itself may give fewer of them.
+    """
     found = set[str]()
     signed = _signature(name)
-    for parameter, value in signed.bind(*arguments, **options).arguments.items():
+    for parameter, value in signed.bind_partial(*arguments, **options).arguments.items():
         default = signed.parameters[parameter].default
         if isinstance(value, str):
             found.add(value)

@@ -129,7 +129,7 @@ def bind(library: Library, packer: Packer) -> Table:
             [
                 PackedAdapters(packer, lay, layer, most, rank)
                 if type(layer.weight) is Packed or (layer.embeds and layer.weight.dtype in KINDS)
-                else HeldAdapters()
+                else HeldAdapters(layer.weight.device)
                 for layer in layers
             ]
         )
