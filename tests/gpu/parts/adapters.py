@@ -61,7 +61,8 @@ def compare_tokens(bench: Workbench) -> Iterator[Result]:
     adapters = _write(folder.parent, shape, 3)
     lora, found = LoraOptions(enable_lora=True, max_loras=2, max_cpu_loras=3), list[Any]()
     for device in ("cpu", bench.target.type):
-        with opened_beside(folder, device, dtype="float32", lora=lora, max_num_seqs=4) as runner:
+        sizes: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 2 * 64}  # of a card's blocks
+        with opened_beside(folder, device, dtype="float32", lora=lora, **sizes) as runner:
             for number, adapter in enumerate(adapters, 1):
                 load(runner, number, adapter)
             rounds = [generate(runner, chosen, reported) for chosen in _CHOSEN for reported in (None, 3)]

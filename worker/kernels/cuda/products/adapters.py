@@ -29,63 +29,71 @@ from worker.kernels.cuda.products.packing import Mixed, Packed
 _WORDS: constexpr = constexpr(6)
 """The words of a layer in an adapter's table: where A lies, how many numbers A x there are, and where B, the
 ranges of its tiles, factors and shifts lie. 0: it has none."""
-_ROWS: constexpr = constexpr(16)
 _NUMBERS: constexpr = constexpr(16)
-_COLUMNS, _INPUTS, _SECTION = 64, 256, 1024
+_COLUMNS, _INPUTS, _SECTION = 64, 1024, 512
 """The outputs of a tile of B, the bytes of inputs multiplied at a time, and the inputs that are added up
 apart."""
+_AT_ONCE = 4
+"""The sums of sections that are read at once."""
 _FEW = 64
 """The tokens up to which each adapter of a tile, and each section of inputs, has a program of its own."""
+_ROWS, _ROWS_OF_MANY = 16, 32
+"""The tokens of a tile, and those of one of results of many tokens."""
 _ALIGNED = 256
 _PIECE = 1 << 20
 """The bytes that are pinned at a time: torch takes the next power of 2."""
 
 
 @triton.jit
-def _adapter_of(numbers_ptr, bases_ptr, numbers, row, rows, tokens):
-    """The address of a row's adapter, if no row of the tile before it has the same; else 0."""
-    number = tl.load(numbers_ptr + row, mask=row < tokens, other=0)
-    earlier = tl.sum(((numbers == number) & (rows < row)).to(tl.int32), 0)
-    return number, tl.load(bases_ptr + number, mask=(number > 0) & (earlier == 0), other=0)
+def _numbers_of_tile(numbers_ptr, tokens, apart, ROWS: constexpr):
+    """The rows of a program's tile, the numbers of their adapters, and those of them that are its to compute.
+
+    A program takes the adapters that come first in every `apart`-th row of the tile.
+    """
+    at = tl.arange(0, ROWS)
+    rows = tl.program_id(0) // apart * ROWS + at
+    numbers = tl.load(numbers_ptr + rows, mask=rows < tokens, other=0)
+    is_earlier = (numbers[:, None] == numbers[None, :]) & (at[None, :] < at[:, None])
+    is_first = tl.sum(is_earlier.to(tl.int32), 1) == 0
+    return rows, numbers, tl.where(is_first & (at % apart == tl.program_id(0) % apart), numbers, 0)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "apart", "each", "sections"])
 def shrink(
     x_ptr, numbers_ptr, bases_ptr, low_ptr, layer, tokens, apart, each, sections, x_stride, inputs, room,
-    INPUTS: constexpr, SECTION: constexpr,
+    ROWS: constexpr, INPUTS: constexpr, SECTION: constexpr,
 ):  # fmt: skip
-    """Multiply rows of a tile by A, for some numbers A x: `each` sections of inputs, one after the other.
-
-    A program takes the adapters of every `apart`-th row of the tile.
-    """
-    tile, part = tl.program_id(0) // apart, tl.program_id(0) % apart
-    rows = tile * _ROWS + tl.arange(0, _ROWS)
-    numbers = tl.load(numbers_ptr + rows, mask=rows < tokens, other=0)
+    """Multiply rows of a tile by A, for some numbers A x: `each` sections of inputs, one after the other."""
+    rows, numbers, left = _numbers_of_tile(numbers_ptr, tokens, apart, ROWS)
     low = tl.program_id(1) * _NUMBERS + tl.arange(0, _NUMBERS)
     plane = tl.program_id(2)
-    for row in range(tile * _ROWS + part, tile * _ROWS + _ROWS, apart):
-        number, base = _adapter_of(numbers_ptr, bases_ptr, numbers, row, rows, tokens)
-        if base != 0:
-            words = base.to(tl.pointer_type(tl.int64)) + layer * _WORDS
-            count = tl.load(words + 1).to(tl.int32)
-            if tl.program_id(1) * _NUMBERS < count:
-                a_ptr = tl.multiple_of(base + tl.load(words), 16).to(tl.pointer_type(x_ptr.dtype.element_ty))
-                own = numbers == number
-                total = tl.zeros([_ROWS, _NUMBERS], tl.float32)
-                for section in range(plane * each, tl.minimum((plane + 1) * each, sections)):
-                    sums = tl.zeros([_ROWS, _NUMBERS], tl.float32)
-                    for first in range(
-                        section * SECTION, tl.minimum((section + 1) * SECTION, inputs), INPUTS
-                    ):
-                        at = first + tl.arange(0, INPUTS)
-                        x_at = x_ptr + rows.to(tl.int64)[:, None] * x_stride + at[None, :]
-                        x = tl.load(x_at, mask=own[:, None] & (at < inputs)[None, :], other=0.0)
-                        a_at = a_ptr + low[None, :] * inputs + at[:, None]
-                        a = tl.load(a_at, mask=(low < count)[None, :] & (at < inputs)[:, None], other=0.0)
-                        sums = tl.dot(x, a, sums, input_precision="ieee")
-                    total += sums
-                low_at = low_ptr + (plane * tokens + rows).to(tl.int64)[:, None] * room + low[None, :]
-                tl.store(low_at, total, mask=own[:, None] & (low < room)[None, :])
+    x_row, there = x_ptr + rows.to(tl.int64)[:, None] * x_stride, (rows < tokens)[:, None]
+    number = tl.max(left, 0)
+    while number > 0:
+        base = tl.load(bases_ptr + number)
+        words = base.to(tl.pointer_type(tl.int64)) + layer * _WORDS
+        a_at = tl.load(words, mask=base != 0, other=0)
+        count = tl.load(words + 1, mask=base != 0, other=0).to(tl.int32)
+        if tl.program_id(1) * _NUMBERS < count:
+            a_ptr = tl.multiple_of(base + a_at, 16).to(tl.pointer_type(x_ptr.dtype.element_ty))
+            total = tl.zeros([ROWS, _NUMBERS], tl.float32)
+            for section in range(plane * each, tl.minimum((plane + 1) * each, sections)):
+                sums = tl.zeros([ROWS, _NUMBERS], tl.float32)
+                for first in range(section * SECTION, tl.minimum((section + 1) * SECTION, inputs), INPUTS):
+                    at = first + tl.arange(0, INPUTS)
+                    inside = at < inputs
+                    x = tl.load(x_row + at[None, :], mask=there & inside[None, :], other=0.0)
+                    a = tl.load(
+                        a_ptr + low[None, :] * inputs + at[:, None],
+                        mask=(low < count)[None, :] & inside[:, None],
+                        other=0.0,
+                    )
+                    sums = tl.dot(x, a, sums, input_precision="ieee")
+                total += sums
+            low_at = low_ptr + (plane * tokens + rows).to(tl.int64)[:, None] * room + low[None, :]
+            tl.store(low_at, total, mask=(numbers == number)[:, None] & (low < room)[None, :])
+        left = tl.where(left == number, 0, left)
+        number = tl.max(left, 0)
 
 
 @triton.jit(do_not_specialize=["layer", "known"])
@@ -110,53 +118,59 @@ def gather(
 @triton.jit(do_not_specialize=["layer", "tokens", "apart", "planes"])
 def expand(
     out_ptr, low_ptr, bias_ptr, numbers_ptr, bases_ptr, layer, tokens, apart, planes, outputs, room,
-    COLUMNS: constexpr,
+    ROWS: constexpr, COLUMNS: constexpr, AT_ONCE: constexpr,
 ):  # fmt: skip
     """Add the products of A x and B to a tile of results, and bring them to the lengths that DoRA wants."""
-    tile, part = tl.program_id(0) // apart, tl.program_id(0) % apart
-    rows = tile * _ROWS + tl.arange(0, _ROWS)
-    numbers = tl.load(numbers_ptr + rows, mask=rows < tokens, other=0)
+    rows, numbers, left = _numbers_of_tile(numbers_ptr, tokens, apart, ROWS)
     column = tl.arange(0, COLUMNS)
     at = tl.program_id(1) * COLUMNS + column
-    for row in range(tile * _ROWS + part, tile * _ROWS + _ROWS, apart):
-        number, base = _adapter_of(numbers_ptr, bases_ptr, numbers, row, rows, tokens)
-        if base != 0:
-            words = base.to(tl.pointer_type(tl.int64)) + layer * _WORDS
-            b, ranges, factors, shifts = (
-                tl.load(words + 2), tl.load(words + 3), tl.load(words + 4), tl.load(words + 5)
-            )  # fmt: skip
-            own = numbers == number
-            sums = tl.zeros([_ROWS, COLUMNS], tl.float32)
-            if b != 0:
-                range_ptr = (base + ranges).to(tl.pointer_type(tl.int32)) + 3 * tl.program_id(1)
-                start, count, before = tl.load(range_ptr), tl.load(range_ptr + 1), tl.load(range_ptr + 2)
-                b_ptr = tl.multiple_of(base + b, 16).to(tl.pointer_type(out_ptr.dtype.element_ty))
-                for first in range(0, count, _NUMBERS):
-                    low = first + tl.arange(0, _NUMBERS)
-                    inside = low < count
-                    x = tl.zeros([_ROWS, _NUMBERS], tl.float32)
-                    for plane in range(planes):
-                        low_at = low_ptr + (plane * tokens + rows).to(tl.int64)[:, None] * room
+    out_at = out_ptr + rows.to(tl.int64)[:, None] * outputs + at[None, :]
+    out = tl.load(out_at, mask=(rows < tokens)[:, None] & (at < outputs)[None, :], other=0.0).to(tl.float32)
+    number = tl.max(left, 0)
+    while number > 0:
+        base = tl.load(bases_ptr + number)
+        words = base.to(tl.pointer_type(tl.int64)) + layer * _WORDS
+        is_there = base != 0
+        b, ranges = (tl.load(words + 2, mask=is_there, other=0), tl.load(words + 3, mask=is_there, other=0))
+        factors, shifts = (
+            tl.load(words + 4, mask=is_there, other=0), tl.load(words + 5, mask=is_there, other=0)
+        )  # fmt: skip
+        own = numbers == number
+        total = out
+        if b != 0:
+            sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+            range_ptr = (base + ranges).to(tl.pointer_type(tl.int32)) + 3 * tl.program_id(1)
+            start, count, before = tl.load(range_ptr), tl.load(range_ptr + 1), tl.load(range_ptr + 2)
+            b_ptr = tl.multiple_of(base + b, 16).to(tl.pointer_type(out_ptr.dtype.element_ty))
+            for first in range(0, count, _NUMBERS):
+                low = first + tl.arange(0, _NUMBERS)
+                inside = low < count
+                b_at = b_ptr + (before + low).to(tl.int64)[:, None] * COLUMNS + column[None, :]
+                values = tl.load(b_at, mask=inside[:, None], other=0.0).to(tl.float32)
+                x = tl.zeros([ROWS, _NUMBERS], tl.float32)
+                for some in range(0, planes, AT_ONCE):
+                    for plane in tl.static_range(AT_ONCE):
+                        low_at = low_ptr + ((some + plane) * tokens + rows).to(tl.int64)[:, None] * room
+                        known = own & (some + plane < planes)
                         x += tl.load(
-                            low_at + start + low[None, :], mask=own[:, None] & inside[None, :], other=0.0
+                            low_at + start + low[None, :], mask=known[:, None] & inside[None, :], other=0.0
                         )
-                    b_at = b_ptr + (before + low).to(tl.int64)[:, None] * COLUMNS + column[None, :]
-                    values = tl.load(b_at, mask=inside[:, None], other=0.0).to(tl.float32)
-                    sums = tl.dot(x, values, sums, input_precision="ieee")
-            there = own[:, None] & (at < outputs)[None, :]
-            out_at = out_ptr + rows.to(tl.int64)[:, None] * outputs + at[None, :]
-            total = tl.load(out_at, mask=there, other=0.0).to(tl.float32) + sums
-            if factors != 0:
-                factor_ptr = (base + factors).to(tl.pointer_type(tl.float32))
-                bias = tl.zeros([COLUMNS], tl.float32)
-                if bias_ptr is not None:
-                    bias = tl.load(bias_ptr + at, mask=at < outputs, other=0.0).to(tl.float32)
-                factor = tl.load(factor_ptr + at, mask=at < outputs, other=1.0)
-                total = (total - bias[None, :]) * factor[None, :] + bias[None, :]
-            if shifts != 0:
-                shift_ptr = (base + shifts).to(tl.pointer_type(tl.float32))
-                total += tl.load(shift_ptr + at, mask=at < outputs, other=0.0)[None, :]
-            tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=there)
+                sums = tl.dot(x, values, sums, input_precision="ieee")
+            total += sums
+        if factors != 0:
+            factor_ptr = (base + factors).to(tl.pointer_type(tl.float32))
+            bias = tl.zeros([COLUMNS], tl.float32)
+            if bias_ptr is not None:
+                bias = tl.load(bias_ptr + at, mask=at < outputs, other=0.0).to(tl.float32)
+            factor = tl.load(factor_ptr + at, mask=at < outputs, other=1.0)
+            total = (total - bias[None, :]) * factor[None, :] + bias[None, :]
+        if shifts != 0:
+            shift_ptr = (base + shifts).to(tl.pointer_type(tl.float32))
+            total += tl.load(shift_ptr + at, mask=at < outputs, other=0.0)[None, :]
+        there = (own & is_there)[:, None] & (at < outputs)[None, :]
+        tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=there)
+        left = tl.where(left == number, 0, left)
+        number = tl.max(left, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,15 +330,16 @@ def lora(x: Tensor, layer: ArenaLayer, rows: AdapterRows) -> Added:
     tokens, inputs = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     sections = -(-inputs // _SECTION)
-    few, apart = tokens <= _FEW, _programs(tokens)
-    planes = sections if few else 1
+    programs = _programs(tokens)
+    planes, each = (sections, 1) if tokens <= _FEW else (1, sections)
     low = torch.empty(planes, tokens, layer.numbers, dtype=torch.float32, device=x.device)
     launch(
         shrink,
-        (-(-tokens // _ROWS.value) * apart, -(-layer.numbers // _NUMBERS.value), planes),
-        *(x, rows.numbers, layer.bases, low, layer.number, tokens, apart, 1 if few else sections, sections),
-        *(x.stride(0), inputs, layer.numbers, _INPUTS // x.itemsize, _SECTION),
+        (-(-tokens // _ROWS) * programs, -(-layer.numbers // _NUMBERS.value), planes),
+        *(x, rows.numbers, layer.bases, low, layer.number, tokens, programs, each, sections),
+        *(x.stride(0), inputs, layer.numbers, _ROWS, _INPUTS // x.itemsize, _SECTION),
         num_warps=4,
+        num_stages=1,  # a section is read at once
     )
     return Added(layer, rows, low)
 
@@ -346,20 +361,20 @@ def add(out: Tensor, bias: Tensor | None, added: Added) -> None:
     """Change the rows of `out` [T, outputs], to which the bias has been added, that have an adapter."""
     layer: ArenaLayer = added.adapters
     low: Tensor = added.products
-    apart = _programs(len(out))
+    rows, programs = _ROWS if len(out) <= _FEW else _ROWS_OF_MANY, _programs(len(out))
     launch(
         expand,
-        (-(-len(out) // _ROWS.value) * apart, -(-layer.outputs // _COLUMNS)),
-        *(out, low, bias, added.rows.numbers, layer.bases, layer.number, len(out), apart, len(low)),
-        *(layer.outputs, layer.numbers, _COLUMNS),
+        (-(-len(out) // rows) * programs, -(-layer.outputs // _COLUMNS)),
+        *(out, low, bias, added.rows.numbers, layer.bases, layer.number, len(out), programs, len(low)),
+        *(layer.outputs, layer.numbers, rows, _COLUMNS, _AT_ONCE),
         num_warps=4,
-        maxnreg=80,  # or 9.0 would keep two of 56 registers in memory
+        maxnreg=128,  # or 9.0 would keep one of 72 registers in memory
     )
 
 
 def _programs(tokens: int) -> int:
     """The programs among which a tile's adapters are divided."""
-    return min(tokens, _ROWS.value) if tokens <= _FEW else 1
+    return min(tokens, _ROWS) if tokens <= _FEW else 1
 
 
 def on_device(numbers: Tensor | None) -> AdapterRows | None:
