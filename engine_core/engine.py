@@ -180,6 +180,11 @@ class Engine:
             return False
         return self._joint is None or self._joint.leave()
 
+    @property
+    def first_leaves(self) -> bool:
+        """Whether the first of the engines that share experts wants to end, if that is another one."""
+        return self._joint is not None and self._joint.first_leaves
+
     def stats(self) -> Stats:
         stats = self._scheduler.stats(time.monotonic())
         if self.adapters is not None:

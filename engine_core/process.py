@@ -32,11 +32,13 @@ from engine_core.wire.transport import EngineEnd
 from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.calls.messages import WorkerReturn
-from worker.child import BROKE, CANNOT_START, STOPPED
+from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
 from worker.host.machine import forget_files
 
 _SMALLEST_PROGRESS = 0.01
 _WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
+_LAST_SECONDS = 1.0
+"""The time for other engines that share experts to end, after that for which requests may run on."""
 _BROKEN = "the engine failed and has to be restarted; its log says why"
 
 _log = logging.getLogger(__name__)
@@ -70,14 +72,15 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
         _report_end(ends, error, str(error) if isinstance(error, OtherEngineDead) else logs.one_line(error))
-        return CANNOT_START
+        return LEFT_ALONE if isinstance(error, OtherEngineDead) else CANNOT_START
     try:
-        EngineLoop(engine, ends, config.drain_seconds).run()
+        first_is_elsewhere = config.expert_replicas > 1 and config.replicas.first > 0
+        EngineLoop(engine, ends, config.drain_seconds, first_is_elsewhere).run()
     except Exception as error:
         if not isinstance(error, OtherEngineDead):
             _log.exception("the engine broke")
         _report_end(ends, error, str(error) if isinstance(error, ExecutorDead) else _BROKEN)
-        return BROKE
+        return LEFT_ALONE if isinstance(error, OtherEngineDead) else BROKE
     finally:
         engine.stop()
     _send_all(ends, protocol.Dead("the engine has been stopped"))
@@ -87,11 +90,17 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
 class EngineLoop:
     """Moves requests and answers between the engine and its API servers, and runs the engine's steps."""
 
-    def __init__(self, engine: Engine, ends: list[EngineEnd], drain_seconds: float) -> None:
-        """`ends[i]` is API server i, which the engine knows as client i."""
+    def __init__(
+        self, engine: Engine, ends: list[EngineEnd], drain_seconds: float, leaves_with_first: bool = False
+    ) -> None:
+        """`ends[i]` is API server i, which the engine knows as client i.
+
+        `leaves_with_first`: whether it ends when the first engine does, which is on another machine.
+        """
         self._engine = engine
         self._ends = ends
         self._drain_seconds = drain_seconds
+        self._leaves_with_first = leaves_with_first
         self._drain_until: float | None = None
         self._terminated = False
         self._sleep_orders: deque[protocol.Sleep] = deque()
@@ -114,7 +123,7 @@ class EngineLoop:
         gc.enable()
         _send_all(self._ends, self._engine.ready)
         self._write({})  # the first statistics say how fast it is
-        while self._drain_until is None or not self._engine.leave():
+        while self._drain_until is None or not (self._engine.leave() or self._is_overdue):
             self._read()
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._engine.abort_all()
@@ -128,6 +137,11 @@ class EngineLoop:
                     _send_all(self._ends, state)
             while self._sleep_orders and not self._engine.busy:
                 self._obey(self._sleep_orders.popleft())
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether others that share experts have had their time to end, too, and go on."""
+        return self._drain_until is not None and time.monotonic() > self._drain_until + _LAST_SECONDS
 
     def _obey(self, order: protocol.Sleep) -> None:
         """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,
@@ -194,6 +208,8 @@ class EngineLoop:
         if self._signalled.fileno() in ready:
             self._signalled.recv(4096)
             self._drain(self._drain_seconds)
+        if self._leaves_with_first and self._drain_until is None and self._engine.first_leaves:
+            self._drain(self._drain_seconds)
         for client, end in enumerate(self._ends):
             if end.push in ready:
                 end.flush()
@@ -208,7 +224,8 @@ class EngineLoop:
         waits = self._engine.waits
         if not idle and not waits:
             return 0
-        ends = None if waits or not self._engine.busy else self._drain_until
+        until = self._drain_until
+        ends = until if until is None or (self._engine.busy and not waits) else until + _LAST_SECONDS + 0.01
         times = (ends, self._engine.next_deadline)
         first = min((at for at in times if at is not None), default=None)
         return None if first is None else max(0, ceil(1000 * (first - time.monotonic())))

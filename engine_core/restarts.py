@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine_core.engine_processes import EngineProcess, EngineProcesses
 from engine_core.stalls import watch
-from worker.child import BROKE, CANNOT_START, STOPPED, Child, describe_exit
+from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED, Child, describe_exit
 
 PAUSES = (0.0, 0.5, 2.0, 4.0, 8.0)
 """Seconds before each restart of a process within WINDOW: the first is at once, since a process that has
@@ -224,8 +224,15 @@ class _EngineGroup:
         exits = {asyncio.create_task(exit_of(each.process)): each for each in self._engines}
         try:
             ended, others = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-            chosen = min(ended, key=lambda task: task.result() >= 0)  # if several: one that was killed
-            self.first, code = exits[chosen], chosen.result()
+            while others and all(task.result() == LEFT_ALONE for task in ended):  # by which, is not seen yet
+                later, others = await asyncio.wait(
+                    others, timeout=TOGETHER_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                ended |= later
+                if not later:
+                    break
+            chosen = min(ended, key=lambda task: (task.result() == LEFT_ALONE, task.result() >= 0))
+            self.first, code = exits[chosen], _told(chosen.result())
             self.process = self.first.process
             if code != STOPPED:
                 _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
@@ -238,12 +245,17 @@ class _EngineGroup:
                 if late:
                     await asyncio.wait(late)
             for task in exits.keys() - {chosen}:
-                own = task.result()  # a signal of this process says nothing of the engine
+                own = _told(task.result())  # a signal of this process says nothing of the engine
                 self._watcher.engine_exited(exits[task].number, own if own >= 0 else BROKE)
         finally:
             for task in exits:
                 task.cancel()
         return code
+
+
+def _told(code: int) -> int:
+    """An exit code as whoever waits for the engine knows it."""
+    return BROKE if code == LEFT_ALONE else code
 
 
 async def exit_of(process: Child) -> int:

@@ -24,9 +24,9 @@ from typing import BinaryIO, Protocol
 
 from worker import logs
 
-STOPPED, BROKE, CANNOT_START = 0, 1, 2
-"""Exit codes: ended as it was asked to, broke while it worked, could not start. With the last two, a process
-has printed the reason."""
+STOPPED, BROKE, CANNOT_START, LEFT_ALONE = 0, 1, 2, 3
+"""Exit codes: ended as it was asked to, broke while it worked, could not start, or ended because an engine
+has ended with which it shares experts. With all but the first, a process has printed the reason."""
 
 DUMP_STACKS = signal.SIGUSR1
 """The signal at which a child writes the stacks of all its threads to stderr, whatever they do."""
@@ -175,7 +175,7 @@ def attach(fd: int) -> tuple[BinaryIO, bytes]:
 
 def describe_exit(code: int) -> str:
     """A clause on how a process ended that sent no reason; a negative code is a signal."""
-    if code in (BROKE, CANNOT_START):
+    if code in (BROKE, CANNOT_START, LEFT_ALONE):
         return f"it exited with code {code}, and its log says why"
     if code >= 0:
         return f"it exited with code {code} and did not say why"

@@ -66,9 +66,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     expert_placement: Placement = "linear"
     expert_transport: Transport = "allgather_reducescatter"
     expert_replicas: int = 1
-    """The number of replicas that share whole experts, all on one machine; they take every step together."""
+    """The number of replicas that share whole experts; they take every step together."""
     expert_rendezvous: str = ""
-    """The address at which ranks of all these replicas find each other; file:///..."""
+    """The address at which ranks of all these replicas find each other."""
 
     @property
     def rank(self) -> int:

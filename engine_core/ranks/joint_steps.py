@@ -10,21 +10,19 @@ round, it is computed in halves.
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from struct import Struct
-from typing import NamedTuple
 
 import zmq
 from msgspec.structs import replace
 
 from engine_core.config import EngineConfig
 from engine_core.executor import CallFuture, Executor, ExecutorDead, OtherEngineDead, StepFuture
+from engine_core.ranks.peers import Peers, RoundShare
 from worker.calls.messages import WorkerCall
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.ranks.unix_sockets import RankLostError
@@ -82,146 +80,19 @@ def _middle(counts: Sequence[int]) -> int:
     return border if is_near else total // 2
 
 
-_MESSAGE = Struct("<qqqd")
-"""A round, the sender's `RoundShare` of it, and the seconds within which that usually ends."""
-_LAST_STEPS = 8
-"""More steps than may be under way at the same time."""
-_LEAVING = -1
-"""The number in place of a round with which an engine says that it has nothing to do and wants to end."""
-
-
-class RoundShare(NamedTuple):
-    """What one engine computes in a round."""
-
-    tokens: int
-    first_half: int
-    """The tokens of its first half; 0 if it wants a whole step."""
-
-
-class Peers:
-    """The connections to the other engines, which are read and written without waiting."""
-
-    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
-        """`sockets`: the number of each other engine, and the connection to it."""
-        self._peers = {number: _Peer(number, sockets[number]) for number in sorted(sockets)}
-        self._leaves = False
-
-    @property
-    def announced(self) -> int:
-        return max((peer.announced for peer in self._peers.values()), default=0)
-
-    @property
-    def slowest(self) -> float:
-        """The seconds of the longest of the last steps that any of them has announced."""
-        return max((max(peer.seconds) for peer in self._peers.values() if peer.seconds), default=0.0)
-
-    @property
-    def all_leave(self) -> bool:
-        return all(peer.leaves for peer in self._peers.values())
-
-    def announce(self, number: int, share: RoundShare, seconds: float) -> None:
-        self._send(_MESSAGE.pack(number, *share, seconds))
-
-    def leave(self) -> None:
-        """Say that this engine wants to end. It goes on taking part until all others do."""
-        if not self._leaves:
-            self._leaves = True
-            self._send(_MESSAGE.pack(_LEAVING, 0, 0, 0.0))
-
-    def take_round(self) -> dict[int, RoundShare] | None:
-        """Each engine's share of the oldest round not taken yet; None unless all have announced it."""
-        if not all(peer.shares for peer in self._peers.values()):
-            return None
-        return {number: peer.shares.popleft() for number, peer in self._peers.items()}
-
-    def receive(self) -> None:
-        """Read all that has come. Raises OtherEngineDead if an engine has ended that others need."""
-        for peer in self._peers.values():
-            peer.receive()
-            if peer.ended and not (peer.leaves and self._leaves):
-                raise _lost(peer.number)
-
-    def register(self, poller: zmq.Poller) -> None:
-        """Let the next poll wake when another engine has announced something, or has ended."""
-        for peer in self._peers.values():
-            poller.register(peer.socket, 0 if peer.ended else zmq.POLLIN)
-
-    def close(self) -> None:
-        for peer in self._peers.values():
-            peer.socket.close()
-
-    def _send(self, message: bytes) -> None:
-        """Send a message to all. It fits, because nobody is many rounds ahead of another."""
-        for peer in self._peers.values():
-            try:
-                whole = peer.socket.send(message) == len(message)
-            except OSError as error:
-                raise _lost(peer.number) from error
-            if not whole:
-                raise _lost(peer.number)
-
-
-class _Peer:
-    def __init__(self, number: int, sock: socket.socket) -> None:
-        self.number = number
-        self.socket = sock
-        self.announced = 0
-        self.shares: deque[RoundShare] = deque()
-        """Its shares of the rounds that are not taken yet."""
-        self.seconds: deque[float] = deque(maxlen=_LAST_STEPS)
-        """The seconds of its last steps, some of which may be under way."""
-        self.leaves = False
-        self.ended = False
-        self._received = bytearray()
-
-    def receive(self) -> None:
-        """Read all that has come; `ended` says afterwards whether nothing more can."""
-        try:
-            while not self.ended:
-                part = self.socket.recv(1 << 16)
-                self._received += part
-                self.ended = not part
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.ended = True
-        whole = len(self._received) // _MESSAGE.size * _MESSAGE.size
-        for number, tokens, first_half, seconds in _MESSAGE.iter_unpack(self._received[:whole]):
-            self._note(number, RoundShare(tokens, first_half), seconds)
-        del self._received[:whole]
-
-    def _note(self, number: int, share: RoundShare, seconds: float) -> None:
-        if number == _LEAVING:
-            self.leaves = True
-            return
-        if number != self.announced + 1:
-            raise ExecutorDead(f"engine {self.number} announced step {number} after {self.announced}")
-        self.announced = number
-        self.shares.append(share)
-        self.seconds.append(seconds)
-
-
-def _lost(number: int) -> OtherEngineDead:
-    return OtherEngineDead(f"engine {number}, which shares experts with this one, has ended")
-
-
 _LAG_SECONDS = 2.0
 """The longest time between the end of a rank and that of its engine."""
-
-Connect = Callable[[], Mapping[int, socket.socket]]
-"""The type of a function that returns the connection to each other engine, once all have come."""
 
 
 class JointExecutor:
     """Gives another executor each step when all engines have announced theirs of the same round."""
 
-    def __init__(self, inner: Executor, index: int, connect: Connect, halving: Halving | None = None) -> None:
+    def __init__(self, inner: Executor, index: int, peers: Peers, halving: Halving | None = None) -> None:
         """`index` is the number of this engine. `halving`: None if it never wants halves."""
         self._inner = inner
         self._index = index
-        self._connect = connect
         self._halving = halving
-        self._peers = Peers({})
+        self._peers = peers
         self._announced = 0
         self._waiting: deque[JointFuture] = deque()
         """Its steps of the last rounds, which not all others have announced."""
@@ -238,12 +109,6 @@ class JointExecutor:
             raise
         if self._halving is not None:
             self._halving = self._halving.usable(facts)
-        try:
-            self._peers = Peers(self._connect())
-        except (RankLostError, OSError) as error:
-            raise ExecutorDead(
-                f"an engine that shares experts with this one has not come: {error}"
-            ) from error
         return facts
 
     def submit(self, step: StepInput, seconds: float = 0.0) -> JointFuture:
@@ -275,6 +140,11 @@ class JointExecutor:
         """Say that this engine wants to end -> whether all do, so that none needs the experts here."""
         self._peers.leave()
         return self._peers.all_leave
+
+    @property
+    def first_leaves(self) -> bool:
+        """Whether the first engine wants to end, if that is another one."""
+        return self._peers.first_leaves
 
     def receive(self) -> None:
         """Read what others have announced, and submit the steps that may run. Raises ExecutorDead."""

@@ -106,8 +106,8 @@ def backend_of(process: ProcessConfig) -> str:
             )
         if nodes > 1:
             raise ValueError(
-                f"--nnodes {nodes}: replicas share experts on one machine "
-                "(--enable-expert-parallel with --data-parallel-size): leave out one of the three"
+                f"--nnodes {nodes} spreads one replica over machines, and each of those that share experts "
+                "(--enable-expert-parallel with --data-parallel-size) is on one: leave out one of the three"
             )
         return "mp"
     if backend not in (None, "uni", "mp", "ray"):
@@ -146,11 +146,16 @@ def _check_nodes(config: EngineConfig, asked: str, local_engines: int) -> None:
         raise cluster_key_needed(flag)
 
 
-def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Place]:
-    """The places of all ranks, machine by machine, equally many on each, those of a stage side by side."""
+def rank_places(process: ProcessConfig, expert_rendezvous: str = "", address: str = "") -> list[Place]:
+    """The places of all ranks, machine by machine, equally many on each, those of a stage side by side.
+
+    `expert_rendezvous`: where ranks of all replicas meet that share experts; `address`: that of this machine,
+    if some of them are on others.
+    """
     config, replicas = process.engine, process.replicas
     per_node, tensor_size = config.ranks // config.nnodes, config.tensor_ranks
     several_nodes, shares = config.nnodes > 1, config.enable_expert_parallel
+    alone = process.alone and process.expert_replicas == 1
     first_local_rank = (process.index - replicas.first) * per_node
     first_expert_rank = process.index * tensor_size if process.expert_replicas > 1 else 0
     return [
@@ -163,8 +168,8 @@ def rank_places(process: ProcessConfig, expert_rendezvous: str = "") -> list[Pla
             local_rank=first_local_rank + rank % per_node,
             local_ranks=replicas.here * per_node,
             rendezvous=f"tcp://{config.master_addr}:{config.master_port + 1}" if several_nodes else "",
-            address=config.master_addr if several_nodes else "127.0.0.1",
-            replica=None if process.alone else process.index,
+            address=address or (config.master_addr if several_nodes else "127.0.0.1"),
+            replica=None if alone else process.index,
             expert_rank=first_expert_rank + rank % tensor_size if shares else 0,
             expert_size=tensor_size * process.expert_replicas if shares else 1,
             expert_placement=placement_of(config),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -17,6 +16,8 @@ from engine_core.executor import Executor, ExecutorDead, InlineExecutor, MakeExe
 from engine_core.expert_options import check_halves
 from engine_core.ranks.joint_steps import Halving, JointExecutor
 from engine_core.ranks.layout import backend_of, rank_places
+from engine_core.ranks.meeting import Meeting, meet
+from engine_core.ranks.peers import OtherEngines, Peers
 from engine_core.ranks.rank_groups import LocalRanks, RemoteRanks
 from engine_core.ranks.ranks_disk import RanksDisk
 from engine_core.ranks.ray_ranks import RayRanks
@@ -27,7 +28,6 @@ from worker.calls.messages import WorkerCall, WorkerReturn
 from worker.config import Place, WorkerConfig
 from worker.protocol import Bound, StepBounds, StepInput, StepOutput
 from worker.ranks import channel
-from worker.ranks.unix_sockets import connect_all
 from worker.worker_facts import WorkerFacts
 
 _WORD, _ID_BYTES = 32, 4  # bits of a word of a bound, bytes of a token's id
@@ -338,45 +338,28 @@ def _ids(words: np.ndarray, vocab_size: int) -> bytes:
     return ids[ids < vocab_size].astype("<i4").tobytes()
 
 
-_MEETING_SECONDS = 600.0
-"""The longest time that an engine which is ready waits for others that share experts with it."""
-
-
 def make_executor(process: ProcessConfig) -> MakeExecutor:
     """A function that makes the executor of this engine process, once the worker's options are known."""
     backend, shares_experts = backend_of(process), process.expert_replicas > 1
     check_halves(process.engine, process.expert_replicas)
-    places = rank_places(process, _expert_rendezvous(process) if shares_experts else "")
 
     def make(worker: WorkerConfig, report: ReportPhase) -> Executor:
         worker = replace(worker, run_folder=process.folder or "")
         if process.most_cache_bytes is not None:
             worker = replace(worker, most_cache_bytes=process.most_cache_bytes)
+        met = meet(process, report) if shares_experts else Meeting()
+        places = rank_places(process, met.rendezvous, met.address)
         if backend == "uni":
             return InlineExecutor(replace(worker, place=places[0]), report)
-        groups = _groups(process, backend, places, report)
+        groups, peers = _groups(process, backend, places, report), Peers(met.sockets)
+        if shares_experts:
+            groups.append(OtherEngines(peers))
         ranks = RanksExecutor(worker, report, places=places, groups=groups, log_level=process.log_level)
-        return _in_joint_steps(process, ranks) if shares_experts else ranks
+        if not shares_experts:
+            return ranks
+        return JointExecutor(ranks, process.index, peers, Halving.asked_for(process.engine))
 
     return make
-
-
-def _expert_rendezvous(process: ProcessConfig) -> str:
-    """The address at which the ranks of all replicas meet that share experts: another one at each start."""
-    folder = Path(process.folder or "", f"experts-{process.generation}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return f"file://{folder}/m"  # short, because it begins the paths of sockets
-
-
-def _in_joint_steps(process: ProcessConfig, ranks: RanksExecutor) -> JointExecutor:
-    """The executor of an engine whose ranks compute experts together with those of other engines."""
-    prefix, size = f"{process.folder}/joint-{process.generation}", process.expert_replicas
-    return JointExecutor(
-        ranks,
-        process.index,
-        lambda: connect_all(prefix, process.index, size, _MEETING_SECONDS),
-        Halving.asked_for(process.engine),
-    )
 
 
 def _groups(

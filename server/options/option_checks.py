@@ -14,6 +14,9 @@ from server.options.server_config import ServerConfig
 from worker.options import read_profiler
 
 _GRPC_PORT = ":4317"
+_PRIVATE = (
+    "give an address of a private network, such as WireGuard's, or --insecure if strangers cannot reach it"
+)
 
 
 def check(config: ServerConfig) -> None:
@@ -136,8 +139,7 @@ def _check_nodes(config: ServerConfig) -> None:
     if _is_public(engine.master_addr) and not config.insecure:
         raise OptionError(
             f"--master-addr {engine.master_addr} is a public address, and what ranks exchange is not "
-            "encrypted: give an address of a private network, such as WireGuard's, or --insecure if "
-            "strangers cannot reach this one"
+            f"encrypted: {_PRIVATE}"
         )
 
 
@@ -156,11 +158,8 @@ def _check_replicas(config: ServerConfig) -> None:
         check_kept_blocks(engine, size if engine.enable_expert_parallel else 1)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    if engine.enable_expert_parallel and size > 1 and (headless or replicas.elsewhere):
-        raise OptionError(
-            f"--enable-expert-parallel with --data-parallel-size {size} shares experts among replicas, all "
-            "on one machine for now: leave out --headless and --data-parallel-size-local, or the sharing"
-        )
+    if replicas.together and len(replicas.local) < size:
+        _check_sharing(config)
     if replicas.first and not (headless or replicas.apart):
         raise OptionError("--data-parallel-start-rank goes with --headless: the API's machine has the first")
     _check_elastic(config)
@@ -181,6 +180,31 @@ def _check_replicas(config: ServerConfig) -> None:
         _check_key(engine, "--headless, which runs replicas for another machine's API,")
     elif replicas.elsewhere and not (replicas.by_ray and engine.cluster_key is None):
         _check_key(engine, f"--data-parallel-size-local {replicas.here}, which lets other machines join,")
+
+
+def _check_sharing(config: ServerConfig) -> None:
+    """Check replicas of several machines that share experts, and so exchange tensors."""
+    replicas = config.replicas
+    if replicas.by_ray:
+        raise OptionError(
+            "--data-parallel-backend ray places replicas wherever there is room, and those that share "
+            "experts (--enable-expert-parallel) meet at an address that all know before: start the machines "
+            "with --headless"
+        )
+    if not (replicas.here or config.headless):
+        raise OptionError(
+            "--data-parallel-size-local 0: the first of the replicas that share experts "
+            "(--enable-expert-parallel) runs beside the API: give 1 or more"
+        )
+    if replicas.port == 1:
+        raise OptionError(
+            "--data-parallel-rpc-port 1: replicas that share experts take the port before, too: give another"
+        )
+    if _is_public(replicas.address) and not config.insecure:
+        raise OptionError(
+            f"--data-parallel-address {replicas.address} is a public address, and what replicas that share "
+            f"experts exchange is not encrypted: {_PRIVATE}"
+        )
 
 
 def _check_elastic(config: ServerConfig) -> None:
@@ -224,9 +248,10 @@ def _check_balancing(config: ServerConfig) -> None:
             f"{flag} is a server for one replica, and --data-parallel-hybrid-lb, with "
             "--data-parallel-start-rank, one for each machine: use one of them"
         )
-    if config.headless or (config.engine.enable_expert_parallel and size > 1):
-        what = "--headless" if config.headless else "--enable-expert-parallel"
-        raise OptionError(f"{flag} is for servers that need no other: leave out {what}")
+    if config.headless:
+        raise OptionError(f"{flag} is for machines that have a server: leave out --headless")
+    if config.replicas.together:
+        _check_key(config.engine, f"{flag}, which lets replicas of several servers share experts,")
 
 
 def _check_key(engine: EngineConfig, what: str) -> None:

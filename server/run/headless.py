@@ -47,13 +47,15 @@ def _start_engines(config: ServerConfig) -> EngineProcesses:
         )
     numbers = ", ".join(map(str, replicas.local))
     _log.info("runs replica %s of %d, for the API at %s", numbers, replicas.size, replicas.address)
-    return start_engines(
+    engines = start_engines(
         config.engine,
         replicas,
         addresses=[replicas.tcp_address(server) for server in range(welcome.servers)],
         drain_seconds=config.shutdown_timeout,
         log_level=config.log.style,
     )
+    engines.worked = replicas.together  # they end whenever one of another machine does, and come again
+    return engines
 
 
 async def _follow(config: ServerConfig, engines: EngineProcesses) -> int:

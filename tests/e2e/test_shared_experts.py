@@ -2,12 +2,15 @@
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from live import LiveServer, complete, serving, wait_until
+from live import LiveServer, complete, serving, starting, wait_until
 from mixtures import FAMILIES
+from ports import free_ports
 from tiny import tiny_checkpoint
 
 from facet import LLM, SamplingParams
@@ -16,6 +19,7 @@ SMALL = (
     *("--dtype", "float32", "--num-gpu-blocks-override", "64"),
     *("--max-num-seqs", "4", "--restart-wait", "60"),
 )
+KEY = {"FACET_CLUSTER_KEY": "a secret that both machines know"}
 PROMPTS = [f"{number} friends went to the sea" for number in range(12)]
 
 
@@ -81,3 +85,56 @@ def test_experts_move_and_steps_are_halved_while_answers_stay_the_same(
         for _ in range(3):
             assert all_at_once(server) == expected
         assert sum(server.numbers("vllm:eplb_rearrangements_total").values()) > 0
+
+
+def both_work(server: LiveServer) -> bool:
+    return server.numbers("facet:replicas_alive")[""] == 2
+
+
+@pytest.mark.slow
+def test_replicas_of_two_machines_share_experts_and_end_and_return_as_one(
+    folder: Path, expected: list[str]
+) -> None:
+    """Loopback has an address for each. The other machine stays when that of the API ends."""
+    host = "127.0.0.2"
+    port = free_ports(3, host) + 1
+    shared = ("-dp", "2", "--enable-expert-parallel", "--shutdown-timeout", "10", "--data-parallel-rpc-port")
+    place = (*shared, str(port), "--data-parallel-address", host)
+    away = ("--headless", "--data-parallel-start-rank", "1")
+    with closing(LiveServer(str(folder), *SMALL, *place, *away, env=KEY)) as machine:
+        with serving(str(folder), *SMALL, *place, "-dpl", "1", env=KEY) as api:
+            wait_until(lambda: both_work(api), 40, lambda: api.output() + machine.output())
+            assert all_at_once(api) == expected
+            assert min(api.numbers("vllm:prefix_cache_queries_total").values()) > 0, "both have worked"
+            assert "4 of 8 experts" in api.output()
+            os.kill(machine.rank_pids()[0], signal.SIGKILL)
+            wait_until(lambda: not both_work(api), 20, api.output)
+            assert complete(api, PROMPTS[1], 12) == expected[1], "it waits for both"
+            wait_until(lambda: both_work(api), 40, lambda: api.output() + machine.output())
+            assert all_at_once(api) == expected
+            began = time.monotonic()
+            assert api.terminate(30) == 0
+            assert time.monotonic() - began < 8, "engines of both machines have left"
+        assert machine.process.poll() is None
+        with serving(str(folder), *SMALL, *place, "-dpl", "1", env=KEY) as api:
+            wait_until(lambda: both_work(api), 40, lambda: api.output() + machine.output())
+            assert complete(api, PROMPTS[2], 12) == expected[2]
+            assert machine.terminate(20) == 0
+            wait_until(lambda: not both_work(api), 20, api.output)
+
+
+@pytest.mark.slow
+def test_servers_behind_a_load_balancer_share_experts(folder: Path, expected: list[str]) -> None:
+    host = "127.0.0.2"
+    port = free_ports(2, host) + 1
+    shared = ("-dp", "2", "--enable-expert-parallel", "--data-parallel-rpc-port", str(port))
+    place = (*shared, "--data-parallel-address", host, "--data-parallel-rank")
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(starting(str(folder), *SMALL, *place, rank, env=KEY)) for rank in "10"
+        ]
+        for server in servers:
+            server.wait_ready()
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            ask = [pool.submit(complete, servers[n % 2], prompt, 12) for n, prompt in enumerate(PROMPTS)]
+            assert [each.result() for each in ask] == expected

@@ -22,6 +22,7 @@ from engine_core.engine import Engine
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.protocol import Add, Failed, OutputsByClient, Tokens
 from engine_core.ranks.joint_steps import Halving, JointExecutor
+from engine_core.ranks.peers import Peers
 from engine_core.scheduling.scheduler import Scheduler
 from worker.protocol import StepBounds, StepInput, StepOutput
 from worker.worker_facts import WorkerFacts
@@ -132,7 +133,7 @@ class Group:
 
     def _engine(self, index: int, sockets: dict[int, socket.socket], options: dict[str, object]) -> Engine:
         own = {name: each[index] if isinstance(each, list) else each for name, each in options.items()}
-        executor = JointExecutor(self.executors[index], index, lambda: sockets, self._halvings[index])
+        executor = JointExecutor(self.executors[index], index, Peers(sockets), self._halvings[index])
         facts = executor.start()
         return Engine(READY, Scheduler(engine_config("", **own), facts, VOCAB), executor)
 

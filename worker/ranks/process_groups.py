@@ -281,14 +281,15 @@ def join_groups(
     world = replicas = both = tensor = context = links = None
     if place.expert_replicas > 1:
         size, number = place.expert_replicas, place.replica or 0
-        member = _members(place, place.expert_rendezvous, size * place.size)
+        leads = number == place.rank == 0
+        member = _members(place, place.expert_rendezvous, size * place.size, leads)
         world = HostGroup(member("world", number * place.size + place.rank, size * place.size))
         replicas = HalfStepGroup(open_tried(member(f"replicas {place.rank}", number, size)), number)
         if moves_experts and place.tensor_size > 1:
             both = open_tried(member(f"experts {place.stage}", place.expert_rank, place.expert_size))
     if place.size == 1:
         return Groups(world, replicas=replicas)
-    member = _members(place, place.rendezvous, place.size)
+    member = _members(place, place.rendezvous, place.size, place.rank == 0)
     if world is None:
         world = HostGroup(member("world", place.rank, place.size))
     if place.tensor_size > 1:
@@ -305,9 +306,12 @@ def join_groups(
     return Groups(world, tensor, links, replicas, context, both)
 
 
-def _members(place: Place, rendezvous: str, size: int) -> Callable[[str, int, int], Membership]:
-    """A function that makes memberships of this rank in groups of the `size` ranks that meet there."""
-    store, meeting = _open_store(place, rendezvous, size), urlsplit(rendezvous)
+def _members(place: Place, rendezvous: str, size: int, leads: bool) -> Callable[[str, int, int], Membership]:
+    """A function that makes memberships of this rank in groups of the `size` ranks that meet there.
+
+    `leads`: whether it is the first of them.
+    """
+    store, meeting = _open_store(place, rendezvous, size, leads), urlsplit(rendezvous)
 
     def member(name: str, rank: int, size: int) -> Membership:
         sockets = f"{meeting.path}-{name}" if meeting.scheme == "file" else None
@@ -316,30 +320,30 @@ def _members(place: Place, rendezvous: str, size: int) -> Callable[[str, int, in
     return member
 
 
-def _open_store(place: Place, rendezvous: str, size: int) -> Store:
+def _open_store(place: Place, rendezvous: str, size: int, leads: bool) -> Store:
     """The store through which ranks exchange addresses."""
     where = urlsplit(rendezvous)
     if where.scheme == "file":
         store: Store = FileStore(where.path, size)
     elif where.scheme == "tcp" and where.hostname and where.port:
-        store = _tcp_store(where.hostname, where.port, place)
+        store = _tcp_store(where.hostname, where.port, size, place.address if leads else None)
     else:
         raise ValueError(f"{rendezvous!r} is no rendezvous for ranks: write file:///path or tcp://host:port")
     store.set_timeout(TIMEOUT)
     return store
 
 
-def _tcp_store(host: str, port: int, place: Place) -> Store:
-    """A store that rank 0 holds. It listens where others reach its machine, and nowhere else."""
+def _tcp_store(host: str, port: int, size: int, own: str | None) -> Store:
+    """A store that the first rank holds, whose machine has the address `own`: it listens there alone."""
     listener = None
-    if place.rank == 0:
-        family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
-        listener = socket.create_server((place.address, port), family=family).detach()
+    if own is not None:
+        family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        listener = socket.create_server((own, port), family=family).detach()
     return TCPStore(
         host,
         port,
-        place.size,
-        is_master=place.rank == 0,
+        size,
+        is_master=own is not None,
         timeout=TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=listener,

@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_worker import VOCAB, facts, reference, text_after
+from fake_worker import VOCAB, reference, text_after
 from msgspec.structs import replace
-from shared_experts import SharingExecutor
 from sizes import worker_config
 from small_steps import follow, read
 from toy_language import bound_of
 
 from engine_core.config import EngineConfig, ProcessConfig
-from engine_core.executor import ExecutorDead
-from engine_core.ranks.joint_steps import JointExecutor, Peers
+from engine_core.executor import ExecutorDead, OtherEngineDead
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import rank_places
+from engine_core.ranks.peers import OtherEngines, Peers
 from engine_core.ranks.rank_groups import LocalRanks
 from engine_core.ranks.ranks_executor import RanksExecutor
 from worker.protocol import StepBounds
-from worker.ranks.unix_sockets import connect_all
 
 pytestmark = pytest.mark.slow(2)
 
@@ -48,15 +47,16 @@ def make(tmp_path: Path, support_path: None) -> Iterator[Make]:
 def build(index: int, ranks: int, folder: Path, to_other: socket.socket) -> JointExecutor:
     own = folder / f"own-{index}"
     own.mkdir()
+    peers = Peers({1 - index: to_other})
     places = rank_places(ProcessConfig(engine=EngineConfig(model="", tensor_parallel_size=ranks)))
     inner = RanksExecutor(
         worker_config(folder=str(own)),
         lambda phase, fraction, detail="": None,
         places=places,
-        groups=[LocalRanks(places, "fake_rank")],
+        groups=[LocalRanks(places, "fake_rank"), OtherEngines(peers)],
         log_level="critical",
     )
-    return JointExecutor(inner, index, lambda: {1 - index: to_other})
+    return JointExecutor(inner, index, peers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -101,10 +101,12 @@ def test_an_engine_whose_ranks_end_with_another_engine_names_that(
         one.submit(read(1, [5]))
 
 
-def test_one_that_does_not_come_is_missed(tmp_path: Path) -> None:
-    inner = SharingExecutor(facts(), lambda number: True)
-    executor = JointExecutor(inner, 0, lambda: connect_all(f"{tmp_path}/meet", 0, 2, 0.01))
-    with pytest.raises(ExecutorDead, match="an engine that shares experts with this one has not come"):
+def test_one_that_ends_while_ranks_start_is_not_waited_for(tmp_path: Path, support_path: None) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.close()
+    executor = build(0, 1, tmp_path, ours)
+    with pytest.raises(OtherEngineDead, match="engine 1, which shares experts with this one, has ended"):
         executor.start()
     executor.stop()
 

@@ -19,6 +19,7 @@ from tiny import tiny_checkpoint
 from engine_core.engine import Engine
 from engine_core.protocol import Add, Tokens
 from engine_core.ranks.joint_steps import Halving, JointExecutor
+from engine_core.ranks.peers import Peers
 from engine_core.scheduling.scheduler import Scheduler
 from models.config import read_config
 from models.parallel.experts import Transport
@@ -94,7 +95,7 @@ def write(
     engines: list[Engine] = []
     for index, end in enumerate(ends):
         end.setblocking(False)
-        joint = JointExecutor(executors[index], index, {1 - index: end}.copy, halving)
+        joint = JointExecutor(executors[index], index, Peers({1 - index: end}), halving)
         scheduler = Scheduler(engine_config("", **SIZE), joint.start(), model.vocab_size)
         engines.append(Engine(READY, scheduler, joint))
     for id, prompt in enumerate(PROMPTS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,19 +179,19 @@ def test_copies_of_experts_that_cannot_be_divided_are_refused(tmp_path: Path) ->
 
 def test_whole_experts_are_shared_by_the_ranks_of_a_stage_in_all_replicas(tmp_path: Path) -> None:
     sharing = asked(2, 2, enable_expert_parallel=True)
-    places: list[Place] = []
-    for index in range(3):
-        one = process(
-            sharing,
-            **beside(index, 3, together=True),
-            generation=4,
-            folder=str(tmp_path),
-        )
+
+    def build(index: int) -> list[Place]:
+        more = beside(index, 3, together=True)
+        one = process(sharing, **more, generation=4, folder=str(tmp_path))
         executor = make_executor(one)(worker_config(), quiet)
         assert isinstance(executor, JointExecutor)
         ranks = executor._inner  # pyright: ignore[reportPrivateUsage]
         assert isinstance(ranks, RanksExecutor)
-        places += [rank.place for rank in ranks._ranks.values()]  # pyright: ignore[reportPrivateUsage]
+        executor.stop()
+        return [rank.place for rank in ranks._ranks.values()]  # pyright: ignore[reportPrivateUsage]
+
+    with ThreadPoolExecutor() as pool:  # they meet
+        places = [place for found in pool.map(build, range(3)) for place in found]
     assert [place.expert_rank for place in places] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
     assert {(place.expert_size, place.expert_replicas) for place in places} == {(6, 3)}
     assert {place.expert_rendezvous for place in places} == {f"file://{tmp_path}/experts-4/m"}
@@ -205,7 +206,7 @@ def test_whole_experts_are_shared_by_the_ranks_of_a_stage_in_all_replicas(tmp_pa
     [
         (asked(distributed_executor_backend="uni"), "uni: replicas that share experts .* or choose mp"),
         (asked(2, distributed_executor_backend="ray"), "ray: replicas that share experts .* or choose mp"),
-        (asked(2, nnodes=2, cluster_key=KEY), "--nnodes 2: replicas share experts on one machine"),
+        (asked(2, nnodes=2, cluster_key=KEY), "--nnodes 2 spreads one replica over machines"),
     ],
 )
 def test_replicas_that_share_experts_have_processes_of_one_machine(config: EngineConfig, reason: str) -> None:
