@@ -28,14 +28,20 @@ class EngineProcess:
     """The process of one engine, and of those that take its place. They end when this object is dropped."""
 
     def __init__(
-        self, config: ProcessConfig, module: str, folder: Path, start: child.Start = child.start
+        self,
+        config: ProcessConfig,
+        module: str,
+        folder: Path,
+        start: child.Start = child.start,
+        starts: int = 0,
     ) -> None:
-        """`module` is what `python -m` runs, or `start` in its place; `folder` is that of the run."""
+        """`module` is what `python -m` runs, or `start` in its place; `folder` is that of the run; `starts`:
+        how often those have been started with which it shares experts."""
         self.number = config.index
         self.name = "the engine" if config.alone else f"engine {config.index}"
         if config.label:
             self.name += f" of {config.label}"
-        self.starts = 0
+        self.starts = starts
         self.removed = False
         """Whether it shall end and not be started again, because there are to be fewer replicas."""
         self._config = config
@@ -51,6 +57,11 @@ class EngineProcess:
         )
         self.process = self._start(self.name, self._module, msgspec.msgpack.encode(config))
 
+    def start_among(self, replicas: Replicas) -> None:
+        """Start as one of so many from now on."""
+        self._config = msgspec.structs.replace(self._config, replicas=replicas)
+        self.start()
+
     @property
     def exit_code(self) -> int | None:
         return self.process.exit_code
@@ -59,14 +70,14 @@ class EngineProcess:
 class EngineProcesses:
     def __init__(
         self,
-        make: Callable[[int, Replicas], EngineProcess],
+        make: Callable[[int, Replicas, int], EngineProcess],
         folder: RunFolder,
         addresses: list[Address],
         replicas: Replicas,
     ) -> None:
-        """`make` starts the engine of a number, as one of these replicas."""
+        """`make` starts the engine of a number, as one of these replicas, which were started so often."""
         self._make, self._replicas = make, replicas
-        self.engines = [make(number, replicas) for number in replicas.started]
+        self.engines = [make(number, replicas, 0) for number in replicas.started]
         self.addresses = addresses
         """The address of each API server, which gives it to its EngineClient."""
         self.worked = False
@@ -75,6 +86,8 @@ class EngineProcesses:
         self.leaving = False
         self.together = replicas.together
         """Whether the engines share experts, so that all end if one does, and are started as one."""
+        self.is_rebuilt = False
+        """Whether they end now in order to be started as another number of engines."""
         self._folder = folder
         self._is_one = replicas.together or len(replicas.numbers) == 1
 
@@ -103,9 +116,37 @@ class EngineProcesses:
             engine.removed = True
         added: list[EngineProcess] = []
         for number in range(len(self.engines), size):
-            added.append(self._make(number, self._replicas))
+            added.append(self._make(number, self._replicas, 0))
             self.engines.append(added[-1])
         return added, removed
+
+    def rebuild(self, size: int) -> None:
+        """Have engines that share experts end at once, so that `start_all` starts so many in their place."""
+        if size != len(self.engines):
+            self._replicas = msgspec.structs.replace(self._replicas, size=size, here=size)
+            self.is_rebuilt = True
+            for engine in self.engines:
+                engine.process.kill()
+
+    def start_all(self) -> list[EngineProcess]:
+        """Start all again as one; returns those that are no more. Raises OSError, and then none runs."""
+        latest = max(engine.starts for engine in self.engines)
+        size = self._replicas.here
+        removed = self.engines[size:] if self.is_rebuilt else []
+        try:
+            for engine in self.engines[:size]:
+                engine.start_among(self._replicas)
+            for number in range(len(self.engines), size) if self.is_rebuilt else ():
+                self.engines.append(self._make(number, self._replicas, latest))
+        except OSError:
+            latest = max(engine.starts for engine in self.engines)
+            for engine in self.engines:
+                engine.process.kill()
+                engine.starts = latest  # or the next ones would look for each other in different places
+            raise
+        del self.engines[len(self.engines) - len(removed) :]
+        self.is_rebuilt = False
+        return removed
 
     def terminate(self) -> None:
         """Ask all engines to end. Asked again, they do not wait for their requests."""
@@ -149,7 +190,7 @@ def start_engines(
     folder = RunFolder()
     servers = list(addresses) or [_address(folder.path, index) for index in range(api_servers)]
 
-    def make(number: int, replicas: Replicas) -> EngineProcess:
+    def make(number: int, replicas: Replicas, starts: int) -> EngineProcess:
         afar = number not in replicas.local
         return EngineProcess(
             ProcessConfig(
@@ -168,6 +209,7 @@ def start_engines(
             RAY_REPLICA if afar else module,
             folder.path,
             start,
+            starts,
         )
 
     return EngineProcesses(make, folder, servers, replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from engine_core.engine_processes import EngineProcess, EngineProcesses
@@ -147,7 +147,7 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
     """
     watching = asyncio.create_task(
         watch(
-            engines.engines,
+            engines.engines if engines.together else [*engines.engines],
             lambda engine, stalled: watcher.engine_stalled(engine.number, stalled),
             leaving=lambda: engines.leaving,
         )
@@ -187,7 +187,7 @@ async def _keep_engine(engines: EngineProcesses, engine: EngineProcess, watcher:
 
 
 async def _keep_together(engines: EngineProcesses, watcher: EngineWatcher) -> None:
-    group = _EngineGroup(engines.engines, watcher)
+    group = _EngineGroup(engines, watcher)
     restarter = Restarter(
         group, may_return=lambda code: engines.may_return(group.first, code), next_exit=group.next_end
     )
@@ -202,26 +202,30 @@ class _EngineGroup:
 
     name = "the group of engines that share experts"
 
-    def __init__(self, engines: Sequence[EngineProcess], watcher: EngineWatcher) -> None:
-        self.first = engines[0]
+    def __init__(self, engines: EngineProcesses, watcher: EngineWatcher) -> None:
+        self.first = engines.engines[0]
         self.process = self.first.process
         self._engines = engines
         self._watcher = watcher
 
     def start(self) -> None:
-        for engine in self._engines:
-            try:
-                engine.start()
-            except OSError:
-                latest = max(each.starts for each in self._engines)
-                for each in self._engines:
-                    each.process.kill()
-                    each.starts = latest  # or the next ones would look for each other in different places
-                raise
+        for removed in self._engines.start_all():
+            self._watcher.engine_given_up(removed.number, "", explained=False)
 
     async def next_end(self) -> int:
+        """Waits until all have ended, but not in order to be another number; returns the first exit code."""
+        while True:
+            code = await self._end_of_all()
+            if not self._engines.is_rebuilt or self._engines.leaving:
+                return code
+            try:
+                self.start()
+            except OSError:
+                return BROKE
+
+    async def _end_of_all(self) -> int:
         """Waits until one has ended, and has the others end; returns the exit code of the first."""
-        exits = {asyncio.create_task(exit_of(each.process)): each for each in self._engines}
+        exits = {asyncio.create_task(exit_of(each.process)): each for each in self._engines.engines}
         try:
             ended, others = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
             while others and all(task.result() == LEFT_ALONE for task in ended):  # by which, is not seen yet
@@ -234,7 +238,7 @@ class _EngineGroup:
             chosen = min(ended, key=lambda task: (task.result() == LEFT_ALONE, task.result() >= 0))
             self.first, code = exits[chosen], _told(chosen.result())
             self.process = self.first.process
-            if code != STOPPED:
+            if code != STOPPED and not self._engines.is_rebuilt:
                 _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
             self._watcher.engine_exited(self.first.number, code)
             if others:

@@ -106,19 +106,22 @@ async def watch(
     leaving: Callable[[], bool],
     on_look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Looks at processes again and again, and acts by the rules, until it is cancelled.
+    """Looks at processes again and again, and acts by the rules, until it is cancelled. There may be others
+    of them each time.
 
     `on_change` is told of a process with True that it has stalled, and with False that it goes on or that
     another one begins in its place. `on_look` is called at each look.
     """
-    watched = [_Watched(one, lambda stalled, one=one: on_change(one, stalled)) for one in processes]
+    watched: dict[Watched, _Watched] = {}
     before = time.monotonic()
     while True:
         await asyncio.sleep(TICK_SECONDS)
         before, elapsed = time.monotonic(), time.monotonic() - before
         on_look()
-        for one in watched:
-            one.look(elapsed, leaving=leaving())
+        for one in processes:
+            if one not in watched:
+                watched[one] = _Watched(one, lambda stalled, one=one: on_change(one, stalled))
+            watched[one].look(elapsed, leaving=leaving())
 
 
 class _Watched:

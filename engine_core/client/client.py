@@ -240,7 +240,7 @@ class EngineClient:
         replica = self._table.replicas.get(number)
         if replica is None or replica.lost is not None or self.dead is not None:
             return
-        blamed = None if replica.leaving else replica.ready
+        blamed = None if replica.leaving or self._table.is_rebuilt else replica.ready
         ended = self._table.lose(replica, reason)
         if for_good or (self._restart_wait is None and number in self._table.layout.local):
             for one in reversed(ended):

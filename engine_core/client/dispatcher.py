@@ -27,6 +27,9 @@ _MEDIA_IN_MESSAGE = 64 << 20
 _STANDING_SECONDS = 1.0
 """Seconds for an engine to say how far a request has come. One that computes a long step says it later."""
 
+_REBUILD_SECONDS = 3600.0
+"""Seconds for which requests wait at most while an operator has all engines started anew."""
+
 _ABORTED = "the request was ended before it was done"
 _HALF_DONE = "the replica that was generating this answer has ended: send the request again"
 _TOO_LATE = "the request has taken longer than it may, and no engine could take it"
@@ -276,11 +279,12 @@ class Dispatcher:
 
         One that has been held since it was last sent keeps its deadline.
         """
-        if self._closed is not None or self._restart_wait <= 0 or not self._table.may_take(one):
+        wait = _REBUILD_SECONDS if self._table.is_rebuilt else self._restart_wait
+        if self._closed is not None or wait <= 0 or not self._table.may_take(one):
             self._refuse([one])
             return
         if one.deadline is None:
-            seconds = min(self._restart_wait, one.seconds_left) if one.since else self._restart_wait
+            seconds = min(wait, one.seconds_left) if one.since else wait
             one.deadline = self._loop.time() + seconds
         self._held[one.id] = self._loop.call_at(one.deadline, self._refuse, [one])
 

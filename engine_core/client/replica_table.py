@@ -163,20 +163,35 @@ class ReplicaTable:
         self.settled.set()
 
     def resize(self, size: int) -> list[Replica]:
-        """Have so many replicas from now on, all on this machine; returns those beyond, which are to end."""
+        """Have so many replicas from now on, all on this machine; returns those that are to end alone."""
+        changes = size != self.layout.size
         self.layout = replace(self.layout, size=size, here=size)
         for number in self.layout.local:
             self.replicas.setdefault(number, Replica(number))
         self.settled.clear()
+        if self.layout.together:
+            for one in self.replicas.values():
+                one.stalled |= changes  # it gets nothing more, since all end, and are started as one
         self._settle()
+        if self.layout.together:
+            return []
         return [one for number, one in self.replicas.items() if number >= size]
 
     def _settle(self) -> None:
         """Forget replicas that had to end and have, and find out whether any change is still to come."""
         known, size = list(self.replicas.values()), self.layout.size
         self.replicas = {one.number: one for one in known if one.number < size or not one.given_up}
-        if all(one.number < size and (one.works or one.lost is not None) for one in self.replicas.values()):
+        if all(one.number < size and (one.works or self._fails(one)) for one in self.replicas.values()):
             self.settled.set()
+
+    def _fails(self, replica: Replica) -> bool:
+        """Whether a replica that should work does not, and will not soon."""
+        return replica.given_up if self.layout.together else replica.lost is not None
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether all replicas are being started again, as another number of them."""
+        return self.layout.together and not self.settled.is_set()
 
     @property
     def progress(self) -> Progress:

@@ -69,7 +69,7 @@ class Table(msgspec.Struct, frozen=True):
     """The answer of the first engine, once all have come."""
 
     addresses: dict[int, tuple[str, int]]
-    """Where each of the others listens."""
+    """The address and the port at which each of the other engines listens."""
     rendezvous: str
     refusal: str = ""
     """Why an engine may not take part, if so."""

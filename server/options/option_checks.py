@@ -151,11 +151,12 @@ def _check_replicas(config: ServerConfig) -> None:
 
     engine, replicas, headless = config.engine, config.replicas, config.headless
     size = replicas.size
+    sharing = max(size, 1 + config.enable_elastic_ep) if replicas.together else 1
     try:
-        check_halves(engine, size if engine.enable_expert_parallel else 1)
+        check_halves(engine, sharing)
         balancing_of(engine)
         read_guess_options(engine)
-        check_kept_blocks(engine, size if engine.enable_expert_parallel else 1)
+        check_kept_blocks(engine, sharing)
     except ValueError as error:
         raise OptionError(str(error)) from error
     if replicas.together and len(replicas.local) < size:
@@ -209,11 +210,9 @@ def _check_sharing(config: ServerConfig) -> None:
 
 def _check_elastic(config: ServerConfig) -> None:
     replicas = config.replicas
-    fixed = config.headless or replicas.elsewhere or replicas.apart or replicas.together
-    if config.enable_elastic_ep and fixed:
+    if config.enable_elastic_ep and (config.headless or replicas.elsewhere or replicas.apart):
         raise OptionError(
-            "--enable-elastic-ep scales replicas of one machine that share nothing: leave it out, or what "
-            "puts replicas on other machines or lets them share experts"
+            "--enable-elastic-ep scales replicas of one machine: leave it out, or what puts some on others"
         )
 
 

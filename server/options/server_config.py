@@ -292,7 +292,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             secret=self.engine.cluster_key,
             apart=rank is not None or self.data_parallel_hybrid_lb,
             by_ray=by_ray,
-            together=self.engine.enable_expert_parallel and self.data_parallel_size > 1,
+            together=self.engine.enable_expert_parallel
+            and (self.data_parallel_size > 1 or self.enable_elastic_ep),
         )
 
     @property

@@ -137,7 +137,11 @@ async def scale(request: Request, body: ScaleBody) -> JSONResponse:
     state = request.scope["app"].state
     if not state.settled.is_set():
         raise Unavailable("The number of replicas is being changed already.", retry_after=5)
-    if failed := await state.resize(body.new_data_parallel_size, body.drain_timeout):
+    try:
+        failed = await state.resize(body.new_data_parallel_size, body.drain_timeout)
+    except ValueError as error:
+        raise BadRequest(str(error), "new_data_parallel_size") from error
+    if failed:
         raise Internal("; ".join(failed))
     return JSONResponse({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})
 

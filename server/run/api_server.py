@@ -151,8 +151,17 @@ class ApiServer:
         return self.client.client_of(message.model) if isinstance(message, messages.OfModel) else None
 
     async def resize(self, size: int, seconds: float) -> list[str]:
-        """Have so many replicas; returns why some of them do not work when all have started or ended."""
+        """Have so many replicas; returns why some of them do not work when all have started or ended.
+
+        Raises ValueError if experts cannot be shared among so many.
+        """
         assert isinstance(self.client, EngineClient)
+        if self._config.replicas.together and (ready := self.client.ready) is not None:
+            from engine_core.ranks.layout import check_layout  # what only servers need that share experts
+            from models.config import read_config
+
+            engine = self._config.engine
+            check_layout(engine, read_config(Path(ready.folder), engine.hf_overrides), size)
         self.client.orders.resize(size, seconds)
         self._report(f"{messages.RESIZE} {size} {seconds:g}")
         await self.client.orders.settled.wait()

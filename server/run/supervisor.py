@@ -175,6 +175,9 @@ class Supervisor:
             _log.info("there are to be %d replicas", size)
             for server in self._servers:
                 server.resize(size, seconds)
+            if engines.together:
+                engines.rebuild(size)
+                return
             try:
                 added, removed = engines.resize(size)
             except OSError as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,10 @@ import pytest_asyncio
 from started_engines import soon, until
 
 from engine_core import restarts
+from engine_core.config import Replicas
+from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import PAUSES, WINDOW, RestartBudget, Restarter
+from engine_core.run_folder import RunFolder
 from worker.child import BROKE, CANNOT_START, describe_exit
 
 
@@ -148,14 +151,16 @@ async def test_a_start_that_fails_is_tried_again(
 class FakeEngine:
     """An engine of a group, whose next start may fail."""
 
-    def __init__(self) -> None:
-        self.starts = 1
+    def __init__(self, number: int, starts: int = 0) -> None:
+        self.number = number
+        self.starts = starts + 1
         self.fails = False
         self.killed = False
         self.process = self
 
-    def start(self) -> None:
+    def start_among(self, replicas: Replicas) -> None:
         self.starts += 1
+        self.killed = False
         if self.fails:
             raise OSError(12, "Cannot allocate memory")
 
@@ -163,11 +168,68 @@ class FakeEngine:
         self.killed = True
 
 
-def test_a_group_that_cannot_be_started_whole_meets_in_one_place_the_next_time() -> None:
-    engines: Any = [FakeEngine() for _ in range(3)]
-    engines[1].fails = True
-    group = restarts._EngineGroup(engines, restarts.NoWatcher())  # pyright: ignore[reportPrivateUsage]
+class Group:
+    """Engines that share experts, of which new ones may not be made."""
+
+    def __init__(self, size: int, folder: RunFolder) -> None:
+        self.full = False
+        layout = Replicas(size=size, here=size, together=True)
+        self.engines = EngineProcesses(self.make, folder, [], layout)
+        self.group: Any = restarts._EngineGroup(self.engines, self)  # pyright: ignore[reportPrivateUsage]
+        self.gone: list[int] = []
+
+    def make(self, number: int, replicas: Replicas, starts: int) -> Any:
+        if self.full:
+            raise OSError(12, "Cannot allocate memory")
+        return FakeEngine(number, starts)
+
+    def engine_given_up(self, number: int, reason: str, *, explained: bool) -> None:
+        self.gone.append(number)
+
+    def engine_exited(self, number: int, code: int) -> None:
+        pass
+
+    def engine_stalled(self, number: int, stalled: bool) -> None:
+        pass
+
+    @property
+    def known(self) -> list[Any]:
+        return [*self.engines.engines]
+
+
+@pytest.fixture
+def folder() -> Iterator[RunFolder]:
+    made = RunFolder()
+    yield made
+    made.remove()
+
+
+def test_a_group_that_cannot_be_started_whole_meets_in_one_place_the_next_time(folder: RunFolder) -> None:
+    made = Group(3, folder)
+    made.known[1].fails = True
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        group.start()
-    assert all(engine.killed for engine in engines)
-    assert {engine.starts for engine in engines} == {2}
+        made.group.start()
+    assert all(engine.killed for engine in made.known)
+    assert {engine.starts for engine in made.known} == {2}
+
+
+def test_a_group_is_started_as_another_number_and_all_meet_in_one_place(folder: RunFolder) -> None:
+    made = Group(2, folder)
+    made.group.start()
+    made.engines.rebuild(3)
+    assert all(engine.killed for engine in made.known) and made.engines.is_rebuilt
+    made.full = True
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        made.group.start()
+    assert all(engine.killed for engine in made.known)
+    made.full = False
+    made.group.start()
+    assert [(engine.number, engine.starts, engine.killed) for engine in made.known] == [
+        (number, 4, False) for number in range(3)
+    ]
+    assert not made.engines.is_rebuilt and not made.gone
+    made.engines.rebuild(1)
+    made.group.start()
+    assert [(engine.number, engine.starts) for engine in made.known] == [(0, 5)] and made.gone == [1, 2]
+    made.engines.rebuild(1)
+    assert not made.engines.is_rebuilt, "they are as many already"

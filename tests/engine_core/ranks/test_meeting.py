@@ -22,7 +22,7 @@ SECONDS = 20
 
 @pytest.fixture
 def port() -> int:
-    """Of the port before it, too, nothing is known."""
+    """A free port, and so is the one before it."""
     return free_ports(2, HOST) + 1
 
 

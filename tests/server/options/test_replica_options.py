@@ -57,8 +57,7 @@ KEY = ["--cluster-key", "a secret of sixteen characters or more"]
         (["-dp", "2", "--data-parallel-rank", "1", "-dph"], "use one of them"),
         (["-dp", "2", "--data-parallel-rank", "1", "--headless"], "leave out --headless"),
         (["-dp", "2", "-dph", "--enable-expert-parallel"], "lets replicas of several servers share experts"),
-        (["-dp", "2", "-dph", "--enable-elastic-ep"], "that share nothing"),
-        (["-dp", "2", "--enable-expert-parallel", "--enable-elastic-ep"], "that share nothing"),
+        (["-dp", "2", "-dph", "--enable-elastic-ep"], "scales replicas of one machine: leave it out"),
         (["-dp", "2", "--data-parallel-start-rank", "2", "--data-parallel-size-local", "1"], "--headless"),
         (
             ["-dp", "2", "--headless", "--data-parallel-start-rank", "1", "--data-parallel-size-local", "2"],

@@ -196,4 +196,5 @@ def attend_blocks(
                 *(partial, logs, out, context.query_starts, blocks.rows, blocks.tokens),
                 *(heads, dim, wide, each, min(_JOINED, 8192 // wide)),
                 num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
+                maxnreg=64 if wide > 256 else 255,  # or 8.0 would keep two of 40 registers in memory
             )

@@ -115,6 +115,22 @@ def gather(
             tl.store(low_ptr + row * room + low, a.to(tl.float32), mask=low < count)
 
 
+@triton.jit
+def _at_length(total, bias_ptr, base, factors, shifts, at, outputs):
+    """Results, which have a bias already, at the lengths that DoRA wants, if an adapter has any."""
+    if factors != 0:
+        factor_ptr = (base + factors).to(tl.pointer_type(tl.float32))
+        bias = tl.zeros_like(at).to(tl.float32)
+        if bias_ptr is not None:
+            bias = tl.load(bias_ptr + at, mask=at < outputs, other=0.0).to(tl.float32)
+        factor = tl.load(factor_ptr + at, mask=at < outputs, other=1.0)
+        total = (total - bias[None, :]) * factor[None, :] + bias[None, :]
+    if shifts != 0:
+        shift_ptr = (base + shifts).to(tl.pointer_type(tl.float32))
+        total += tl.load(shift_ptr + at, mask=at < outputs, other=0.0)[None, :]
+    return total
+
+
 @triton.jit(do_not_specialize=["layer", "tokens", "apart", "planes"])
 def expand(
     out_ptr, low_ptr, bias_ptr, numbers_ptr, bases_ptr, layer, tokens, apart, planes, outputs, room,
@@ -157,16 +173,7 @@ def expand(
                         )
                 sums = tl.dot(x, values, sums, input_precision="ieee")
             total += sums
-        if factors != 0:
-            factor_ptr = (base + factors).to(tl.pointer_type(tl.float32))
-            bias = tl.zeros([COLUMNS], tl.float32)
-            if bias_ptr is not None:
-                bias = tl.load(bias_ptr + at, mask=at < outputs, other=0.0).to(tl.float32)
-            factor = tl.load(factor_ptr + at, mask=at < outputs, other=1.0)
-            total = (total - bias[None, :]) * factor[None, :] + bias[None, :]
-        if shifts != 0:
-            shift_ptr = (base + shifts).to(tl.pointer_type(tl.float32))
-            total += tl.load(shift_ptr + at, mask=at < outputs, other=0.0)[None, :]
+        total = _at_length(total, bias_ptr, base, factors, shifts, at, outputs)
         there = (own & is_there)[:, None] & (at < outputs)[None, :]
         tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=there)
         left = tl.where(left == number, 0, left)
