@@ -28,6 +28,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 _JOINED = 32
 """The splits that are joined at a time."""
+_JOINED_WIDE = {"maxnreg": 64}
+"""What joins wide heads with, or 8.0 would keep two of 40 registers in memory."""
 
 
 def operations(card: Card) -> dict[str, Callable[..., Any]]:
@@ -196,5 +198,5 @@ def attend_blocks(
                 *(partial, logs, out, context.query_starts, blocks.rows, blocks.tokens),
                 *(heads, dim, wide, each, min(_JOINED, 8192 // wide)),
                 num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
-                maxnreg=64 if wide > 256 else 255,  # or 8.0 would keep two of 40 registers in memory
+                **_JOINED_WIDE if wide > 256 else {},
             )
