@@ -28,8 +28,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 _JOINED = 32
 """The splits that are joined at a time."""
-_JOINED_WIDE = {"maxnreg": 64}
-"""What joins wide heads with, or 8.0 would keep two of 40 registers in memory."""
+_JOINED_WIDE = {256: {"maxnreg": 128}, 512: {"maxnreg": 64}}
+"""What joins wide heads, or 10.0 and 8.0 would keep one and two registers in memory."""
 
 
 def operations(card: Card) -> dict[str, Callable[..., Any]]:
@@ -198,5 +198,5 @@ def attend_blocks(
                 *(partial, logs, out, context.query_starts, blocks.rows, blocks.tokens),
                 *(heads, dim, wide, each, min(_JOINED, 8192 // wide)),
                 num_warps=1 if wide <= 64 else 2 if wide <= 256 else 8,
-                **_JOINED_WIDE if wide > 256 else {},
+                **_JOINED_WIDE.get(wide, {}),
             )

@@ -29,7 +29,7 @@ from worker.kernels.cuda.launch import launch
 from worker.kernels.cuda.linear import GATES, applied, let_through
 from worker.kernels.cuda.products.packing import Mixed, Packed
 from worker.kernels.cuda.products.quantized import widened_in_order
-from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts, add_tile
+from worker.kernels.cuda.products.quantized_kernel import WHOLE, MatrixForm, MatrixParts, add_tile, in_units
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,7 @@ def multiply_pairs(
             total, matrix, n, there, tile * FORM.tile, x_ptr, row, held, inputs, x_stride, parts, skipped,
             outputs, FORM,
         )  # fmt: skip
+    total = in_units(total, FORM)  # pyright: ignore
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * outputs + n, mask=there, other=0.0)
         total += bias.to(tl.float32)[:, None]

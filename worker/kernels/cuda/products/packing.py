@@ -158,7 +158,8 @@ def _form(matrix: Grouped, tile: int, *, powers: bool) -> MatrixForm:
         words = tuple(int.from_bytes(found[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
         zero = _CENTRE
     run = 0 if factors is None else factors.run
-    return MatrixForm(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile)
+    scaled = powers and kind == quantized_kernel.HALVES and not run and matrix.dtype == torch.bfloat16
+    return MatrixForm(zero, matrix.bits, kind, matrix.group or columns, run, powers, words, tile, scaled)
 
 
 def _has_rounded_inputs(matrix: Grouped) -> bool:

@@ -9,8 +9,9 @@ Codes of 4 bits lie two in a byte: that of a column in the first half of a tile,
 column as far into the second half. A code becomes a byte b, then the float32 with the bits of 2^23 + b, from
 which 2^23 and the byte that means 0 are taken away: no instruction that converts whole numbers is needed.
 Whole numbers of 4 bits become numbers of 16 bits likewise, from the bits of 128 + b or 1,024 + b, two by an
-instruction. Those of e2m1 are the bits of a number whose exponent is too small. PTX of our own makes these:
-four numbers of two bytes by 6 or 13 instructions, where the compiler takes 11 and 24.
+instruction. Those of e2m1 are the bits of a number whose exponent is too small; if their scales are powers of 2,
+these are made up with it, so that sums need no scale. PTX of our own makes all these: four numbers of two bytes by
+6 or 9 instructions, where the compiler takes 11 and 24.
 """
 
 # Triton hands a NamedTuple to a kernel as it is.
@@ -31,6 +32,7 @@ from worker.kernels.cuda.capabilities import FEW_ROWS
 WHOLE, E4M3, LEVELS, HALVES = 0, 1, 2, 3
 _INTERPRETED: constexpr = constexpr(knobs.runtime.interpret)
 _FEW_ROWS: constexpr = constexpr(FEW_ROWS)
+_2_TO_63: constexpr = constexpr(2.0**63)
 _2_TO_126: constexpr = constexpr(2.0**126)
 """The kinds of codes: whole numbers, numbers of 8 bits, 16 levels, and 16 levels in units of a half."""
 _WHOLE: constexpr = constexpr(WHOLE)
@@ -50,6 +52,7 @@ class MatrixForm(NamedTuple):
     powers: bool  # whether scales are exponents of 2
     levels: tuple[int, ...]  # the 16 levels as bytes, four in a word
     tile: int  # columns of a tile
+    scaled: bool = False  # whether scales are in the numbers, so that sums need none
 
 
 class MatrixParts(NamedTuple):
@@ -94,41 +97,30 @@ def _whole_pairs(type: str, raised: str, one: str) -> constexpr:
     }}""")
 
 
-def _float_pairs(type: str, low: int, high: int, mask: str, unit: str) -> constexpr:
-    """PTX for two bytes of e2m1, whose bits become the last of an exponent and the first behind it.
-
-    `low`, `high`: how far those of both halves of a byte are moved; `unit`: what is missing in the exponent.
-    """
-    return constexpr(f"""{{
-    .reg .b32 pair, low, high, sign, unit, none;
-    mov.b32 unit, {unit};
-    mov.b32 none, 0x80008000;
-    prmt.b32 pair, $2, 0, 0x4140;
-    shl.b32 low, pair, {low};
-    shl.b32 sign, pair, 12;
-    and.b32 low, low, {mask};
-    lop3.b32 low, sign, none, low, 0xEA;
-    shl.b32 high, pair, {high};
-    shl.b32 sign, pair, 8;
-    and.b32 high, high, {mask};
-    lop3.b32 high, sign, none, high, 0xEA;
-    fma.rn.{type} $0, low, unit, none;
-    fma.rn.{type} $1, high, unit, none;
-    }}""")
-
-
 _WHOLE_BFLOAT16 = _whole_pairs("bf16x2", "0x43004300", "0x3F803F80")
 _WHOLE_FLOAT16 = _whole_pairs("f16x2", "0x64006400", "0x3C003C00")
-_FLOAT_BFLOAT16 = _float_pairs("bf16x2", 6, 2, "0x01C001C0", "0x7E807E80")
-_FLOAT_FLOAT16 = _float_pairs("f16x2", 9, 5, "0x0E000E00", "0x74007400")
+_FLOAT_BFLOAT16 = constexpr("""{
+    .reg .b32 pair, low, high, none;
+    mov.b32 none, 0x80008000;
+    prmt.b32 pair, $2, 0, 0x4140;
+    and.b32 low, pair, 0x000F000F;
+    mul.lo.u32 low, low, 0x1040;
+    and.b32 low, low, 0x81C081C0;
+    and.b32 high, pair, 0x00F000F0;
+    mul.lo.u32 high, high, 0x104;
+    and.b32 high, high, 0x81C081C0;
+    fma.rn.bf16x2 $0, low, $3, none;
+    fma.rn.bf16x2 $1, high, $4, none;
+    }""")
+"""PTX for two bytes of e2m1: a product moves the sign of a code to its place, and the other bits to those
+of the last of an exponent and the first behind it. The last operands have what is missing in the exponent."""
 
 
 @triton.jit
-def _floats_of_4_bits(code, dtype: constexpr):
-    """What codes [BN, K] of e2m1 mean, without their scales, for many rows."""
+def _floats_of_4_bits(code, unit, dtype: constexpr):
+    """What codes [BN, K] of e2m1 mean in units of `unit` [BN, 1] / 2^126, for many rows."""
     bits = ((code & 7) << 6) | ((code & 8) << 12)
-    low = bits.to(tl.bfloat16, bitcast=True)
-    return (low * tl.full([1, 1], _2_TO_126, tl.float32).to(tl.bfloat16)).to(dtype)
+    return (bits.to(tl.bfloat16, bitcast=True) * unit).to(dtype)
 
 
 @triton.jit
@@ -144,13 +136,37 @@ def _numbers_of_4_bits(code, zero, x, FORM: constexpr):
         ptx: constexpr = _WHOLE_BFLOAT16 if brain else _WHOLE_FLOAT16
         zero = ((-128.0 if brain else -1024.0) - zero).to(x.dtype)
         low, high = tl.inline_asm_elementwise(ptx, "=r,=r,r,r", [code, zero], (x.dtype, x.dtype), True, 2)
-    elif x.shape[1] > _FEW_ROWS:  # where PTX of our own took an H100 1.3 times as long
-        code = code.to(tl.int16)
-        low, high = _floats_of_4_bits(code & 15, x.dtype), _floats_of_4_bits(code >> 4, x.dtype)
     else:
-        floats: constexpr = _FLOAT_BFLOAT16 if x.dtype == tl.bfloat16 else _FLOAT_FLOAT16
-        low, high = tl.inline_asm_elementwise(floats, "=r,=r,r", [code], (x.dtype, x.dtype), True, 2)
+        unit = tl.full([1, 1], _2_TO_126, tl.float32).to(tl.bfloat16)
+        low, high = _floats(code, unit, unit, x, FORM)  # pyright: ignore
     return low, high
+
+
+@triton.jit
+def _floats(code, unit, other, x, FORM: constexpr):
+    """What the lower and the upper halves of bytes [BN, K] of e2m1 mean, in units of `unit` / 2^126 and of
+    `other` / 2^126 [BN, 1], in the type of `x`."""
+    if _INTERPRETED:  # which knows no products of bfloat16
+        code = code.to(tl.int32)
+        low = (_numbers(code & 15, FORM.zero, FORM) * (unit.to(tl.float32) / _2_TO_126)).to(x.dtype)
+        high = (_numbers(code >> 4, FORM.zero, FORM) * (other.to(tl.float32) / _2_TO_126)).to(x.dtype)
+    elif x.shape[1] > _FEW_ROWS or x.dtype != tl.bfloat16:
+        # PTX of our own took an H100 1.3 times as long with many rows.
+        code = code.to(tl.int16)
+        low, high = _floats_of_4_bits(code & 15, unit, x.dtype), _floats_of_4_bits(code >> 4, other, x.dtype)
+    else:
+        types: constexpr = (x.dtype, x.dtype)
+        low, high = tl.inline_asm_elementwise(
+            _FLOAT_BFLOAT16, "=r,=r,r,r,r", [code, unit, other], types, True, 2
+        )
+    return low, high
+
+
+@triton.jit
+def _unit_of_group(parts, skipped, group, n, there, outputs):
+    """The scale [BN, 1] of one group of numbers of e2m1, which is a power of 2, and 2^63 times too large."""
+    exponent = _load(parts.scales, skipped, group * outputs + n, there).to(tl.int32)
+    return (tl.minimum(exponent + 63, 254) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
 
 
 @triton.jit
@@ -218,6 +234,17 @@ def add_tile(
         numbers = tl.load(matrix + k[None, :], mask=there[:, None] & (k < inputs)[None, :], other=0.0)
         x = _inputs(x_ptr, row, held, first, inputs, x_stride, tile)
         total = tl.dot(numbers, x, total, input_precision="ieee")
+    elif FORM.scaled:
+        half: constexpr = tile // 2
+        code = tl.load(matrix + (first // 2 + tl.arange(0, half))[None, :], mask=there[:, None], other=0)
+        x = _inputs(x_ptr, row, held, first, inputs, x_stride, half)
+        y = _inputs(x_ptr, row, held, first + half, inputs, x_stride, half)
+        group = _group_of_half(first, inputs, FORM)  # pyright: ignore
+        unit = _unit_of_group(parts, skipped, first // FORM.group, n, there, outputs)  # pyright: ignore
+        other = _unit_of_group(parts, skipped, group, n, there, outputs)  # pyright: ignore
+        low, high = _floats(code, unit, other, x, FORM)  # pyright: ignore
+        total = tl.dot(low, x, total, input_precision="ieee")
+        total = tl.dot(high, y, total, input_precision="ieee")
     else:
         scale, minimum, zero = _of_group(  # pyright: ignore
             parts, skipped, first // FORM.group, n, there, outputs, FORM
@@ -253,6 +280,14 @@ def add_tile(
     return total
 
 
+@triton.jit
+def in_units(total, FORM: constexpr):
+    """The totals that `add_tile` has made, in units of 1."""
+    if FORM.scaled:
+        total *= _2_TO_63
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "splits"])
 def multiply(
     x_ptr, parts, bias_ptr, out_ptr, x_stride, rows, outputs, inputs, width, splits, FORM: constexpr,
@@ -272,6 +307,7 @@ def multiply(
             total, matrix, n, there, tile * FORM.tile, x_ptr, lane, held, inputs, x_stride, parts, 0, outputs,
             FORM,
         )  # fmt: skip
+    total = in_units(total, FORM)  # pyright: ignore
     if SPLIT:
         lane += tl.program_id(2).to(tl.int64) * rows
     elif bias_ptr is not None:

@@ -17,7 +17,7 @@ BOUNDS = {
     "4 bits, groups of 128, zero points": (4, 128, "zeros", 4.4, 5.4),
     "4 bits, groups of 32": (4, 32, "whole", 6.6, 7.2),
     "8 bits, groups of 128": (8, 128, "whole", 6.4, 6.4),
-    "e2m1, groups of 32": (4, 32, "e2m1", 8.2, 8.8),
+    "e2m1, groups of 32": (4, 32, "e2m1", 7.0, 7.4),
 }
 """Bits, group and kind, and the most instructions for each weight with up to 16 rows on 9.0, and on 8.0."""
 
