@@ -9,9 +9,9 @@ Codes of 4 bits lie two in a byte: that of a column in the first half of a tile,
 column as far into the second half. A code becomes a byte b, then the float32 with the bits of 2^23 + b, from
 which 2^23 and the byte that means 0 are taken away: no instruction that converts whole numbers is needed.
 Whole numbers of 4 bits become numbers of 16 bits likewise, from the bits of 128 + b or 1,024 + b, two by an
-instruction. Those of e2m1 are the bits of a number whose exponent is too small; if their scales are powers of 2,
-these are made up with it, so that sums need no scale. PTX of our own makes all these: four numbers of two bytes by
-6 or 9 instructions, where the compiler takes 11 and 24.
+instruction. Those of e2m1 are the bits of a number whose exponent is too small. If scales are powers of 2,
+they are part of what is missing there, and sums need no scale. PTX of our own makes all these: four numbers of
+two bytes by 6 or 9 instructions, where the compiler takes 11 and 24.
 """
 
 # Triton hands a NamedTuple to a kernel as it is.
@@ -223,6 +223,23 @@ def _add_scaled(total, product, scale, minimum, x, parts):
 
 
 @triton.jit
+def _add_floats(
+    total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs,
+    FORM: constexpr,
+):  # fmt: skip
+    """Add the products of one tile of inputs with numbers of e2m1 that have their scales in them."""
+    half: constexpr = FORM.tile // 2
+    code = tl.load(matrix + (first // 2 + tl.arange(0, half))[None, :], mask=there[:, None], other=0)
+    x = _inputs(x_ptr, row, held, first, inputs, x_stride, half)
+    y = _inputs(x_ptr, row, held, first + half, inputs, x_stride, half)
+    unit = _unit_of_group(parts, skipped, first // FORM.group, n, there, outputs)
+    other = _unit_of_group(parts, skipped, _group_of_half(first, inputs, FORM), n, there, outputs)
+    low, high = _floats(code, unit, other, x, FORM)  # pyright: ignore
+    total = tl.dot(low, x, total, input_precision="ieee")
+    return tl.dot(high, y, total, input_precision="ieee")
+
+
+@triton.jit
 def add_tile(
     total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs,
     FORM: constexpr,
@@ -235,16 +252,9 @@ def add_tile(
         x = _inputs(x_ptr, row, held, first, inputs, x_stride, tile)
         total = tl.dot(numbers, x, total, input_precision="ieee")
     elif FORM.scaled:
-        half: constexpr = tile // 2
-        code = tl.load(matrix + (first // 2 + tl.arange(0, half))[None, :], mask=there[:, None], other=0)
-        x = _inputs(x_ptr, row, held, first, inputs, x_stride, half)
-        y = _inputs(x_ptr, row, held, first + half, inputs, x_stride, half)
-        group = _group_of_half(first, inputs, FORM)  # pyright: ignore
-        unit = _unit_of_group(parts, skipped, first // FORM.group, n, there, outputs)  # pyright: ignore
-        other = _unit_of_group(parts, skipped, group, n, there, outputs)  # pyright: ignore
-        low, high = _floats(code, unit, other, x, FORM)  # pyright: ignore
-        total = tl.dot(low, x, total, input_precision="ieee")
-        total = tl.dot(high, y, total, input_precision="ieee")
+        total = _add_floats(  # pyright: ignore
+            total, matrix, n, there, first, x_ptr, row, held, inputs, x_stride, parts, skipped, outputs, FORM
+        )
     else:
         scale, minimum, zero = _of_group(  # pyright: ignore
             parts, skipped, first // FORM.group, n, there, outputs, FORM

@@ -1,4 +1,4 @@
-"""PTX of our own makes the numbers that codes of 4 bits mean: the interpreter does not run it, so these tests do."""
+"""PTX of our own makes numbers of codes of 4 bits. The interpreter does not run it, so these tests do."""
 
 from __future__ import annotations
 
