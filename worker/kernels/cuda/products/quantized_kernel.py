@@ -10,8 +10,8 @@ column as far into the second half. A code becomes a byte b, then the float32 wi
 which 2^23 and the byte that means 0 are taken away: no instruction that converts whole numbers is needed.
 Whole numbers of 4 bits become numbers of 16 bits likewise, from the bits of 128 + b or 1,024 + b, two by an
 instruction. Those of e2m1 are the bits of a number whose exponent is too small. If scales are powers of 2,
-they are part of what is missing there, and sums need no scale. PTX of our own makes all these: four numbers of
-two bytes by 6 or 9 instructions, where the compiler takes 11 and 24.
+they are part of what is missing there, and sums need no scale. PTX of our own makes all these: four numbers
+of two bytes by 6 or 9 instructions, where the compiler takes 11 and 24.
 """
 
 # Triton hands a NamedTuple to a kernel as it is.
