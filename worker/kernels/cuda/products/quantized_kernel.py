@@ -155,9 +155,9 @@ def _floats(code, unit, other, x, FORM: constexpr):
         code = code.to(tl.int16)
         low, high = _floats_of_4_bits(code & 15, unit, x.dtype), _floats_of_4_bits(code >> 4, other, x.dtype)
     else:
-        types: constexpr = (x.dtype, x.dtype)
+        given = [code, unit, other]
         low, high = tl.inline_asm_elementwise(
-            _FLOAT_BFLOAT16, "=r,=r,r,r,r", [code, unit, other], types, True, 2
+            _FLOAT_BFLOAT16, "=r,=r,r,r,r", given, (x.dtype, x.dtype), True, 2
         )
     return low, high
 
