@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 _JOINED = 32
 """The splits that are joined at a time."""
-_JOINED_WIDE = {256: {"maxnreg": 128}, 512: {"maxnreg": 64}}
+_JOINED_WIDE = {256: {"maxnreg": 168}, 512: {"maxnreg": 64}}
 """What joins wide heads, or 10.0 and 8.0 would keep one and two registers in memory."""
 
 
