@@ -88,7 +88,8 @@ def test_a_child_that_dies_before_it_listens_is_not_an_error(modules: Path) -> N
     [
         (child.BROKE, "it exited with code 1, and its log says why"),
         (child.CANNOT_START, "it exited with code 2, and its log says why"),
-        (3, "it exited with code 3 and did not say why"),
+        (child.LEFT_ALONE, "it exited with code 3, and its log says why"),
+        (4, "it exited with code 4 and did not say why"),
         (-(signal.SIGRTMIN + 1), f"it was ended by signal {signal.SIGRTMIN + 1}"),
         (-signal.SIGSEGV, "it was ended by SIGSEGV"),
         (-signal.SIGKILL, "it was ended by SIGKILL, most likely because memory ran out (`dmesg` tells)"),
