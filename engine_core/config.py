@@ -195,11 +195,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(ahead + 1, self.pipeline_parallel_size)
 
 
-def check_kept_blocks(config: EngineConfig, replicas: int = 1) -> None:
-    """Refuse options that contradict what is kept of the KV cache elsewhere, or mean nothing without it.
-
-    `replicas`: the number of those that share experts.
-    """
+def check_kept_blocks(config: EngineConfig) -> None:
+    """Refuse options that contradict what is kept of the KV cache elsewhere, or mean nothing without it."""
     folder, memory = config.worker.kv_cache_dir, config.worker.kv_offloading_size
     if folder is None and config.worker.kv_cache_disk_gib is not None:
         raise ValueError("--kv-cache-disk-gib says how large --kv-cache-dir may get: give that, too")
@@ -210,8 +207,6 @@ def check_kept_blocks(config: EngineConfig, replicas: int = 1) -> None:
         raise ValueError(
             f"{flag} keeps what --no-enable-prefix-caching would never look for: leave out one of them"
         )
-    if replicas > 1:
-        raise ValueError(f"{flag} is not for replicas that share experts for now: leave out one of them")
 
 
 def cluster_key_needed(what: str) -> ValueError:

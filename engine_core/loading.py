@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from engine_core.config import EngineConfig, ProcessConfig
 from engine_core.executor import Executor, InlineExecutor, MakeExecutor
 from engine_core.protocol import Progress, Ready
+from engine_core.ranks.joint_steps import JointExecutor
 from engine_core.ranks.layout import check_layout
 from engine_core.ranks.ranks_executor import RanksExecutor, make_executor
 from engine_core.scheduling.cache.disk_prefixes import DiskPrefixes
@@ -70,7 +71,8 @@ def make_loader(
         try:
             facts = executor.start()
             scheduler = Scheduler(config, facts, model.vocab_size)
-            if isinstance(executor, InlineExecutor | RanksExecutor) and (store := executor.store) is not None:
+            own = executor.inner if isinstance(executor, JointExecutor) else executor
+            if isinstance(own, InlineExecutor | RanksExecutor) and (store := own.store) is not None:
                 parts = scheduler.cache, scheduler.waiting, scheduler.pace.line, scheduler.media
                 scheduler.disk = DiskPrefixes(store, *parts)
             _log.info(describe(facts))

@@ -111,6 +111,11 @@ class JointExecutor:
             self._halving = self._halving.usable(facts)
         return facts
 
+    @property
+    def inner(self) -> Executor:
+        """The executor of this engine's own ranks."""
+        return self._inner
+
     def submit(self, step: StepInput, seconds: float = 0.0) -> JointFuture:
         """Announce a step, which usually ends within so many seconds, and run it when the others do."""
         self.check()

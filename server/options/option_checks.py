@@ -156,7 +156,7 @@ def _check_replicas(config: ServerConfig) -> None:
         check_halves(engine, sharing)
         balancing_of(engine)
         read_guess_options(engine)
-        check_kept_blocks(engine, sharing)
+        check_kept_blocks(engine)
     except ValueError as error:
         raise OptionError(str(error)) from error
     if replicas.together and len(replicas.local) < size:

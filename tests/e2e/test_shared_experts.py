@@ -120,6 +120,32 @@ def test_the_number_of_those_that_share_experts_changes_and_no_request_is_lost(
         assert "it is started again" not in server.output(), "it counts as no failure"
 
 
+def written(server: LiveServer) -> float:
+    return sum(server.numbers("facet:disk_blocks_written_total").values())
+
+
+@pytest.mark.slow
+def test_prefixes_outlive_replicas_that_share_experts(folder: Path, tmp_path: Path) -> None:
+    """Each keeps those of its own requests, and finds those of the other."""
+    prompt = "Some friends went to the sea, and what they saw there was told for years. " * 8
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+    options = (*SMALL, "-dp", "2", "--enable-expert-parallel", "--enable-prompt-tokens-details")
+    found: list[tuple[object, int]] = []
+    for _ in range(2):
+        with serving(str(folder), *options, "--kv-cache-dir", str(tmp_path)) as server:
+            wait_until(lambda: both_work(server), 30, server.output)
+            for _ in range(2):
+                answer = server.post("/v1/completions", body).json()
+                details = answer["usage"]["prompt_tokens_details"] or {}
+                found.append((answer["choices"], details.get("cached_tokens", 0)))
+            if len(found) == 2:
+                wait_until(lambda: written(server) > 0, 10, server.output)
+            os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait(30)
+    assert [choices for choices, _ in found] == [found[0][0]] * 4
+    assert found[0][1] == 0 and found[2][1] > 100
+
+
 def both_work(server: LiveServer) -> bool:
     return server.numbers("facet:replicas_alive")[""] == 2
 
