@@ -92,6 +92,12 @@ class EngineProcesses:
         self._is_one = replicas.together or len(replicas.numbers) == 1
 
     @property
+    def follows_another(self) -> bool:
+        """Whether these engines leave when the first one does, which is on another machine, and wait for the
+        next."""
+        return self.together and self._replicas.first > 0
+
+    @property
     def run_folder(self) -> Path:
         """A folder that is private to this run, and removed after it."""
         return self._folder.path

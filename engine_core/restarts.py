@@ -213,10 +213,11 @@ class _EngineGroup:
             self._watcher.engine_given_up(removed.number, "", explained=False)
 
     async def next_end(self) -> int:
-        """Waits until all have ended, but not in order to be another number; returns the first exit code."""
+        """Waits until all have ended, but not because an operator starts anew; returns the first exit code."""
         while True:
             code = await self._end_of_all()
-            if not self._engines.is_rebuilt or self._engines.leaving:
+            has_left = code == STOPPED and self._engines.follows_another
+            if self._engines.leaving or not (self._engines.is_rebuilt or has_left):
                 return code
             try:
                 self.start()

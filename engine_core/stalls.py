@@ -139,8 +139,8 @@ class _Watched:
             self._process, self._rules, self._killed = process, ProgressRules(), False
             self._note(stalled=False)
         entries = self._kept.page.entries()
-        if self._killed or not entries[0].pid:
-            return  # it ends, or it loads
+        if self._killed or not entries[0].pid or process.exit_code is not None:
+            return  # it ends or has ended, or it loads
         stopped = {one.pid for one in entries if is_stopped(one.pid)}
         state = self._rules.look(elapsed, entries, stopped=bool(stopped), leaving=leaving)
         if state is State.WELL:

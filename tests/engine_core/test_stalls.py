@@ -33,6 +33,7 @@ class FakeProcess:
     def __init__(self) -> None:
         self.killed = asyncio.Event()
         self.killed_because = ""
+        self.exit_code: int | None = None
 
     def kill(self) -> None:
         self.killed.set()
@@ -113,6 +114,13 @@ async def test_whoever_hangs_for_long_is_killed_and_another_one_begins_anew(
     kept.writer.idle()
     await asyncio.sleep(0.1)
     assert told == [True, False] and not kept.fake.killed.is_set()
+
+
+async def test_one_that_has_ended_while_it_worked_is_not_blamed(kept: Kept, told: list[bool]) -> None:
+    kept.writer.working(1, 20, 5.0, 0.0)
+    kept.fake.exit_code = 1
+    await asyncio.sleep(0.2)
+    assert told == [] and not kept.fake.killed.is_set()
 
 
 async def test_one_that_loads_is_left_alone(kept: Kept, told: list[bool]) -> None:
