@@ -213,7 +213,7 @@ class _EngineGroup:
             self._watcher.engine_given_up(removed.number, "", explained=False)
 
     async def next_end(self) -> int:
-        """Waits until all have ended, but not because an operator starts anew; returns the first exit code."""
+        """Waits until all have ended, not to start anew for an operator; returns the first exit code."""
         while True:
             code = await self._end_of_all()
             has_left = code == STOPPED and self._engines.follows_another
