@@ -86,6 +86,8 @@ def meet(process: ProcessConfig, report: ReportPhase) -> Meeting:
         if process.index == 0:
             return _Host(here, key, replicas.size, report).meet()
         return _Guest(here, key, process.index, replicas.size, report).meet()
+    except ExecutorDead:  # whose reason is here, and not with another engine
+        raise
     except (RankLostError, OSError) as error:
         raise OtherEngineDead(f"engines that share experts have not met: {error}") from error
 

@@ -75,7 +75,7 @@ def test_sizes_that_differ_are_told(port: int) -> None:
     with ThreadPoolExecutor() as pool:
         [host] = come(pool, engine(0, 2, port))
         [guest] = come(pool, engine(2, 3, port))
-        with pytest.raises(ExecutorDead, match="engine 0 is one of 2 that share experts: give all the same"):
+        with pytest.raises(ExecutorDead, match="^engine 0 is one of 2 that share experts: give all the same"):
             guest.result(SECONDS)
         [guest] = come(pool, engine(1, 2, port))
         close([host.result(SECONDS), guest.result(SECONDS)])
@@ -101,7 +101,7 @@ def test_one_that_leaves_before_all_have_come_is_waited_for_again(port: int) -> 
 
 
 def test_a_machine_without_that_address_is_told(port: int) -> None:
-    with pytest.raises(ExecutorDead, match=r"cannot listen at 192\.0\.2\.1:.* --data-parallel-address has"):
+    with pytest.raises(ExecutorDead, match=r"^cannot listen at 192\.0\.2\.1:.* --data-parallel-address has"):
         meet(engine(0, 2, port, address="192.0.2.1"), lambda phase, fraction, detail="": None)
 
 
