@@ -75,7 +75,7 @@ def test_sizes_that_differ_are_told(port: int) -> None:
     with ThreadPoolExecutor() as pool:
         [host] = come(pool, engine(0, 2, port))
         [guest] = come(pool, engine(2, 3, port))
-        with pytest.raises(ExecutorDead, match="^engine 0 is one of 2 that share experts: give all the same"):
+        with pytest.raises(ExecutorDead, match=r"^engine 0 is one of 2 that share experts: give all"):
             guest.result(SECONDS)
         [guest] = come(pool, engine(1, 2, port))
         close([host.result(SECONDS), guest.result(SECONDS)])
