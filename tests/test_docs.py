@@ -118,3 +118,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "getting-started" / "index.html").exists()
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    names = sorted(path.name for path in (DOCS / "decisions").glob("*.md"))
+    numbers = [name.partition("-")[0] for name in names]
+    assert numbers == [f"{number:04}" for number in range(1, len(names) + 1)]
+    for name, number in zip(names, numbers, strict=True):
+        assert (DOCS / "decisions" / name).read_text().startswith(f"# {number}"), name
