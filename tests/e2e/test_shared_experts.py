@@ -166,6 +166,8 @@ def test_replicas_of_two_machines_share_experts_and_end_and_return_as_one(
             assert all_at_once(api) == expected
             assert min(api.numbers("vllm:prefix_cache_queries_total").values()) > 0, "both have worked"
             assert "4 of 8 experts" in api.output()
+            listening = {address for address, _ in api.listening() | machine.listening()}
+            assert listening <= {"127.0.0.1", host}, "each at its own address, and nowhere else"
             os.kill(machine.rank_pids()[0], signal.SIGKILL)
             wait_until(lambda: not both_work(api), 20, api.output)
             assert complete(api, PROMPTS[1], 12) == expected[1], "it waits for both"
