@@ -263,6 +263,11 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
         return range(self.size) if self.by_ray else self.local
 
     @property
+    def follow_the_first(self) -> bool:
+        """Whether those here share experts with the first one, on another machine, and leave with it."""
+        return self.together and self.first > 0
+
+    @property
     def elsewhere(self) -> bool:
         """Whether some replicas run on other machines."""
         return self.here < self.size and not self.apart

@@ -181,6 +181,11 @@ class Engine:
         return self._joint is None or self._joint.leave()
 
     @property
+    def shares_experts(self) -> bool:
+        """Whether it takes its steps with other engines."""
+        return self._joint is not None
+
+    @property
     def first_leaves(self) -> bool:
         """Whether the first of the engines that share experts wants to end, if that is another one."""
         return self._joint is not None and self._joint.first_leaves

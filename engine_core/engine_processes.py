@@ -84,18 +84,14 @@ class EngineProcesses:
         """Whether requests have been served. The owner sets it, and from then on an only engine that ends, or
         a group of them, is started again: before that, it is the operator who has to do something."""
         self.leaving = False
+        self.follow_the_first = replicas.follow_the_first
+        """Whether they leave when the first engine does, on another machine, and wait for the next."""
         self.together = replicas.together
         """Whether the engines share experts, so that all end if one does, and are started as one."""
         self.is_rebuilt = False
         """Whether they end now in order to be started as another number of engines."""
         self._folder = folder
         self._is_one = replicas.together or len(replicas.numbers) == 1
-
-    @property
-    def follows_another(self) -> bool:
-        """Whether these engines leave when the first one does, which is on another machine, and wait for the
-        next."""
-        return self.together and self._replicas.first > 0
 
     @property
     def run_folder(self) -> Path:

@@ -74,8 +74,7 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         _report_end(ends, error, str(error) if isinstance(error, OtherEngineDead) else logs.one_line(error))
         return LEFT_ALONE if isinstance(error, OtherEngineDead) else CANNOT_START
     try:
-        first_is_elsewhere = config.expert_replicas > 1 and config.replicas.first > 0
-        EngineLoop(engine, ends, config.drain_seconds, first_is_elsewhere).run()
+        EngineLoop(engine, ends, config.drain_seconds, config.replicas.follow_the_first).run()
     except Exception as error:
         if not isinstance(error, OtherEngineDead):
             _log.exception("the engine broke")
@@ -141,7 +140,8 @@ class EngineLoop:
     @property
     def _is_overdue(self) -> bool:
         """Whether others that share experts have had their time to end, too, and go on."""
-        return self._drain_until is not None and time.monotonic() > self._drain_until + _LAST_SECONDS
+        until = self._drain_until
+        return self._engine.shares_experts and until is not None and time.monotonic() > until + _LAST_SECONDS
 
     def _obey(self, order: protocol.Sleep) -> None:
         """Sleep or wake, unless it is so already, and tell all servers. An engine that cannot wake tells why,

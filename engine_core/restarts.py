@@ -216,7 +216,7 @@ class _EngineGroup:
         """Waits until all have ended, not to start anew for an operator; returns the first exit code."""
         while True:
             code = await self._end_of_all()
-            has_left = code == STOPPED and self._engines.follows_another
+            has_left = code == STOPPED and self._engines.follow_the_first
             if self._engines.leaving or not (self._engines.is_rebuilt or has_left):
                 return code
             try:
@@ -239,7 +239,7 @@ class _EngineGroup:
             chosen = min(ended, key=lambda task: (task.result() == LEFT_ALONE, task.result() >= 0))
             self.first, code = exits[chosen], _told(chosen.result())
             self.process = self.first.process
-            if code != STOPPED and not self._engines.is_rebuilt:
+            if others and code != STOPPED and not self._engines.is_rebuilt:
                 _log.error("%s has ended: the engines that share experts with it end, too", self.first.name)
             self._watcher.engine_exited(self.first.number, code)
             if others:

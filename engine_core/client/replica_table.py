@@ -169,11 +169,10 @@ class ReplicaTable:
         for number in self.layout.local:
             self.replicas.setdefault(number, Replica(number))
         self.settled.clear()
+        self._settle()
         if self.layout.together:
             for one in self.replicas.values():
                 one.stalled |= changes  # it gets nothing more, since all end, and are started as one
-        self._settle()
-        if self.layout.together:
             return []
         return [one for number, one in self.replicas.items() if number >= size]
 

@@ -142,7 +142,9 @@ class _Line:
     @property
     def is_open(self) -> bool:
         """Whether the other end is still there, as far as is known here."""
-        if not select.select([self.socket], [], [], 0)[0]:
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        if not poller.poll(0):
             return True
         try:
             return bool(self.socket.recv(1, socket.MSG_PEEK))

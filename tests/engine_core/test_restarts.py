@@ -14,7 +14,7 @@ from engine_core.config import Replicas
 from engine_core.engine_processes import EngineProcesses
 from engine_core.restarts import PAUSES, WINDOW, RestartBudget, Restarter
 from engine_core.run_folder import RunFolder
-from worker.child import BROKE, CANNOT_START, describe_exit
+from worker.child import BROKE, CANNOT_START, STOPPED, describe_exit
 
 
 class Clock:
@@ -153,6 +153,7 @@ class FakeEngine:
 
     def __init__(self, number: int, starts: int = 0) -> None:
         self.number = number
+        self.name = f"engine {number}"
         self.starts = starts + 1
         self.fails = False
         self.killed = False
@@ -171,9 +172,9 @@ class FakeEngine:
 class Group:
     """Engines that share experts, of which new ones may not be made."""
 
-    def __init__(self, size: int, folder: RunFolder) -> None:
+    def __init__(self, size: int, folder: RunFolder, first: int = 0) -> None:
         self.full = False
-        layout = Replicas(size=size, here=size, together=True)
+        layout = Replicas(size=first + size, first=first, here=size, together=True)
         self.engines = EngineProcesses(self.make, folder, [], layout)
         self.group: Any = restarts._EngineGroup(self.engines, self)  # pyright: ignore[reportPrivateUsage]
         self.gone: list[int] = []
@@ -233,3 +234,18 @@ def test_a_group_is_started_as_another_number_and_all_meet_in_one_place(folder: 
     assert [(engine.number, engine.starts) for engine in made.known] == [(0, 5)] and made.gone == [1, 2]
     made.engines.rebuild(1)
     assert not made.engines.is_rebuilt, "they are as many already"
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, [STOPPED]), (1, [STOPPED, STOPPED, BROKE])])
+async def test_engines_that_leave_with_the_first_one_wait_for_the_next(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, first: int, expected: list[int]
+) -> None:
+    """The first one is on this machine, or on another; an end that is told is one that counts."""
+    made, codes = Group(1, folder, first), [*expected]
+
+    async def next_code(process: object) -> int:
+        return codes.pop(0)
+
+    monkeypatch.setattr(restarts, "exit_of", next_code)
+    assert await made.group.next_end() == expected[-1]
+    assert not codes and [engine.starts for engine in made.known] == [len(expected)]

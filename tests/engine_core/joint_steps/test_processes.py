@@ -14,7 +14,7 @@ from engine_core.client.client import EngineClient
 from engine_core.client.in_flight import Stream
 from engine_core.protocol import Failed, Tokens
 from engine_core.reason_codes import QUARANTINED
-from worker.child import CANNOT_START
+from worker.child import CANNOT_START, STOPPED
 from worker.protocol import Sampling
 
 
@@ -71,6 +71,14 @@ async def test_requests_anywhere_are_computed_in_rounds_of_all(kept: Keep, model
     await soon(until(lambda: sorted(number for number, _ in ends.given_up) == [0, 1]))
     assert sorted(ends.exits) == [(0, 0), (1, 0)]
     assert [engine.exit_code for engine in engines.engines] == [0, 0]
+
+
+@pytest.mark.slow
+async def test_one_that_is_asked_alone_to_end_waits_for_the_others_no_longer_than_it_may(kept: Keep) -> None:
+    engines, client, ends = await kept(drain_seconds=0.5)
+    await soon(until(lambda: all_work(client)))
+    engines.engines[1].process.terminate()
+    await soon(until(lambda: (1, STOPPED) in ends.exits))
 
 
 @pytest.mark.turns
