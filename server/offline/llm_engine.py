@@ -365,9 +365,8 @@ def _check_alone(config: ServerConfig) -> None:
 
 def _start(config: ServerConfig) -> Engine:
     display, asked = ProgressDisplay(), config.engine
-    if (
-        asked.max_token_gap_ms is None
-    ):  # nobody waits for one answer of a list: long steps take the least time
+    if asked.max_token_gap_ms is None:
+        # Nobody waits for one answer of a list: long steps take the least time.
         asked = msgspec.structs.replace(asked, max_token_gap_ms=0.0)
     engine = Engine.start(asked, lambda now: display.show(now.phase, now.fraction, now.detail))
     display.done()
