@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Literal
 
 from chromium import Tab
 from fake_frontend import FakeFrontend
@@ -10,7 +11,16 @@ from media_frontend import let_see
 from page_driver import IDLE, MESSAGES, click, fill, hear, opened, say
 
 
+class Moment(asyncio.Event):
+    """A gate that opens by itself, so that the parts of an answer come apart, and it has a rate."""
+
+    async def wait(self) -> Literal[True]:
+        await asyncio.sleep(0.02)
+        return True
+
+
 def test_messages_are_sent_answered_anew_and_shown_as_code(tab: Tab, model: FakeFrontend) -> None:
+    model.gate = Moment()
     with opened(tab, model) as url:
         assert tab.run("document.activeElement.id") == "input"
         assert "writes text · turns texts into vectors" in tab.run(
