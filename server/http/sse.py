@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,6 +38,18 @@ OPEN_AFTER = 1.0
 After them the headers are sent, so that no client or proxy takes a long prompt for a dead server."""
 
 encode = msgspec.json.Encoder().encode
+
+_LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
+"""Characters that JSON may hold as they are and that clients which split lines as Unicode does take for ends
+of lines, as Python's `str.splitlines` does and so httpx's `iter_lines`; and how JSON escapes them."""
+
+
+def on_one_line(data: bytes) -> bytes:
+    """Returns events of JSON with the characters escaped at which such clients would cut them."""
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return data
 
 
 def event(message: msgspec.Struct) -> bytes:
@@ -141,7 +154,8 @@ class EventStream(Response):
     """Sends the events that a generator makes, and closes the generator whatever happens.
 
     The generator's last item is sent together with the end of the answer; `form` tells which that is. An
-    empty item sends the headers before there is an event.
+    empty item sends the headers before there is an event. A call raises ClientDisconnect if the client leaves
+    before the headers are sent.
     """
 
     def __init__(
@@ -181,7 +195,8 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._run())
         except ClientGone:
-            log.debug("a client left its stream")
+            if not self._started:
+                raise ClientDisconnect from None
 
     async def _run(self) -> None:
         opener = _DelayedTask(OPEN_AFTER, self._fill_silence)
@@ -228,4 +243,4 @@ class EventStream(Response):
             headers = [*self.raw_headers, *self._late_headers()]
             await self._send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         self._written, self._ended = self._clock(), not more
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send({"type": "http.response.body", "body": on_one_line(data), "more_body": more})

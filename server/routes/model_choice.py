@@ -25,7 +25,7 @@ from server.frontend.many_models import ManyModels, Named
 from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
-from server.http.sse import OPEN_AFTER, ClientGone, encode, while_connected
+from server.http.sse import OPEN_AFTER, ClientGone, encode, on_one_line, while_connected
 from server.options.server_config import AccessOptions
 from server.reading.body_table import BY_PATH, EMBEDDINGS
 
@@ -197,7 +197,8 @@ class _Answer:
     async def break_off(self, error: bytes) -> None:
         """End a stream that has begun with an error."""
         named = self._path.startswith((ANTHROPIC, "/v1/responses"))
-        await self._write(b"%sdata: %s\n\n" % (b"event: error\n" if named else b"", error), more=False)
+        data = b"%sdata: %s\n\n" % (b"event: error\n" if named else b"", on_one_line(error))
+        await self._write(data, more=False)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -48,7 +48,7 @@ class FakeTransport:
         self.reading = True
         self.unfetched: list[bytes] = []
         """Bytes that the client has sent while the server did not read."""
-        self.closing = self.aborted = self.half_closed = False
+        self.closing = self.aborted = self.half_closed = self.lost = False
         self.protocol: Any = None
         self.unread = 0
         self.high = 64 << 10
@@ -78,7 +78,13 @@ class FakeTransport:
         self.closing = self.aborted = True
         self._lose(None)
 
+    def leave(self) -> None:
+        """The client closes the connection."""
+        self.closing = True
+        self._lose(None)
+
     def _lose(self, error: Exception | None) -> None:
+        self.lost = True
         asyncio.get_running_loop().call_soon(self.protocol.connection_lost, error)
 
     def is_closing(self) -> bool:
@@ -109,6 +115,8 @@ class FakeTransport:
         return self.unread
 
     def set_write_buffer_limits(self, high: int) -> None:
+        if self.lost:
+            raise RuntimeError("unable to perform operation; the handler is closed")  # as uvloop does
         self.high = high
 
     def get_extra_info(self, name: str) -> Any:

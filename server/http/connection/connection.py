@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import httptools
+from starlette.requests import ClientDisconnect
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -217,7 +218,12 @@ class Connection(HttpToolsProtocol):
                 self._settle()
 
     def _follow_reader(self, on_flow: Callable[[bool], None]) -> None:
-        """Tells the stream that begins now when its client does not keep up with reading, or does again."""
+        """Tells the stream that begins now when its client does not keep up with reading, or does again.
+
+        Raises ClientDisconnect if the client has left.
+        """
+        if self.transport.is_closing():
+            raise ClientDisconnect
         self._on_flow = on_flow
         if not self._streams:
             self._streams = True

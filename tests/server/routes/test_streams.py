@@ -108,6 +108,8 @@ async def test_a_client_that_leaves_its_stream_ends_it_in_the_engine(
     assert frontend.most_running == (2 if path == TEXTS[0] and isinstance(body.get("prompt"), list) else 1)
     assert bool(pieces) == bool(after)
     assert not any(b"[DONE]" in piece for piece in pieces)
+    assert b'status="%s"' % (b"2xx" if after else b"4xx") in frontend.metrics.page()
+    assert b'status="5xx"' not in frontend.metrics.page()
 
 
 @ENDPOINTS
@@ -119,6 +121,16 @@ async def test_a_client_that_leaves_before_its_answer_ends_it_in_the_engine(
     assert pieces == []
     assert (frontend.running, frontend.finished) == (0, 0)
     assert frontend.most_running >= 1
+
+
+@pytest.mark.parametrize(("path", "body"), [TEXT, TALK, ("/api/generate", {"model": "tiny", "prompt": "hi"})])
+async def test_a_client_that_splits_lines_as_unicode_does_gets_whole_events(
+    frontend: FakeFrontend, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    frontend.reply, frontend.per_step = "a\u2028b\u2029c\x85d\u00e9", 20
+    text = (await client.post(path, json={**body, "stream": True})).text
+    assert text.splitlines() == text.removesuffix("\n").split("\n")
+    assert r"a\u2028b\u2029c\u0085d" in text and "\u00e9" in text
 
 
 # Breaking off

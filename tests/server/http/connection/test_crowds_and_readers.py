@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from fake_connection import EchoApp, FakeClient, FakeServer, settled
+from starlette.requests import ClientDisconnect
 
 from server.http.connection import limits
 from server.http.connection.deadline_timer import TICK
@@ -36,6 +37,30 @@ async def test_a_crowd_that_is_refused_does_not_linger(server: FakeServer) -> No
     assert len(lingering) == limits.MOST_LINGERING
     server.clock.advance(limits.LINGER_SECONDS + 2 * TICK)
     assert all(client.transport.aborted for client in lingering)
+
+
+# Clients that leave.
+
+
+async def test_a_client_that_leaves_before_its_stream_begins_ends_it(
+    server: FakeServer, app: EchoApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, begun = server.connect(), []
+
+    async def app_of_a_stream(scope: Any, receive: Any, send: Any) -> None:
+        await app.open.wait()
+        with pytest.raises(ClientDisconnect):
+            scope["follow_reader"](begun.append)
+
+    app.open.clear()
+    client.protocol.app = app_of_a_stream
+    client.send(GET)
+    await settled()
+    client.transport.leave()
+    await settled()
+    app.open.set()
+    await settled()
+    assert not caplog.messages
 
 
 # Clients that do not read.
