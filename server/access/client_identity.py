@@ -162,8 +162,6 @@ def _duration(seconds: float) -> bytes:
     return b"%dm%ds" % (minutes, ceil(rest))
 
 
-_PROXIES = ("127.0.0.1", "::1")
-"""Addresses whose X-Forwarded-For uvicorn believes."""
 _NETWORK = 64
 """The leading bits of an IPv6 address that name a client: one may have all addresses behind them."""
 
@@ -218,20 +216,14 @@ def caller_of(request: Request) -> Caller:
     caller = scope.get("caller")
     if caller is None:
         by_address = scope["app"].state.config.access.fair_between == "addresses"
-        client = scope.get("client") if by_address else None
-        # All clients of a Unix socket are one.
-        caller = scope["caller"] = ANYONE if client is None else _caller_at(client[0])
+        caller = scope["caller"] = caller_at(scope, by_address=by_address)
     return caller
 
 
-def caller_at(scope: Scope, *, by_address: bool) -> Caller | None:
-    """The client at the other end of a connection; None if it may be a proxy that names another one."""
+def caller_at(scope: Scope, *, by_address: bool) -> Caller:
+    """The client at the other end of a connection. All clients of a Unix socket are one."""
     client = scope.get("client") if by_address else None
-    if client is None:
-        return ANYONE
-    if client[0] in _PROXIES and any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
-        return None
-    return _caller_at(client[0])
+    return ANYONE if client is None else _caller_at(client[0])
 
 
 def require_right(request: Request, *rights: Right) -> None:

@@ -165,7 +165,7 @@ class Access:
         return None if key is None else self._callers.get(self._index(hashlib.sha256(key).digest()))
 
     def enter(self, scope: Scope) -> Caller | None:
-        """The client of a request of which only the head is known; None if it is known later, or never.
+        """The client of a request of which only the head is known; None if its key is not valid.
 
         If it has a key of the file, it is noted as the caller.
         """
@@ -203,7 +203,7 @@ def head_check(admissions: Admissions, paths: Collection[str], access: Access) -
             return None  # also for a path with a query: such a line may still turn out to be malformed
         caller = access.enter(scope)
         if caller is None:
-            return None  # its key is not valid; or a proxy is before it, and it will be known later who it is
+            return None  # the application tells it so
         try:
             admission = admissions.take_free_place(caller)
         except ApiError as error:

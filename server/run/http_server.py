@@ -20,6 +20,7 @@ from server.frontend.many_models import ManyModels
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
+from server.http.connection.proxies import TrustedProxies
 from server.http.connection.sockets import RenewableTls
 from server.http.middleware import KEY_NAME
 from server.options.server_config import ServerConfig
@@ -110,25 +111,28 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels) -> uv
         access_log = logging.getLogger("uvicorn.access")
         access_log.setLevel(logging.INFO)
         access_log.addFilter(AccessLogFilter(config.log.quiet_paths))
+    options = uvicorn.Config(
+        create_app(frontend),
+        loop="none",  # it runs in ours
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=not config.log.disable_uvicorn_access_log,
+        proxy_headers=False,  # connections read them, and more strictly
+        server_header=False,
+        root_path=config.root_path,
+        backlog=2048,
+    )
     loop = asyncio.get_running_loop()
     shared = Shared(
         most_connections(config.max_connections, config.data_parallel_size),
         DeadlineTimer(loop.time, loop.call_later),
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
         check_head=early_admission(frontend),
+        proxies=TrustedProxies(options.forwarded_allow_ips),
         max_head=config.connections.h11_max_incomplete_event_size,
         max_headers=config.connections.h11_max_header_count,
         keep_alive=config.connections.timeout_keep_alive,
     )
-    return uvicorn.Config(
-        create_app(frontend),
-        loop="none",  # it runs in ours
-        http=cast(Any, partial(Connection, shared)),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=not config.log.disable_uvicorn_access_log,
-        server_header=False,
-        root_path=config.root_path,
-        backlog=2048,
-    )
+    options.http = cast(Any, partial(Connection, shared))
+    return options

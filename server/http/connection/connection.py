@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 from server.errors import ApiError
 from server.http.connection import limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
+from server.http.connection.proxies import TrustedProxies
 from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
 
 Wait = Literal[
@@ -41,6 +43,7 @@ class Shared:
     """A function that is told the status of each refusal."""
     check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
     """A function of a request's method, target and scope. It tells why it is refused, if it is."""
+    proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies("127.0.0.1,::1"))
     max_head: int = limits.MAX_HEAD
     """Bytes of a request's first line and headers together."""
     max_headers: int = limits.MAX_HEADERS
@@ -94,6 +97,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(limits.MAX_PENDING)
+        self._is_proxy = self._shared.proxies.trusts(self.client[0] if self.client else None)
         if (beyond := len(self.connections) - self._shared.most) > 0:
             error = limits.too_many_connections(self._shared.most)
             self._answer(error, lingers=beyond <= limits.MOST_LINGERING)
@@ -154,6 +158,8 @@ class Connection(HttpToolsProtocol):
         self._fault = self._excess()
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             self._fault = limits.TOO_MANY_PIPELINED
+        if self._is_proxy:
+            self._shared.proxies.identify(cast(Any, self.scope))
         if self._fault is None and (self.cycle is None or self.cycle.response_complete):
             method = self.parser.get_method()  # pyright: ignore[reportOptionalMemberAccess]
             self._fault = self._shared.check_head(method, self.url, self.scope)
@@ -195,7 +201,8 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
-            task = self.loop.create_task(cycle.run_asgi(app))
+            # This runs in the task of the request before, of whose context nothing is for the next.
+            task = self.loop.create_task(cycle.run_asgi(app), context=Context())
             task.add_done_callback(self.tasks.discard)
             self.tasks.add(task)
         self._settle()

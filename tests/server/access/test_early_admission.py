@@ -124,17 +124,6 @@ async def test_who_has_less_than_its_share_is_let_in() -> None:
     assert crowd.refusal is not None
 
 
-async def test_a_client_that_a_proxy_names_is_known_later() -> None:
-    served = Served()
-    served.frontend.admissions.admit(Caller(ADDRESS), 4)
-    early = early_admission(cast(Frontend, served.frontend))
-    headers = [(b"x-forwarded-for", b"10.0.0.7")]
-    proxied = {"type": "http", "client": ("127.0.0.1", 1), "headers": headers}
-    assert early(b"POST", b"/v1/completions", proxied) is None and "admission" not in proxied
-    direct = {"type": "http", "client": (ADDRESS, 1), "headers": headers}
-    assert early(b"POST", b"/v1/completions", direct) is not None
-
-
 async def test_all_are_one_if_addresses_are_not_trusted() -> None:
     served = Served(fair_between="none")
     served.frontend.admissions.admit(ANYONE, 4)

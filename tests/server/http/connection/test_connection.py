@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -258,6 +259,23 @@ async def test_an_answer_before_the_body_ends_gives_the_rest_a_while(
 
 
 # Several requests at once.
+
+
+async def test_a_pipelined_request_has_nothing_of_the_context_of_the_one_before(server: FakeServer) -> None:
+    key: ContextVar[str] = ContextVar("key", default="")
+    seen: list[str] = []
+    echo = server.connect().protocol.app
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(key.get())
+        key.set("the first one's")
+        await echo(scope, receive, send)
+
+    client = server.connect()
+    client.protocol.app = noting
+    client.send(GET * 2)
+    await settled()
+    assert seen == ["", ""]
 
 
 async def test_pipelined_requests_are_answered_in_order(app: EchoApp, client: FakeClient) -> None:
