@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -67,6 +68,7 @@ def make_loader(
         report(Progress(phase=phase, fraction=fraction, folder=folder, detail=detail))
 
     def load(timed_steps: TimedSteps = ()) -> Loaded:
+        began = time.monotonic()
         executor = make(replace(worker_config, timed_steps=timed_steps), report_phase)
         try:
             facts = executor.start()
@@ -76,7 +78,8 @@ def make_loader(
                 parts = scheduler.cache, scheduler.waiting, scheduler.pace.line, scheduler.media
                 scheduler.disk = DiskPrefixes(store, *parts)
             _log.info(describe(facts))
-            return make_ready(config, model, found, facts), scheduler, executor
+            ready = make_ready(config, model, found, facts)
+            return replace(ready, start_seconds=time.monotonic() - began), scheduler, executor
         except Exception:
             executor.stop()
             raise

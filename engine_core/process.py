@@ -33,7 +33,7 @@ from models.plugins import Registrations, use_registrations
 from worker import child, logs
 from worker.calls.messages import WorkerReturn
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
-from worker.host.machine import forget_files
+from worker.host.machine import forget_files, process_age
 
 _SMALLEST_PROGRESS = 0.01
 _WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
@@ -62,6 +62,7 @@ def main(make: MakeExecutor | None = None) -> int:
 
 
 def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | None) -> int:
+    boot_seconds = process_age()
     # Loading cannot be asked to stop half-way, and has nothing to lose.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     try:
@@ -69,6 +70,8 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
         engine = Engine.start(
             config.engine, _ProgressSender(ends), make, config.progress_page, config.expert_replicas
         )
+        whole = boot_seconds + engine.ready.start_seconds
+        engine.ready = msgspec.structs.replace(engine.ready, start_seconds=whole)
     except Exception as error:
         _log.debug("the engine cannot start", exc_info=True)
         _report_end(ends, error, str(error) if isinstance(error, OtherEngineDead) else logs.one_line(error))

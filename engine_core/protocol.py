@@ -312,6 +312,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     worker: WorkerFacts
     quantization: str | None = None
     """What the weights are, for people, if they are quantized."""
+    start_seconds: float = 0.0
+    """The time from the start of its process to this message, without that of downloads."""
 
 
 class Dead(msgspec.Struct, frozen=True, tag=True, gc=False):

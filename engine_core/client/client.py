@@ -49,13 +49,14 @@ class EngineClient:
         *,
         server: int = 0,
         servers: int = 1,
+        restarts: bool = False,
         restart_wait: float | None = None,
         on_progress: Callable[[protocol.Progress], None] | None = None,
     ) -> None:
         """Call this in the event loop that is used. This is number `server` of so many `servers`.
 
-        `restart_wait`: engines are started again, and requests wait for them for so many seconds while none
-        works. None: one that has ended is given up at once.
+        `restarts`: engines are started again, and requests wait for them for `restart_wait` seconds while
+        none works, by default as long as starts take. Without either one that has ended is given up at once.
         """
         self.dead: str | None = None
         """The reason why no replica is left, if all are given up."""
@@ -68,9 +69,10 @@ class EngineClient:
         self.folder_known, self.ready_or_dead, self.died = (asyncio.Event() for _ in range(3))
         self.on_change: Callable[[], None] = lambda: None
         """Called when `ready` has changed."""
-        self._servers, self._restart_wait, self._on_progress = servers, restart_wait, on_progress
-        self._table = ReplicaTable(replicas, servers)
-        self._dispatcher = sender = Dispatcher(self._table, self._send, restart_wait or 0.0)
+        self._servers, self._on_progress = servers, on_progress
+        self._restarts = restarts or restart_wait is not None
+        self._table, wait = ReplicaTable(replicas, servers), restart_wait if self._restarts else 0.0
+        self._dispatcher = sender = Dispatcher(self._table, self._send, wait)
         self.standing, self.abort, self.call_workers = sender.standing, sender.abort, sender.call_workers
         self.orders = Orders(self._table, self._dispatcher.notify)
         self.adapters = EngineAdapters(sender.notify, self.orders.until, self.orders.tell)
@@ -242,7 +244,7 @@ class EngineClient:
             return
         blamed = None if replica.leaving or self._table.is_rebuilt else replica.ready
         ended = self._table.lose(replica, reason)
-        if for_good or (self._restart_wait is None and number in self._table.layout.local):
+        if for_good or (not self._restarts and number in self._table.layout.local):
             for one in reversed(ended):
                 self._give_up(one, reason, explained=explained)
         if self.dead is not None:
@@ -315,8 +317,7 @@ class EngineClient:
     def _read_monitor(self) -> None:
         self._read_answers()  # its last answers came before its end
         for number in self._end.disconnected():
-            replica = self._table.replicas.get(number)
-            if replica is not None:
+            if (replica := self._table.replicas.get(number)) is not None:
                 self._lose(number, replica.how_it_ended())
 
     def _find(self, hello: protocol.Hello) -> Replica | None:
@@ -330,8 +331,7 @@ class EngineClient:
 
     def _reachable(self, hello: protocol.Hello) -> None:
         """Note that requests can be sent to an engine from now on."""
-        replica = self._find(hello)
-        if replica is not None:
+        if (replica := self._find(hello)) is not None:
             replica.reachable = True
             self._refresh()
 

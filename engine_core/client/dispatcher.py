@@ -43,9 +43,13 @@ class Dispatcher:
     """Sends requests to replicas. Each gets exactly one terminal answer, whatever becomes of the engines."""
 
     def __init__(
-        self, table: ReplicaTable, send: Callable[[int, protocol.Request], None], restart_wait: float
+        self, table: ReplicaTable, send: Callable[[int, protocol.Request], None], restart_wait: float | None
     ) -> None:
-        """`send` sends to the engine of a number, and raises Unreachable or RequestTooLarge."""
+        """`send` sends to the engine of a number, and raises Unreachable or RequestTooLarge.
+
+        `restart_wait`: the seconds for which requests wait for an engine that is started again; None: as the
+        table says.
+        """
         self._table = table
         self._send = send
         self._restart_wait = restart_wait
@@ -279,7 +283,9 @@ class Dispatcher:
 
         One that has been held since it was last sent keeps its deadline.
         """
-        wait = _REBUILD_SECONDS if self._table.is_rebuilt else self._restart_wait
+        wait = self._table.restart_wait if self._restart_wait is None else self._restart_wait
+        if self._table.is_rebuilt:
+            wait = _REBUILD_SECONDS
         if self._closed is not None or wait <= 0 or not self._table.may_take(one):
             self._refuse([one])
             return

@@ -40,6 +40,8 @@ class Replica:
         self.reachable = False
         self.end_code: EndCode | None = None
         """How its last process ended, until another one works in its place."""
+        self.start_seconds = 0.0
+        """The time that its last start took, as far as is known here."""
         self.reset()
 
     def reset(self) -> None:
@@ -85,6 +87,7 @@ class Replica:
 
     def begin_work(self, ready: Ready) -> None:
         self.ready, self.end_code, self.asleep = ready, None, False
+        self.start_seconds = ready.start_seconds
         self.progress = replace(self.progress, phase="ready", fraction=1.0)
 
     @property

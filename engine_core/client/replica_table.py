@@ -39,6 +39,9 @@ LONGEST = 256
 """Blocks of a prompt that are looked at: those beyond add work and change no choice."""
 REMEMBERED = 1 << 16
 """The most blocks that are remembered, of all prompts together: some ten megabytes."""
+LEAST_WAIT, STARTS_TO_WAIT = 10.0, 3.0
+"""The least seconds for which requests wait for an engine that is started again, and the multiple of the time
+that its last start took: the next may come on a machine that is busier."""
 MOST_QUERIES = 1 << 10
 """The most late-interaction queries that are remembered: more than the requests that are scored at a time."""
 
@@ -186,6 +189,12 @@ class ReplicaTable:
     def _fails(self, replica: Replica) -> bool:
         """Whether a replica that should work does not, and will not soon."""
         return replica.given_up if self.layout.together else replica.lost is not None
+
+    @property
+    def restart_wait(self) -> float:
+        """The seconds for which a request waits for a replica to be started again, by what starts took."""
+        slowest = max((one.start_seconds for one in self.replicas.values()), default=0.0)
+        return max(LEAST_WAIT, STARTS_TO_WAIT * slowest)
 
     @property
     def is_rebuilt(self) -> bool:

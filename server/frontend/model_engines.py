@@ -123,7 +123,9 @@ class ModelEngines:
         if state.address is None:
             raise _cannot_load(state, "its engine was not started")
         config = state.entry.config
-        state.client = EngineClient(state.address, config.replicas, restart_wait=config.restart_wait)
+        state.client = EngineClient(
+            state.address, config.replicas, restarts=True, restart_wait=config.restart_wait
+        )
         frontend = Frontend(config, state.client, state.metrics, self._access)
         try:
             await frontend.start()

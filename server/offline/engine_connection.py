@@ -36,6 +36,7 @@ class Connection:
         self.client = EngineClient(
             engines.addresses[0],
             config.replicas,
+            restarts=True,
             restart_wait=config.restart_wait,
             on_progress=lambda now: self._display.show(now.phase, now.fraction, now.detail),
         )

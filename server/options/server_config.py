@@ -267,8 +267,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_delay: Annotated[float, Doc(LOGS, least=0)] = 0.0
     """Seconds after SIGTERM for which /ready says 503 and requests are still taken, so that load balancers
     notice before anybody is refused."""
-    restart_wait: Annotated[float, Doc(LOGS, least=0)] = 10.0
-    """Seconds for which requests wait while a broken engine is started again."""
+    restart_wait: Annotated[float | None, Doc(LOGS, least=0)] = None
+    """Seconds for which requests wait while a broken engine is started again. Default: three times what its
+    last start took without downloads, but at least 10."""
     exit_on_failure: Annotated[bool, Doc(LOGS)] = False
     """Exit with code 1 when a process broke too often to be started again. Without it the server stays, and
     answers 503 with the reason."""

@@ -81,6 +81,7 @@ class ApiServer:
             config.replicas,
             server=process.index,
             servers=config.api_server_count,
+            restarts=True,
             restart_wait=config.restart_wait,
             on_progress=lambda progress: self._display.show(
                 progress.phase, progress.fraction, progress.detail

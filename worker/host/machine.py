@@ -92,6 +92,15 @@ def own_memory(pid: int, root: Path = Path("/")) -> int:
     return 0
 
 
+def process_age(root: Path = Path("/")) -> float:
+    """The seconds since this process was started; 0 if the system does not say."""
+    fields = (_text(root / "proc/self/stat") or "").rpartition(")")[2].split()
+    uptime = (_text(root / "proc/uptime") or "").split()
+    if len(fields) < 20 or not uptime:
+        return 0.0
+    return max(0.0, float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
 def kills_for_memory(root: Path = Path("/")) -> int:
     """The number of processes that the kernel has killed because memory ran out: in this container, if it
     counts there, else on this machine. It only grows."""

@@ -265,6 +265,28 @@ async def test_what_waits_too_long_is_refused(connect: Connect) -> None:
     assert await only(stream) == Failed(stream.id, 503, "no engine can take requests now")
 
 
+async def test_by_default_requests_wait_three_times_as_long_as_the_last_start_took(connect: Connect) -> None:
+    found = connect(restarts=True)
+    first = await found.start(0, start_seconds=20.0)
+    begun = found.client.submit([1], PARAMS)
+    await first.received(1)
+    found.client.engine_exited(0, -9)
+    [(_, timer)] = waiting(found)
+    assert 55 < timer.when() - asyncio.get_running_loop().time() <= 60
+    found.client.abort([begun.id])
+    await found.start(0, start_seconds=0.5)
+    found.client.engine_exited(0, -9)
+    found.client.submit([2], PARAMS)
+    [(_, timer)] = waiting(found)
+    assert 5 < timer.when() - asyncio.get_running_loop().time() <= 10
+
+
+def waiting(found: Replicated) -> list[tuple[int, asyncio.TimerHandle]]:
+    """The requests that no engine can take now, and when they are refused."""
+    dispatcher = found.client._dispatcher  # pyright: ignore[reportPrivateUsage]
+    return list(dispatcher._held.items())  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_what_may_take_a_short_time_waits_no_longer(connect: Connect) -> None:
     found, first = await alone(connect)
     begun = found.client.submit([1], PARAMS, budget=0.3)

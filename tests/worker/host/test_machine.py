@@ -10,6 +10,7 @@ from worker.host.machine import (
     available_memory,
     cache_folder,
     kills_for_memory,
+    process_age,
     total_memory,
     usable_cores,
 )
@@ -161,3 +162,11 @@ def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch: pytest.Monk
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     assert cache_folder().name == f"facet-{os.getuid()}"
+
+
+def test_the_age_of_a_process_is_what_the_kernel_says(tmp_path: Path) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    state = f"7 (a ) b) S {' '.join(['0'] * 18)} {30 * ticks} 0"
+    write(tmp_path, {"proc/self/stat": state, "proc/uptime": "42.50 80.00"})
+    assert process_age(tmp_path) == 12.5
+    assert process_age(tmp_path / "elsewhere") == 0.0
