@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,9 +12,12 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from server.metrics.shared_files import keep_files_allocated, make_files
 from server.options.server_options import share_metrics
 from server.run.api_processes import ApiConfig, Message
 from worker import child, logs
+
+_log = logging.getLogger(__name__)
 
 
 def in_loop(handle: Callable[[Message], None]) -> Callable[[bytes], None]:
@@ -27,6 +31,17 @@ def in_loop(handle: Callable[[Message], None]) -> Callable[[bytes], None]:
     return receive
 
 
+def _share_metrics(folder: Path) -> None:
+    """Have the metrics of this process shown by all, if there is room for them."""
+    if reason := make_files(folder):
+        _log.error(
+            "what this process counts is not in /metrics: files in %s cannot be made: %s", folder, reason
+        )
+        return
+    share_metrics(folder)
+    keep_files_allocated()
+
+
 async def _serve(descriptor: int) -> int:
     # Messages are handled when this waits for the first time, and the server is there.
     payload = child.adopt(descriptor, in_loop(lambda message: server.handle(message)))
@@ -34,7 +49,7 @@ async def _serve(descriptor: int) -> int:
     alone = process.shared_metrics is None
     logs.setup("server" if alone else f"server {process.index}", process.config.log.style)
     if process.shared_metrics is not None:
-        share_metrics(Path(process.shared_metrics))
+        _share_metrics(Path(process.shared_metrics))
     # After share_metrics, because prometheus_client reads the variable when it is imported.
     from server.run.api_server import ApiServer
 

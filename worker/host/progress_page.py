@@ -7,6 +7,8 @@ that is in part the one before: it acts on what it has seen several times only.
 
 from __future__ import annotations
 
+import errno
+import logging
 import mmap
 import os
 import threading
@@ -24,6 +26,9 @@ MOST_ENTRIES = 64
 _ENTRY = Struct("<qqqqdd")
 _ENTRY_BYTES = 64
 _PAGE_BYTES = MOST_ENTRIES * _ENTRY_BYTES
+_FULL = errno.ENOSPC, errno.EDQUOT
+
+_log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -45,15 +50,20 @@ class ProgressPage:
     """A new page, with an entry for a process and for each of those that it starts."""
 
     def __init__(self, path: Path) -> None:
-        """A page that is there already is left to the processes that still write to it."""
+        """A page that is there already is left to the processes that still write to it.
+
+        If the disk has no room for one, its process is not watched: it would end by writing to it.
+        """
         self.path = path
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, _PAGE_BYTES)
-            self._memory = mmap.mmap(descriptor, _PAGE_BYTES)
-        finally:
-            os.close(descriptor)
+            self._memory = _made(path)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            path.unlink(missing_ok=True)
+            self._memory = mmap.mmap(-1, _PAGE_BYTES)
+            _log.error("a process is not watched: %s cannot be made: %s", path, error.strerror)
 
     def read(self, index: int) -> Entry:
         return Entry(*_ENTRY.unpack_from(self._memory, index * _ENTRY_BYTES))
@@ -133,6 +143,16 @@ class StepProgress:
     def _show(self, number: int, tokens: int = 0, usual: float = 0.0) -> None:
         self.since = time.monotonic()
         self._writer.working(number, tokens, self.since, usual)
+
+
+def _made(path: Path) -> mmap.mmap:
+    """A new page, whose room on the disk is taken before it is mapped."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, bytes(_PAGE_BYTES))
+        return mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _mapped(path: str) -> mmap.mmap:

@@ -1,5 +1,6 @@
 """Pages in which processes show how their work goes on."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from worker.host import progress_page
 from worker.host.progress_page import (
     IDLE,
     STARTING,
@@ -94,3 +96,20 @@ def test_planning_a_step_is_work(page: ProgressPage) -> None:
     assert page.read(0).state == IDLE
     steps.wake()
     assert page.read(0)[1:4] == (WORKING, 0, 0)
+
+
+def test_without_room_for_a_page_its_process_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(descriptor: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(progress_page.os, "write", write)
+    page = ProgressPage(tmp_path / "page")
+    ProgressWriter(str(page.path)).idle()
+    assert page.entries()[0].pid == 0 and "not watched" in caplog.text
+    assert not page.path.exists(), "or its process would map pages that are nowhere"
+
+
+def test_a_page_has_its_room_on_the_disk_before_it_is_written(page: ProgressPage) -> None:
+    assert page.path.stat().st_blocks * 512 >= page.path.stat().st_size
