@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from server.errors import BadRequest, HttpError, NotFound
+from worker.host.private_folder import make_folders
 
 R = TypeVar("R", bound="Record")
 
@@ -58,7 +59,7 @@ class Folder:
         self.path, self.most_bytes = path, most_bytes
         self.files, self.batches, self.responses = path / "files", path / "batches", path / "responses"
         for each in (path, self.files, self.batches, self.responses):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(each)
 
     def lock(self) -> int | None:
         """The descriptor that makes this process the one which does the work, or None: another one does."""

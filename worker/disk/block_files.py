@@ -6,6 +6,7 @@ when a file is found, and each block when it is read. This module knows no folde
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -71,12 +72,20 @@ def digest_of(name: bytes, record: Bytes) -> bytes:
     return _digest(name + sums.tobytes())
 
 
+def open_regular(path: Path) -> int:
+    """Open a regular file to read it; anything else is not touched: opening a FIFO waits for a writer, and
+    opening a device may do anything. Raises OSError."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def read_head(path: Path, identity: str, record_bytes: int) -> BlockFile | None:
     """Read the head of a file; None if it is not whole, or of another kind. Raises OSError."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = open_regular(path)
     try:
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             return None
         front = os.pread(file, _FRONT.size, 0).ljust(_FRONT.size, b"\0")
         magic, length, digest = _FRONT.unpack(front)

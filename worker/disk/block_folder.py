@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from worker.disk.block_files import write_all
+from worker.disk.block_files import open_regular, write_all
 from worker.host.private_folder import make_private
 
 ENDING, _UNFINISHED = ".blocks", ".part"
@@ -110,7 +110,7 @@ class BlockFolder:
 
 def _is_being_written(path: Path) -> bool:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_regular(path)
     except OSError:
         return False
     try:

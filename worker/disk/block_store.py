@@ -19,7 +19,16 @@ from queue import SimpleQueue
 import msgspec
 import numpy as np
 
-from worker.disk.block_files import BlockFile, Bytes, Head, digest_of, padded, read_head, read_record
+from worker.disk.block_files import (
+    BlockFile,
+    Bytes,
+    Head,
+    digest_of,
+    open_regular,
+    padded,
+    read_head,
+    read_record,
+)
 from worker.disk.block_folder import BlockFolder
 from worker.disk.block_read import BlockRead, ReadPace
 from worker.disk.record_memory import RecordMemory
@@ -273,7 +282,7 @@ class BlockStore:
         found, index = place
         try:
             if found not in opened:
-                opened[found] = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                opened[found] = open_regular(found.path)
             if read_record(opened[found], found, index, record):
                 return True
             self._fail("is damaged", found.path)

@@ -19,9 +19,19 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PAUSE = 0.05
 
 
+def make_folders(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, so that nobody else may read them.
+
+    `Path.mkdir` gives its mode to the last folder alone. Raises OSError.
+    """
+    if not folder.parent.exists():
+        make_folders(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def make_private(folder: Path, *, for_code: bool = True) -> None:
     """Make a folder that only this user can write, and where code may be executed, or raise OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(folder)
     found = folder.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         folder.chmod(0o700)

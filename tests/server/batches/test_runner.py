@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import stat
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -224,6 +225,12 @@ async def test_one_process_works_and_another_takes_its_place(tmp_path: Path) -> 
     other.cancel()
     one.cancel()
     await asyncio.wait([one, other])
+
+
+def test_a_folder_that_is_made_is_for_nobody_else(tmp_path: Path) -> None:
+    Folder(tmp_path / "over" / "work", 1 << 30)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "over").rglob("*")} == {0o700}
+    assert stat.S_IMODE((tmp_path / "over").stat().st_mode) == 0o700
 
 
 def test_what_has_expired_or_was_left_over_is_deleted(tmp_path: Path) -> None:

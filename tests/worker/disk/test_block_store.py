@@ -3,6 +3,7 @@
 import os
 import random
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,36 @@ def test_nobody_else_can_read_the_files(filled: BlockStore, tmp_path: Path) -> N
     assert modes == {0o600}
     [root] = tmp_path.iterdir()
     assert {stat.S_IMODE(each.stat().st_mode) for each in (root, *root.iterdir())} == {0o700}
+
+
+def test_a_folder_that_is_made_is_for_nobody_else(tmp_path: Path) -> None:
+    BlockFolder(tmp_path / "over" / "cache", "one", GENEROUS)
+    made = (tmp_path / "over", tmp_path / "over" / "cache")
+    assert [stat.S_IMODE(each.stat().st_mode) for each in made] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("ending", ["blocks", "part"])
+def test_a_fifo_in_place_of_a_file_is_not_opened(filled: BlockStore, tmp_path: Path, ending: str) -> None:
+    fifo = files(tmp_path)[0].with_name(f"0-1.{ending}")
+    os.mkfifo(fifo)
+    opened: list[BlockStore] = []
+
+    def open_and_tidy() -> None:
+        store = open_store(tmp_path, memory(1))
+        BlockFolder(tmp_path, "one", GENEROUS).tidy()
+        opened.append(store)
+
+    opening = threading.Thread(target=open_and_tidy, daemon=True)
+    opening.start()
+    opening.join(30)
+    assert opened and read(opened[0], [3]) == [True]
+    opened[0].close()
+    assert not fifo.exists()
+
+
+def test_a_device_is_not_opened() -> None:
+    with pytest.raises(OSError, match="no regular file"):
+        block_files.open_regular(Path("/dev/null"))
 
 
 def test_other_identities_find_nothing(filled: BlockStore, tmp_path: Path) -> None:
