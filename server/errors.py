@@ -24,7 +24,9 @@ Messages are written for clients: no paths, no addresses, no text of foreign exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import cast
 
@@ -209,6 +211,17 @@ def from_engine(failed: Failed, retry_after: int = 5) -> ApiError:
     if failed.code == 503:
         return Unavailable(failed.message, retry_after=retry_after)
     return Quarantined(failed.message) if failed.error == QUARANTINED else Internal(failed.message)
+
+
+@contextmanager
+def refused_if_full(message: str) -> Iterator[None]:
+    """Turns the error of a full disk, or of a disk quota that is used up, into a 507 with this message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise HttpError(507, message) from error
 
 
 def error_body(error: ApiError, path: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ the server's own user only. All functions but `lock` block: call them in threads
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -25,13 +26,18 @@ from worker.host.private_folder import make_folders
 R = TypeVar("R", bound="Record")
 
 MOST_RECORDS = 10_000
-"""Files, batches and responses that there may be, of each kind."""
+"""Files, and batches, that there may be."""
 KEPT_SECONDS = 30 * 86_400
 """Seconds for which files are kept that say nothing else, and batches after their end."""
 LEFT_OVER_SECONDS = 3600
 """Seconds after which a file without a record, as a killed process leaves it, is deleted."""
 LOOK_BYTES = 8 << 20
 """Bytes that are written of an upload between two looks at the budget."""
+
+FULL_DISK = (
+    "The disk of the server's folder for files, batches and responses is full. Delete what is not needed, or "
+    "try again later; the operator can make room."
+)
 
 _ID = re.compile(r"[a-z]+[-_][0-9a-f]{24,40}")
 
@@ -60,6 +66,14 @@ class Folder:
         self.files, self.batches, self.responses = path / "files", path / "batches", path / "responses"
         for each in (path, self.files, self.batches, self.responses):
             make_folders(each)
+        self.counted = 0
+        """The bytes of all files when they were counted last, and of responses that were written since."""
+
+    def check_access(self) -> None:
+        """Raises PermissionError if the server may not write here, or the folder lies on a read-only disk."""
+        for each in (self.path, self.files, self.batches, self.responses):
+            if not os.access(each, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "it is read-only, or belongs to somebody else", str(each))
 
     def lock(self) -> int | None:
         """The descriptor that makes this process the one which does the work, or None: another one does."""
@@ -81,19 +95,25 @@ class Folder:
                 with suppress(FileNotFoundError):
                     found = os.stat(os.path.join(folder, name))
                     sizes[found.st_ino] = found.st_size
-        return sum(sizes.values())
+        self.counted = sum(sizes.values())
+        return self.counted
 
-    def has_room(self, more: int = 0) -> bool:
-        return self.used() + more <= self.most_bytes
+    def has_room(self) -> bool:
+        """Counts the bytes of all files, and says whether there may be more."""
+        return self.used() <= self.most_bytes
 
-    def check_room(self, more: int = 0) -> None:
-        """Raises an error if so many bytes more have no room."""
-        if not self.has_room(more):
-            raise HttpError(
-                507,
-                f"The server's folder for files and batches is full: it holds {self.most_bytes >> 20} MiB. "
-                "Delete files that are not needed; the operator can raise --batch-gib.",
-            )
+    def check_room(self) -> None:
+        """Raises an error if the folder is full by a new count."""
+        if not self.has_room():
+            raise self.full()
+
+    def full(self) -> HttpError:
+        """The error of a folder whose budget is used up."""
+        return HttpError(
+            507,
+            f"The server's folder for files and batches is full: it holds {self.most_bytes >> 20} MiB. "
+            "Delete files that are not needed; the operator can raise --batch-gib.",
+        )
 
     # Files.
 
@@ -162,16 +182,19 @@ def read_record(path: Path, kind: type[S]) -> S | None:
         return None
 
 
-def write_record(path: Path, record: msgspec.Struct, *, durable: bool = True) -> None:
-    """Put a record in the place of another one. If it is `durable`, it is on the disk afterwards."""
+def write_record(path: Path, record: msgspec.Struct, *, durable: bool = True) -> int:
+    """Put a record in the place of another one, and return its bytes. If it is `durable`, it is on the disk
+    afterwards."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    data = msgspec.json.encode(record)
     try:
-        write_all(part, msgspec.json.encode(record), durable=durable)
+        write_all(part, data, durable=durable)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
+    return len(data)
 
 
 def write_all(path: Path, data: bytes, *, durable: bool) -> None:
@@ -234,13 +257,19 @@ class Upload:
             purpose=purpose,
             expires_at=int(time.time()) + seconds,
         )
-        os.replace(self._part, self._folder.file(self._id))
-        write_record(self._folder.files / f"{self._id}.json", record)
+        content = self._folder.file(self._id)
+        os.replace(self._part, content)
+        try:
+            write_record(self._folder.files / f"{self._id}.json", record)
+        except OSError:
+            content.unlink(missing_ok=True)
+            raise
         return record
 
     def close(self) -> None:
-        self._file.close()
         self._part.unlink(missing_ok=True)
+        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
+            self._file.close()
 
 
 def page_of(found: list[R], after: str | None, limit: int, *, newest_first: bool) -> tuple[list[R], bool]:

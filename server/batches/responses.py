@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from server.batches.app_call import Answer, OwnerCalls
-from server.batches.folder import Folder, Record, not_found, read_record, touch, write_record
+from server.batches.folder import Folder, not_found, read_record, touch, write_record
 from server.batches.response_events import EventFile, EventReader
-from server.errors import BadRequest
+from server.batches.response_index import MOST_RESPONSES, Entry, ResponseIndex
+from server.errors import BadRequest, TooManyRequests
 
 PATH = "/v1/responses"
 BACKGROUND_SECONDS = 86_400
@@ -24,20 +25,20 @@ EVENTS = ".events"
 UNFINISHED = ("queued", "in_progress")
 
 
-class KeptResponse(Record, kw_only=True):
+class KeptResponse(Entry, kw_only=True):
     """A response: what it was asked, and the answer as it is now."""
 
     input: list[msgspec.Raw]
     """The items of the whole conversation before the answer."""
     answer: msgspec.Raw
-    waits: bool = False
-    """Whether it is still to be computed."""
     request: msgspec.Raw = msgspec.Raw(b"null")
     """The body to compute it from, if it waits."""
     streams: bool = False
     """Whether its events are kept, for clients that read them as they come."""
-    expires_at: float = 0.0
-    """When it is forgotten; 0 while it is computed."""
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(id=self.id, owner=self.owner, at=self.at, waits=self.waits, expires_at=self.expires_at)
 
 
 class KeptAnswer(msgspec.Struct):
@@ -64,6 +65,7 @@ class KeptResponses:
     def __init__(self, folder: Folder, seconds: float | None) -> None:
         """`seconds` says how long finished responses are kept; None if they are not."""
         self.folder, self.seconds = folder, seconds
+        self._index = ResponseIndex(folder.responses)
 
     def place(self, owner: str, id: str) -> Path:
         """The record of a response. Clients may choose ids, so the name is a digest."""
@@ -79,13 +81,12 @@ class KeptResponses:
             found.answer = changed(found.answer, status="cancelled")
         return found
 
-    def check_room(self) -> None:
-        """Raises an error if not one response more can be kept."""
-        self.folder.check_count(self.folder.responses)
-        self.folder.check_room()
+    def has_room(self) -> bool:
+        """Whether the folder has room by its last count: a request makes no new one."""
+        return self.folder.counted <= self.folder.most_bytes
 
     def keep(self, owner: str, id: str, asked: bytes, answer: bytes) -> None:
-        """Keep a response that has ended."""
+        """Keep a response that has ended. Raises OSError if the disk does not take it."""
         record = KeptResponse(
             id=id,
             owner=owner,
@@ -93,10 +94,28 @@ class KeptResponses:
             answer=msgspec.Raw(answer),
             expires_at=time.time() + (self.seconds or 0.0),
         )
-        write_record(self.place(owner, id), record)
+        self.write(self.place(owner, id), record)
+
+    def write(self, place: Path, record: KeptResponse) -> None:
+        """Write a record. If its owner has too many then, the oldest ones are forgotten. Raises OSError."""
+        self.folder.counted += write_record(place, record)
+        for old in self._index.note(place, record.entry):
+            self._forget(old)
+
+    def _forget(self, place: Path) -> None:
+        with suppress(FileNotFoundError):
+            self.folder.counted -= place.stat().st_size
+        forget(place)
 
     def queue(self, owner: str, id: str, asked: bytes, answer: bytes, *, streams: bool) -> None:
-        """Have a response computed later."""
+        """Have a response computed later. Raises an error if that cannot be noted."""
+        if not self.has_room():
+            raise self.folder.full()
+        if self._index.waiting(owner) >= MOST_RESPONSES:
+            raise TooManyRequests(
+                f"{MOST_RESPONSES} background responses wait: cancel some, or ask again when some are done.",
+                retry_after=60,
+            )
         place = self.place(owner, id)
         record = KeptResponse(
             id=id,
@@ -107,14 +126,19 @@ class KeptResponses:
             request=msgspec.Raw(asked),
             streams=streams,
         )
-        if streams:
-            told = ("response.created", "response.queued")
-            place.with_suffix(EVENTS).unlink(missing_ok=True)
-            EventFile(place.with_suffix(EVENTS)).append(
-                [{"type": each, "response": record.answer} for each in told]
-            )
-        write_record(place, record)
-        touch(queue_mark(place))
+        try:
+            if streams:
+                told = ("response.created", "response.queued")
+                place.with_suffix(EVENTS).unlink(missing_ok=True)
+                EventFile(place.with_suffix(EVENTS)).append(
+                    [{"type": each, "response": record.answer} for each in told]
+                )
+            self.write(place, record)
+            touch(queue_mark(place))
+        except OSError:  # without its mark it would wait for ever
+            self._index.drop(owner, place)
+            forget(place)
+            raise
 
     def events_of(self, owner: str, id: str) -> Path:
         """The file of a response's events. Raises an error if it has none."""
@@ -135,19 +159,25 @@ class KeptResponses:
 
     def delete(self, owner: str, id: str) -> None:
         self.find(owner, id)
-        forget(self.place(owner, id))
+        place = self.place(owner, id)
+        self._index.drop(owner, place)
+        self._forget(place)
 
     def queued(self) -> list[Path]:
         """The records of responses that are to be computed."""
         return [mark.with_suffix(".json") for mark in self.folder.responses.glob("*.queued")]
 
+    def refresh(self) -> None:
+        """Count what other processes have written and deleted, too: the bytes of all, and each owner's
+        responses, of which the oldest are forgotten if they are too many."""
+        self.folder.used()
+        for place in self._index.refresh():
+            self._forget(place)
+
     def clean(self) -> None:
         """Delete those that are kept no longer."""
-        now = time.time()
-        for path in self.folder.responses.glob("*.json"):
-            found = read_record(path, KeptResponse)
-            if found is not None and 0 < found.expires_at <= now:
-                forget(path)
+        for place in self._index.take_expired(time.time()):
+            self._forget(place)
 
     async def expand(self, owner: str, raw: bytes | bytearray) -> bytes | bytearray:
         """The body with the items of the response that it continues, if it does."""
@@ -226,6 +256,8 @@ class ResponseRun:
         self._record, self._place, self._kept, self._calls = record, place, kept, calls
         self._places = places
         self._work: asyncio.Task[msgspec.Raw] | None = None
+        self._answer: msgspec.Raw | None = None
+        """The answer once it is computed: writing it may have to be tried several times."""
 
     def look(self) -> None:
         """End early if the client has cancelled or deleted it."""
@@ -233,7 +265,19 @@ class ResponseRun:
             self._work.cancel()
 
     async def run(self) -> None:
-        """Computes it. If the process is killed, that is done again."""
+        """Computes it, and writes it down. If the process is killed, both are done again; if only writing
+        fails, with an OSError, then writing alone."""
+        if self._answer is None:
+            self._answer = await self._end()
+        self._record.waits, self._record.request = False, msgspec.Raw(b"null")
+        kept_for = max(BACKGROUND_SECONDS, self._kept.seconds or 0.0)
+        self._record.at = time.time()  # its owner's oldest gives way: it is the newest from now on
+        self._record.expires_at = self._record.at + kept_for
+        await asyncio.to_thread(self._write, self._answer)
+        self.ended = True
+
+    async def _end(self) -> msgspec.Raw:
+        """The answer when the response has ended, which it does early if it is cancelled."""
         async with self._places:
             await asyncio.to_thread(self._write, changed(self._record.answer, status="in_progress"))
             self._work = asyncio.create_task(self._compute())
@@ -241,18 +285,12 @@ class ResponseRun:
                 await asyncio.wait([self._work])
             finally:
                 self._work.cancel()
-        if self._work.cancelled() or cancel_mark(self._place).exists():  # clients were told that it is
-            answer = changed(self._record.answer, status="cancelled")
-            await self._end_events(
-                {"type": "error", "code": "cancelled", "message": "The response was cancelled."}
-            )
-        else:
-            answer = self._work.result()
-        self._record.waits, self._record.request = False, msgspec.Raw(b"null")
-        kept_for = max(BACKGROUND_SECONDS, self._kept.seconds or 0.0)
-        self._record.expires_at = time.time() + kept_for
-        await asyncio.to_thread(self._write, answer)
-        self.ended = True
+        if not (self._work.cancelled() or cancel_mark(self._place).exists()):
+            return self._work.result()
+        await self._end_events(  # clients were told that it is cancelled
+            {"type": "error", "code": "cancelled", "message": "The response was cancelled."}
+        )
+        return changed(self._record.answer, status="cancelled")
 
     async def _compute(self) -> msgspec.Raw:
         """What clients are told of it from now on."""
@@ -280,6 +318,8 @@ class ResponseRun:
         finally:
             writing.cancel()
             await asyncio.wait([writing])
+        if not writing.cancelled():
+            writing.result()  # raises the error with which events were lost: they are computed again
         await events.flush()
         if events.answer is None:
             events.answer = self._failed(answer)
@@ -303,6 +343,6 @@ class ResponseRun:
         """Write the record, unless the client has deleted it meanwhile."""
         self._record.answer = answer
         if self._place.exists():
-            write_record(self._place, self._record)
+            self._kept.write(self._place, self._record)
         if not self._record.waits:
             forget_marks(self._place)

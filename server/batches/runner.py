@@ -70,7 +70,9 @@ class Runner:
         self._running: dict[str, tuple[Job, asyncio.Task[None]]] = {}
         self._ended: dict[str, float] = {}
         """Batches that have ended, and when they are forgotten."""
-        self._cleaned = 0.0
+        self._counted = -CLEAN_SECONDS
+        self._told = False
+        """Whether the log says that the folder cannot be used, which it says once."""
 
     def wake(self) -> None:
         """Look for work now."""
@@ -83,7 +85,12 @@ class Runner:
             while True:
                 try:
                     await self._look()
-                except Exception:  # such as a full disk
+                    self._told = False
+                except OSError as error:  # such as a full disk
+                    if not self._told:
+                        _log.warning("--batch-dir cannot be used until this is over: %s", error.strerror)
+                    self._told = True
+                except Exception:
                     _log.exception("the folder of batches cannot be used now")
                 # wait_for of Python 3.11 forgets that it was cancelled if the event is set at that moment.
                 with suppress(TimeoutError):
@@ -99,12 +106,15 @@ class Runner:
                 os.close(self._lock)
 
     async def _look(self) -> None:
+        is_due = time.monotonic() - self._counted >= CLEAN_SECONDS
+        if is_due:  # in each process: they all keep responses
+            self._counted = time.monotonic()
+            await asyncio.to_thread(self.kept.refresh)
         if self._lock is None:
             self._lock = self.folder.lock()  # not in a thread, which could get it after this was cancelled
             if self._lock is None:
                 return
-        if time.monotonic() - self._cleaned > CLEAN_SECONDS:
-            self._cleaned = time.monotonic()
+        if is_due:
             await asyncio.to_thread(self._clean)
         for find, most in ((self._find_batches, MOST_BATCHES), (self._find_responses, MOST_RESPONSES)):
             self._begin(await asyncio.to_thread(find), most)
@@ -163,7 +173,10 @@ class Runner:
             while not job.ended:
                 try:
                     await job.run()
-                except Exception:  # such as a full disk
+                except OSError as error:  # such as a full disk
+                    _log.warning("%s is taken up again in %g s: %s", job.id, AGAIN_SECONDS, error.strerror)
+                    await asyncio.sleep(AGAIN_SECONDS)
+                except Exception:
                     _log.exception("%s is taken up again soon", job.id)
                     await asyncio.sleep(AGAIN_SECONDS)
         finally:

@@ -73,6 +73,10 @@ class EventWriter(ABC, Generic[Item]):
             self.ended = True
         return self._take_events()
 
+    def last_events(self) -> bytes:
+        """The events that are made after `before_end`."""
+        return b""
+
     @property
     @abstractmethod
     def answer(self) -> msgspec.Struct:
@@ -169,6 +173,7 @@ async def _events(
             events = b"" if delta.is_notice else writer.push(delta)
             if writer.ended:
                 await before_end()
+                events += writer.last_events()
             if events or delta.is_notice:
                 yield events
 

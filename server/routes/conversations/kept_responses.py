@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from server.access.client_identity import caller_of
 from server.api.conversations.response_input import KEPT_NOWHERE
 from server.api.conversations.responses import ResponsesRequest
 from server.batches.bodies import Deleted, Page
+from server.batches.folder import FULL_DISK
 from server.batches.response_events import follow
 from server.batches.responses import KeptResponses
-from server.errors import BadRequest, NotFound
+from server.errors import BadRequest, NotFound, refused_if_full
 from server.http.endpoint import ASKED, Endpoint
 from server.http.sse import EventStream, StreamForm, encode, json_response
 from server.routes.request_context import config_of
@@ -27,16 +29,32 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 T = TypeVar("T")
 
 
+NOT_KEPT = "store: this response is not kept, because the server's folder takes no more"
+
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Keeps the response to one request. Its functions block."""
+    """Keeps the response to one request."""
 
     _kept: KeptResponses
     _owner: str
     _asked: bytes
 
-    def keep(self, id: str, answer: bytes) -> None:
-        self._kept.keep(self._owner, id, self._asked, answer)
+    def has_room(self) -> bool:
+        """Whether a response can be kept, as far as that is known before it is written."""
+        return self._kept.has_room()
+
+    def keep(self, id: str, answer: bytes) -> bool:
+        """Keeps the response, and returns whether that was possible: the client gets it all the same. Call it
+        in a thread."""
+        try:
+            self._kept.keep(self._owner, id, self._asked, answer)
+        except OSError as error:
+            _log.warning("%s is not kept: %s", id, error.strerror)
+            return False
+        return True
 
 
 def _kept_of(request: Request) -> KeptResponses | None:
@@ -53,7 +71,7 @@ def check_continues(request: Request, body: ResponsesRequest) -> None:
         )
 
 
-async def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
+def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | None:
     """What keeps the response to a request, if it is to be kept; refuses what this server does not keep."""
     check_continues(request, body)
     kept = _kept_of(request)
@@ -61,7 +79,6 @@ async def find_keeping(request: Request, body: ResponsesRequest) -> Keeping | No
         raise BadRequest("`background` is not served: start the server with --batch-dir.", "background")
     if kept is None or kept.seconds is None or body.store is False:
         return None
-    await asyncio.to_thread(kept.check_room)
     return Keeping(kept, caller_of(request).key_name, bytes(request.scope[ASKED]))
 
 
@@ -69,8 +86,8 @@ def queue_response(request: Request, id: str, answer: bytes, *, streams: bool) -
     """Have a response computed later. It blocks."""
     kept = _kept_of(request)
     if kept is not None:
-        kept.check_room()
-        kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer, streams=streams)
+        with refused_if_full(FULL_DISK):
+            kept.queue(caller_of(request).key_name, id, bytes(request.scope[ASKED]), answer, streams=streams)
 
 
 async def stream_response(request: Request, id: str, after: int = -1) -> EventStream:
@@ -145,7 +162,8 @@ async def _ask(request: Request, id: str, work: Callable[[KeptResponses, str, st
     kept = _kept_of(request)
     if kept is None:
         _refuse(id)
-    return await asyncio.to_thread(work, kept, caller_of(request).key_name, id)
+    with refused_if_full(FULL_DISK):
+        return await asyncio.to_thread(work, kept, caller_of(request).key_name, id)
 
 
 def _refuse(id: str) -> NoReturn:

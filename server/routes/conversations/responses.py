@@ -25,13 +25,20 @@ from server.reading.body_table import INPUT_TOKENS, RESPONSES
 from server.routes.conversations.conversation_call import ConversationCall, begin_conversation, new_call_id
 from server.routes.conversations.event_writer import EventWriter, Kind, OpenItem, respond
 from server.routes.conversations.kept_responses import (
-    Keeping,
+    NOT_KEPT,
     check_continues,
     find_keeping,
     queue_response,
     stream_response,
 )
-from server.routes.request_context import ENTRY, GENERATES, frontend_of, read_texts, request_id
+from server.routes.request_context import (
+    ENTRY,
+    GENERATES,
+    frontend_of,
+    read_texts,
+    request_id,
+    with_warnings,
+)
 
 router = APIRouter(route_class=Endpoint, tags=["generate"])
 
@@ -39,21 +46,26 @@ router = APIRouter(route_class=Endpoint, tags=["generate"])
 @router.post("/v1/responses", dependencies=GENERATES)
 async def create_response(body: api.ResponsesRequest, request: Request) -> HttpResponse:
     """Answer a conversation with items: messages, reasoning and calls."""
-    keeping = await find_keeping(request, body)
+    keeping = find_keeping(request, body)
     if body.background:
-        later = await begin_later(request, body, keeping)
+        later = await begin_later(request, body, stored=keeping is not None)
         return await stream_response(request, later.id) if body.stream else json_response(later)
     call = await begin_conversation(request, body, body.chat, RESPONSES, "resp_")
-    writer = ResponseWriter(call, body, stored=keeping is not None)
+    warnings = [NOT_KEPT] if keeping is not None and not keeping.has_room() else []
+    writer = ResponseWriter(call, body, stored=keeping is not None and not warnings)
 
     async def keep() -> None:
-        if keeping is not None:
-            await asyncio.to_thread(keeping.keep, call.id, encode(writer.answer))
+        if keeping is None or warnings:
+            return
+        if not await asyncio.to_thread(keeping.keep, call.id, encode(writer.answer)):
+            warnings.append(NOT_KEPT)
+            writer.tell_not_kept()
 
-    return await respond(request, call, writer, stream=bool(body.stream), before_end=keep)
+    response = await respond(request, call, writer, stream=bool(body.stream), before_end=keep)
+    return with_warnings(response, warnings)
 
 
-async def begin_later(request: Request, body: api.ResponsesRequest, keeping: Keeping | None) -> api.Response:
+async def begin_later(request: Request, body: api.ResponsesRequest, *, stored: bool) -> api.Response:
     """Have a response computed when there is time; returns it as it is now."""
     frontend = frontend_of(request)
     frontend.check_model(body.model)
@@ -61,7 +73,7 @@ async def begin_later(request: Request, body: api.ResponsesRequest, keeping: Kee
         _ = body.chat  # raises the error that refuses it
     id = f"resp_{request_id(request, body.request_id)}"
     later = replace(
-        _new_response(id, int(time.time()), frontend.facts, body, stored=keeping is not None),
+        _new_response(id, int(time.time()), frontend.facts, body, stored=stored),
         status="queued",
         background=True,
     )
@@ -144,6 +156,14 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         code = "rate_limit_exceeded" if busy else "invalid_prompt" if error.status < 500 else "server_error"
         self._end("failed", error=api.ResponseError(code, error.message))
         self.ended = True
+        return self.last_events()
+
+    def tell_not_kept(self) -> None:
+        """Have the end of the answer say that it is not kept."""
+        self._response = replace(self._response, store=False)
+
+    def last_events(self) -> bytes:
+        self._tell(f"response.{self._response.status}")
         return self._take_events()
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -211,7 +231,6 @@ class ResponseWriter(EventWriter[api.OutputItem]):
         self._response = replace(
             self._response, status=status, output=self.items, usage=self._usage(), **fields
         )
-        self._tell(f"response.{status}")
 
     def _usage(self) -> api.ResponseUsage:
         counts = self._call.counts

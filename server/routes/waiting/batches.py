@@ -16,6 +16,7 @@ from starlette.responses import FileResponse
 from server.access.client_identity import caller_of
 from server.batches import bodies as api
 from server.batches.folder import (
+    FULL_DISK,
     FileRecord,
     Folder,
     Record,
@@ -28,7 +29,7 @@ from server.batches.folder import (
 )
 from server.batches.records import ENDED, Batch, BatchFiles, BatchRecord, shown, state_of
 from server.batches.runner import Runner
-from server.errors import BadRequest, HttpError, TooManyRequests
+from server.errors import BadRequest, HttpError, TooManyRequests, refused_if_full
 from server.http.endpoint import Endpoint
 from server.http.multipart import FormReader
 from server.http.sse import json_response
@@ -69,7 +70,7 @@ async def create_file(request: Request) -> Response:
     length = header_of(request, b"content-length") or "0"
     if length.isdecimal() and int(length) > MOST_FILE + _WRITE_BYTES:
         raise _too_long()
-    with _one_of_few(runner_of(request)):
+    with refused_if_full(FULL_DISK), _one_of_few(runner_of(request)):
         upload = await asyncio.to_thread(Upload, folder_of(request), MOST_FILE)
         try:
             await _receive(request, form, upload)
@@ -201,7 +202,8 @@ async def create_batch(body: api.BatchRequest, request: Request) -> Response:
         error_file_id=new_id("file-"),
     )
     folder = folder_of(request)
-    await asyncio.to_thread(_begin, folder, record)
+    with refused_if_full(FULL_DISK):
+        await asyncio.to_thread(_begin, folder, record)
     runner_of(request).wake()
     return json_response(await asyncio.to_thread(shown, folder, record))
 
@@ -214,7 +216,11 @@ def _begin(folder: Folder, record: BatchRecord) -> None:
         os.link(folder.file(record.input_file_id), files.input)
     except FileNotFoundError:
         raise not_found("file", record.input_file_id) from None
-    write_record(files.record, record)
+    try:
+        write_record(files.record, record)
+    except OSError:
+        files.remove()
+        raise
 
 
 @router.get("/v1/batches")
@@ -247,7 +253,8 @@ async def cancel_batch(batch_id: str, request: Request) -> Response:
             raise BadRequest(f"The batch {record.id} cannot be cancelled: it is {status}.", "batch_id")
         touch(files.cancel)
 
-    await asyncio.to_thread(cancel)
+    with refused_if_full(FULL_DISK):
+        await asyncio.to_thread(cancel)
     runner_of(request).wake()
     return json_response(await asyncio.to_thread(shown, folder, record))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import httpx
 import pytest
 from fake_api import make_app, make_client, named_events, post, refusal
 from fake_frontend import FakeFrontend
+from full_disk import full_disk
 
+from server.batches import response_index, responses, runner
 from server.http import endpoint
 from server.options.batch_options import BatchOptions
 
@@ -91,6 +94,79 @@ async def test_what_is_not_to_be_kept_is_not(client: httpx.AsyncClient, app: Any
     assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404  # its time is over
     app.state.runner.kept.clean()
     assert list(app.state.runner.folder.responses.iterdir()) == []
+
+
+async def test_the_oldest_response_gives_way_and_no_request_looks_through_the_folder(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for walk in ("walk", "scandir", "listdir"):
+        monkeypatch.setattr(os, walk, lambda *path: pytest.fail("the folder is walked"))
+    monkeypatch.setattr(response_index, "MOST_RESPONSES", 2)
+    async with make_client(app) as client:
+        ids = [(await post(client, PATH, input="a"))["id"] for _ in range(4)]
+        assert [(await client.get(f"{PATH}/{id}")).status_code for id in ids] == [404, 404, 200, 200]
+
+
+async def asked_whole_and_streamed(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response]:
+    whole = await client.post(PATH, json={"input": "a"})
+    return whole, await client.post(PATH, json={"input": "a", "stream": True})
+
+
+async def test_an_answer_that_a_full_disk_does_not_take_is_given(app: Any, tmp_path: Path) -> None:
+    async with make_client(app) as client:
+        with full_disk(tmp_path):
+            whole, streamed = await asked_whole_and_streamed(client)
+        assert whole.json()["output"][0]["content"][0]["text"] == "Hello, world."
+        assert whole.json()["store"] is False and "is not kept" in whole.headers["warning"]
+        last = named_events(streamed.text)[-1]
+        assert last["type"] == "response.completed" and last["response"]["store"] is False
+    assert list(app.state.runner.folder.responses.iterdir()) == []
+
+
+async def test_an_answer_without_room_in_the_budget_is_given(app: Any) -> None:
+    app.state.runner.folder.most_bytes = -1
+    async with make_client(app) as client:
+        for answer in await asked_whole_and_streamed(client):
+            assert answer.status_code == 200 and "is not kept" in answer.headers["warning"]
+        error = await refusal(client, PATH, status=507, input="a", background=True)
+        assert "--batch-gib" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_must_be_kept_is_refused_if_the_disk_is_full(
+    app: Any, tmp_path: Path, stream: bool
+) -> None:
+    async with make_client(app) as client:
+        with full_disk(tmp_path):
+            error = await refusal(client, PATH, status=507, input="a", background=True, stream=stream)
+        assert "disk" in error["message"] and error["type"] == "InsufficientStorageError"
+    assert list(app.state.runner.folder.responses.iterdir()) == []
+
+
+async def test_an_answer_that_waits_for_room_is_computed_once(
+    client: httpx.AsyncClient, frontend: FakeFrontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "AGAIN_SECONDS", 0.01)
+    frontend.gate = asyncio.Event()
+    first = await post(client, PATH, input="hi", background=True)
+    while not frontend.running:
+        await asyncio.sleep(0.01)
+    with full_disk(tmp_path):
+        frontend.gate.set()
+        while frontend.running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert (await client.get(f"{PATH}/{first['id']}")).json()["status"] == "in_progress"
+    assert (await until_ended(client, first["id"]))["status"] == "completed"
+    assert len(frontend.asked) == 1
+
+
+async def test_an_owner_has_so_many_background_responses(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "MOST_RESPONSES", 1)
+    async with make_client(app) as client:
+        await post(client, PATH, input="a", background=True)
+        refused = await client.post(PATH, json={"input": "a", "background": True})
+        assert refused.status_code == 429 and "cancel some" in refused.json()["error"]["message"]
 
 
 async def test_a_response_is_computed_later(client: httpx.AsyncClient, frontend: FakeFrontend) -> None:

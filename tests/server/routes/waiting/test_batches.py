@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fake_api import make_app, make_client, refusal
 from fake_frontend import FakeFrontend
+from full_disk import full_disk
 from starlette.types import ASGIApp
 
 from server.access.client_identity import ANYONE
@@ -214,6 +215,29 @@ async def test_uploads_have_bounds(app: Any, tmp_path: Path) -> None:
         app.state.runner.uploads = batches.MOST_UPLOADS
         assert (await upload(client, b"a")).status_code == 429
     assert list((tmp_path / "work" / "files").iterdir()) == []
+
+
+async def test_what_a_full_disk_does_not_take_is_refused(app: Any, tmp_path: Path) -> None:
+    async with make_client(app) as client:
+        client.headers.update(KEYS[0])
+        file = (await upload(client, line("a", prompt="a"))).json()
+        with full_disk(tmp_path):
+            full = await upload(client, b"a" * 200)
+            batch = await client.post(
+                "/v1/batches",
+                json={
+                    "input_file_id": file["id"],
+                    "endpoint": "/v1/completions",
+                    "completion_window": "24h",
+                },
+            )
+        for answer in (full, batch):
+            assert (
+                answer.status_code == 507 and "Delete what is not needed" in answer.json()["error"]["message"]
+            )
+    work = tmp_path / "work"
+    assert {path.stem for path in (work / "files").iterdir()} == {file["id"]}
+    assert list((work / "batches").iterdir()) == []
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(app: Any, tmp_path: Path) -> None:
