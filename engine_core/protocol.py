@@ -14,7 +14,7 @@ from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.beams.beam_params import Beam, BeamParams
 from engine_core.engine_stats import DiskReport, GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
-from engine_core.reason_codes import QUARANTINED, MissReason
+from engine_core.reason_codes import QUARANTINED
 from worker.buffers import Buffer, schema_of_buffer
 from worker.calls.messages import CallWorkers, Returned
 from worker.protocol import Pooling, Sampling, TokenLogprobs, Vectors
@@ -127,8 +127,6 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """When it was sent, on the monotonic clock of a machine that the engine shares; 0 if it does not."""
     streams: bool = False
     """Whether somebody reads the tokens as they come, so that steps are kept short while it decodes."""
-    diagnoses: bool = False
-    """Whether the first answer shall say why no longer prefix was found in the cache."""
     times_each: bool = False
     """Whether every answer shall carry the times so far, because the server may end the text by itself."""
     prompt_len: int = 0
@@ -223,14 +221,6 @@ class Alone(msgspec.Struct, frozen=True, tag=True, gc=False):
     id: int
 
 
-class CacheMiss(msgspec.Struct, frozen=True, gc=False):
-    """Why no longer prefix of a prompt was found in the cache. Nothing is said of other salts."""
-
-    reason: MissReason
-    matched: int
-    """The number of leading tokens equal to those of the longest prompt remembered under the same salt."""
-
-
 class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """New tokens of a request. The stop token itself is included, as the last one."""
 
@@ -246,8 +236,6 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """The times of the request, which come with the finish, or with each answer if `times_each` asks."""
     expected: float | None = None
     """The seconds in which the first token was expected, at arrival. It comes with the first tokens only."""
-    miss: CacheMiss | None = None
-    """Why no longer prefix was cached, if asked for. It comes with the first tokens only."""
     guesses: GuessReport | None = None
     """What became of guesses, if asked for. It comes with the times."""
     beams: list[Beam] = []
@@ -266,8 +254,6 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     timing: Timing | None = None
     expected: float | None = None
     """The seconds in which it was expected, at arrival."""
-    miss: CacheMiss | None = None
-    """Why no longer prefix was cached, if asked for."""
     disk: DiskReport | None = None
     """What became of its blocks on disk, if its request `stores` them there."""
 

@@ -48,37 +48,6 @@ SENTENCES: dict[Reason, str] = {
     "load_failed": "The model cannot be loaded; the server's log says why.",
 }
 
-MissReason = Literal[
-    "none",
-    "short_prompt",
-    "last_token",
-    "rest_of_block",
-    "first_time",
-    "other_beginning",
-    "different_token",
-    "new_tokens",
-    "evicted",
-    "reset",
-    "computing",
-    "preempted",
-    "not_computed",
-    "state_not_kept",
-    "prompt_logprobs",
-    "disabled",
-    "no_cache",
-]
-"""The reason why no longer prefix of a prompt was found.
-
-Up to "rest_of_block" all of what matched was found that can be: "none" if every whole block before the last
-token was, "short_prompt" if there is none, "last_token" if the whole prompt is known, but its last token must
-be computed, "rest_of_block" if the rest of what matched does not fill a block. Then come prompts of which
-nothing is remembered under their salt ("first_time"), that begin otherwise or differ at a token, or go on
-behind what is known ("new_tokens"); blocks that were published and are evicted or reset; blocks of requests
-that compute them now, are preempted, or ended before they had computed them; blocks that are there, but not
-the state that layers of a hybrid keep behind them; and cases in which the cache is not used: logprobs of the
-prompt, prefix caching that is disabled, and models without a cache.
-"""
-
 PHASES = {
     "start": "starting",
     "download": "fetching the model",

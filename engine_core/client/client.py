@@ -135,15 +135,11 @@ class EngineClient:
         replica: int | None = None,
         **options: Unpack[AddOptions],
     ) -> list[Stream[protocol.Tokens]]:
-        """Send a request for several answers to one prompt, whose media are sent once to each replica.
-
-        The option `diagnoses` is for the first, which tells for all. One beam search has several answers.
-        """
+        """Send a request for several answers to one prompt, whose media are sent once to each replica."""
         sent, requests = self._now(), list[InFlight]()
         for each in params:
             add = protocol.Add(id=self.new_number(), tokens=tokens, params=each, sent=sent, **options)
             requests.append(InFlight(add, open_stream(add, self._loop), replica))
-            options.pop("diagnoses", None)
         self._dispatcher.dispatch(requests)
         return [answer for one in requests for answer in one.stream.answers]
 

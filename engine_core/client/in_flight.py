@@ -60,7 +60,6 @@ class AddOptions(TypedDict, total=False):
     group: int
     streams: bool
     times_each: bool
-    diagnoses: bool
     grammar: Grammar
     thinking: Thinking
     media: tuple[Media, ...]
@@ -181,7 +180,6 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
         finish=last.finish,
         timing=last.timing,
         expected=first.expected,
-        miss=first.miss,
         guesses=last.guesses,
         disk=last.disk,
     )
@@ -303,7 +301,6 @@ def take_back(one: InFlight) -> None:
         prompt_len=len(prompt),
         began=one.began if add.sent else 0.0,
         params=replace(params, prompt_logprobs=None),
-        diagnoses=False,
     )
 
 

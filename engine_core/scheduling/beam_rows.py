@@ -80,7 +80,6 @@ class BeamRows:
             id=seq.id,
             tokens=[],
             cached=seq.cached,
-            miss=seq.miss,
             finish=found[0].finish,
             timing=seq.timing(now),
             expected=seq.expected,

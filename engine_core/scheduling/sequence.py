@@ -8,7 +8,7 @@ from engine_core.beams.beam_search import BeamSearch
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.grammar.matcher import TokenMatcher
 from engine_core.prompt_media import overlapping
-from engine_core.protocol import Add, CacheMiss
+from engine_core.protocol import Add
 from engine_core.scheduling.cache.block_hash import adapted, chain_hash, root_hash
 from engine_core.scheduling.queue.owner_shares import Owner
 from engine_core.scheduling.queue.work_classes import WorkClass, class_of
@@ -85,8 +85,6 @@ class Sequence:
     """The hash under which the newest state of its answer is remembered."""
 
     cached: int = 0
-    miss: CacheMiss | None = None
-    """Why no longer prefix was cached, if the request asks."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     preemptions: int = 0
     started: float | None = None

@@ -104,9 +104,7 @@ class StepResults:
                 self._cache.land_states(seq, row, wanted=True)
             if row.pools:
                 vectors = output.pooled[row.slot]
-                put(
-                    outputs, seq, Pooled(seq.id, vectors, seq.cached, seq.timing(now), seq.expected, seq.miss)
-                )
+                put(outputs, seq, Pooled(seq.id, vectors, seq.cached, seq.timing(now), seq.expected))
                 self._end(seq)
         return outputs
 
@@ -203,7 +201,6 @@ class StepResults:
             logprobs=logprobs[:count],
             prompt_logprobs=seq.prompt_logprobs if first and seq.wants_prompt_logprobs else None,
             cached=seq.cached if first else 0,
-            miss=seq.miss if first else None,
             finish=finish,
             timing=seq.timing(now) if finish or seq.request.times_each else None,
             expected=seq.expected if first else None,

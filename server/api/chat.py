@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional
 from server.api.logprobs import ChatLogprobs, PromptLogprobs
 from server.api.messages import Messages, TemplateOptions, ToolChoice, read_tool_choice
-from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, ReasoningOptions, Usage
+from server.api.shared_fields import ChunkChoice, GenerationBody, ReasoningOptions, Usage
 from server.errors import BadRequest
 from server.requests.guess_reports import AnswerMetrics
 from server.requests.sampling import SamplingParams
@@ -145,7 +145,6 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
-    cache_diagnosis: CacheDiagnoses = UNSET
     metrics: AnswerMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None

@@ -12,7 +12,6 @@ from server.api.fields import MEANINGLESS, UNSUPPORTED, Bounds, Flag, optional, 
 from server.api.logprobs import CompletionLogprobs, PromptLogprobs
 from server.api.shared_fields import (
     BudgetOptions,
-    CacheDiagnoses,
     ChunkChoice,
     GenerationBody,
     Strings,
@@ -153,7 +152,6 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     """Changes with all that decides the bits of an answer: while it stays, a seed repeats its text."""
     usage: Usage
-    cache_diagnosis: CacheDiagnoses = UNSET
     metrics: AnswerMetrics | UnsetType = UNSET
 
 

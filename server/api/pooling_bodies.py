@@ -26,7 +26,7 @@ from server.api.fields import (
 )
 from server.api.messages import Message, Messages, TemplateOptions, picture_alone
 from server.api.piece_fields import PieceFields
-from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
+from server.api.shared_fields import RequestBody, Usage
 from server.errors import BadRequest, too_many
 from server.model_facts import LIMITS, Facts
 from server.requests.pieces import Span
@@ -325,7 +325,6 @@ class PooledList(msgspec.Struct, kw_only=True):
     """How the vectors were made, if there are any: equal for those that compare with each other."""
     embedding_spaces: dict[str, str] | UnsetType = UNSET
     """The same for each of several outputs, by its name."""
-    cache_diagnosis: CacheDiagnoses = UNSET
 
 
 class Embedding(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from server.api.fields import FIRST_ERROR, Flag, Text, check_text, optional
 from server.api.messages import Message, read_content_part
 from server.api.pooling_bodies import UNSUPPORTED, PoolingBody, TextBody
-from server.api.shared_fields import CacheDiagnoses, RequestBody, Usage
+from server.api.shared_fields import RequestBody, Usage
 from server.errors import BadRequest
 from server.media.parts import has_media
 from server.model_facts import LIMITS, Facts
@@ -256,7 +256,6 @@ class Ranking(msgspec.Struct, kw_only=True):
     id: str
     model: str
     usage: Usage
-    cache_diagnosis: CacheDiagnoses = UNSET
     results: list[Ranked]
 
 

@@ -20,7 +20,6 @@ from server.api.answer_form import StructuredBody
 from server.api.fields import FIRST_ERROR, Body, Bounds, Flag, Ids, Text, Texts, optional
 from server.errors import BadRequest
 from server.model_facts import LIMITS
-from server.requests.cache_diagnosis import CacheDiagnosis
 from server.requests.sampling import SamplingParams
 from server.requests.timing import TimingReport
 from server.text.chat_template import Effort
@@ -129,21 +128,15 @@ Timeout = Annotated[
     ),
 ]
 
-Include = Annotated[
-    list[Literal["timing", "cache_diagnosis", "embedding", "score"]], FIRST_ERROR, BeforeValidator(_or_empty)
-]
+Include = Annotated[list[Literal["timing", "embedding", "score"]], FIRST_ERROR, BeforeValidator(_or_empty)]
 """The parts of an answer that a request may ask for."""
 INCLUDE: Any = Field(
     default_factory=list,
     json_schema_extra={"default": []},
     description="Parts of the answer that come on request. timing: `usage.timing`, in a stream with its last "
     "chunk; of several choices or texts, queue, prefill and decode are the times of the one that ended last, "
-    "and compute and steps are sums. cache_diagnosis: `cache_diagnosis`, why no longer prefix was cached, in "
-    "a stream with its last chunk. embedding and score, of chats and completions: the answer's, by choice.",
+    "and compute and steps are sums. embedding and score, of chats and completions: the answer's, by choice.",
 )
-
-CacheDiagnoses = CacheDiagnosis | list[CacheDiagnosis] | UnsetType
-"""The diagnosis of the one prompt, or of each of several; unset unless it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

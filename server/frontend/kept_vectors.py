@@ -155,7 +155,7 @@ class KeptVectors:
 
 def _can_be_kept(items: Sequence[Item], options: AddOptions) -> bool:
     """Whether tokens and parameters are all that the answers depend on, and answers are all that is asked."""
-    if options.get("diagnoses") or options.get("stores"):
+    if options.get("stores"):
         return False
     return not any(item.media or item.params.late_query or item.params.late_document for item in items)
 

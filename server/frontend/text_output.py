@@ -12,7 +12,7 @@ import msgspec
 
 from engine_core.client.in_flight import AddOptions
 from engine_core.engine_stats import DiskReport, GuessReport, Timing
-from engine_core.protocol import CacheMiss, Tokens
+from engine_core.protocol import Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
 from server.requests.sampling import SamplingParams
@@ -44,8 +44,6 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the first delta, if asked for: logprobs of each prompt token but the first."""
     cached_tokens: int = 0
     """Set in the first delta: how many prompt tokens were found in the prefix cache."""
-    miss: CacheMiss | None = None
-    """Set in the first delta, if asked for: why no longer prefix was cached."""
     timing: Timing | None = None
     """Set in the last delta."""
     guesses: GuessReport | None = None
@@ -127,7 +125,6 @@ class TextOutput:
         if new.prompt_logprobs is not None:
             delta.prompt_logprobs = new.prompt_logprobs
         delta.cached_tokens += new.cached
-        delta.miss = new.miss or delta.miss
         if self._stops is None:
             self._push_all(new)
         else:

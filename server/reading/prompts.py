@@ -92,8 +92,6 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     ids: TokenIds
     text: str | None = None
     """The text as the request has it; None if the prompt came as ids or was cut."""
-    cut_left: bool = False
-    """Whether truncation has cut the beginning off."""
     media: list[Placed] = []
     rows: list[Rows] = []
     """Embeddings in place of tokens, whose ids are 0."""
@@ -110,7 +108,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageText(msgspec.Struct, frozen=True, gc=False):
-    """A message, as far as an explanation of the cache shows it."""
+    """A message as an answer repeats it."""
 
     role: str
     content: str
@@ -125,8 +123,6 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     prompt: Prompt
     last: MessageText
     """The last message. Its content is left out unless the answer shall repeat it."""
-    said: list[MessageText] = []
-    """All messages, if the request asks why no longer prefix was cached."""
     end: str = ""
     """The end of the prompt's text, which may have opened the reasoning."""
     tools: dict[str, dict[str, Any]] = {}
@@ -146,7 +142,6 @@ def read_completion(body: CompletionRequest, context: ReadingContext) -> list[Pr
             prompt_logprobs=body.prompt_logprobs is not None,
             prompt_embeds=bool(body.prompt_embeds),
             use_beam_search=bool(body.use_beam_search),
-            include="cache_diagnosis" in body.include,
         )
     special = body.add_special_tokens is not False
     sources = [Written(source) if isinstance(source, str) else source for source in body.prompt]
@@ -172,13 +167,11 @@ def read_chat(body: ChatRequest, context: ReadingContext) -> Conversation:
     written = write_chat(body, context)
     prompt = _prepare(written, body, context, body.add_special_tokens, body.most_tokens)
     last = body.messages[-1]
-    shown = body.messages if "cache_diagnosis" in body.include else ()
     functions = [tool.function for tool in body.tools or ()]
     told = [tool.function.name for tool in body.tools or () if tool.is_told]
     return Conversation(
         prompt,
         MessageText(last.role, last.text() if body.echo else ""),
-        [MessageText(message.role, message.text()) for message in shown],
         end=written.plain_text[-PROMPT_END:],
         tools={tool.function.name: _arguments(tool) for tool in body.tools or ()},
         strict_tools=[each.name for each in functions if each.strict],
@@ -279,13 +272,12 @@ def _prepare(
     if isinstance(source, Written) and source.row_files:
         check_shows_no_tokens(body, "messages")
         ids, placed, rows = with_rows(ids, placed, source.row_files, facts, keep, left=left)
-    cut = keep is not None and len(ids) > keep
-    if keep is not None and cut:
+    if keep is not None and len(ids) > keep:
         text = None
         ids, placed = cut_prompt(ids, placed, keep, left=left)
     facts.check_prompt_length(len(ids))
     facts.check_token_ids(ids, "prompt")
-    return Prompt(ids, text, cut and left, placed, rows)
+    return Prompt(ids, text, placed, rows)
 
 
 def encode_conversation(

@@ -48,9 +48,8 @@ def with_rows(
 
 def check_shows_no_tokens(body: GenerationBody, param: str) -> None:
     """Refuses what would show tokens of a prompt that has embeddings."""
-    if body.echo or body.prompt_logprobs is not None or "cache_diagnosis" in body.include:
+    if body.echo or body.prompt_logprobs is not None:
         raise BadRequest(
-            "echo, prompt_logprobs and cache_diagnosis show the tokens of a prompt, and prompt_embeds are "
-            "none: leave them out.",
+            "echo and prompt_logprobs show tokens of a prompt, and prompt_embeds are none: leave them out.",
             param,
         )

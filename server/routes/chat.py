@@ -58,7 +58,6 @@ async def _whole(call: ConversationCall, writers: Sequence[_ChatChoiceWriter]) -
         system_fingerprint=call.fingerprint,
         choices=choices,
         usage=call.usage(),
-        cache_diagnosis=call.cache_diagnosis,
         metrics=call.metrics,
         prompt_logprobs=None if entries is None else prompt_logprobs(entries, call.names),
         prompt_token_ids=call.prompts[0].tokens if call.chat.return_token_ids else None,

@@ -105,7 +105,6 @@ async def _whole(
         system_fingerprint=call.fingerprint,
         choices=choices,
         usage=call.usage(),
-        cache_diagnosis=call.cache_diagnosis,
         metrics=call.metrics,
     )
 

@@ -11,12 +11,11 @@ from fastapi import Request
 from msgspec import UNSET, UnsetType
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
 from server.access.client_identity import require_right
 from server.access.key_file import Right
 from server.api.logprobs import TokenNames
-from server.api.shared_fields import CacheDiagnoses, ChunkChoice, GenerationBody, StreamOptions, Usage
+from server.api.shared_fields import ChunkChoice, GenerationBody, StreamOptions, Usage
 from server.errors import BadRequest
 from server.frontend.answer_vectors import add_parts, pool_answer, pooled_parts
 from server.frontend.frontend import Delta
@@ -27,8 +26,7 @@ from server.http.middleware import Attributes
 from server.http.sse import DONE, DONE_FORM, KEEP_ALIVE, Chunks, EventStream, StreamForm
 from server.media.prompt import as_media
 from server.options.server_config import GuessReportLevel
-from server.reading.prompts import MessageText, Prompt
-from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
+from server.reading.prompts import Prompt
 from server.requests.guess_reports import AnswerMetrics, report_guesses
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
@@ -70,7 +68,6 @@ class GenerationCall(EngineCall):
         prefix: str,
         admission: Admission,
         *,
-        messages: Sequence[MessageText] = (),
         counts_output: bool = True,
         bounds: Sequence[AddOptions],
     ) -> None:
@@ -91,7 +88,7 @@ class GenerationCall(EngineCall):
         self.sends_usage_always = forced or (self.sends_usage and bool(options.continuous_usage_stats))
         self._interval = max(config.stream_interval, body.stream_interval or 1) if body.stream else ALL_TOKENS
         self._keep_alive = config.sse_keep_alive_interval
-        self._counts_output, self._messages, self._admission = counts_output, messages, admission
+        self._counts_output, self._admission = counts_output, admission
         self._options, self._bounds, self._scope = self._add_options(admission), bounds, request.scope
         self._guess_level: GuessReportLevel = config.reports.per_request_spec_decode_metrics
         self.metrics: AnswerMetrics | UnsetType = UNSET
@@ -100,7 +97,6 @@ class GenerationCall(EngineCall):
             self._options["reports_guesses"] = True
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
-        self._diagnoses: list[CacheDiagnosis | None] = [None] * len(prompts)
         self.wanted = self._pooled_parts(request, body.terms.include)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
@@ -163,8 +159,6 @@ class GenerationCall(EngineCall):
         if delta.index == 0 and delta.cached_tokens:
             self._cached[prompt] += delta.cached_tokens
             self.times.cached_tokens += delta.cached_tokens
-        if delta.miss is not None:
-            self._diagnose(prompt, delta.miss)
         if delta.expected is not None and self.times.expected is None:
             self.times.expected = delta.expected
         if delta.finish_reason is not None:
@@ -174,16 +168,6 @@ class GenerationCall(EngineCall):
             if delta.guesses is not None:
                 self.metrics = report_guesses(delta.guesses, self._guess_level)
         return choice
-
-    def _diagnose(self, index: int, miss: CacheMiss) -> None:
-        prompt = self.prompts[index]
-        asked = MissedPrompt(prompt.tokens, prompt.cut_left, prompt.text, self._messages)
-        self._diagnoses[index] = self._explain(asked, miss, self._cached[index])
-
-    @property
-    def cache_diagnosis(self) -> CacheDiagnoses:
-        """The diagnosis of each prompt, if asked for; known when the first tokens have come."""
-        return one_or_all([found for found in self._diagnoses if found is not None])
 
     def _generate_all(self) -> list[AsyncGenerator[Delta]]:
         prompts, sampling = self.prompts, self.sampling
@@ -285,10 +269,8 @@ class GenerationCall(EngineCall):
 
     def end(self, chunks: Chunks) -> bytes:
         """The end of a stream: a chunk with what was asked for beside the choices, and `[DONE]`."""
-        usage, diagnosis = self.usage() if self.sends_usage else UNSET, self.cache_diagnosis
+        usage = self.usage() if self.sends_usage else UNSET
         more: dict[str, Any] = {}
-        if diagnosis is not UNSET:
-            more["cache_diagnosis"] = diagnosis
         if self.metrics is not UNSET:
             more["metrics"] = self.metrics
         return (chunks.event(None, usage, **more) if self.sends_usage or more else b"") + DONE

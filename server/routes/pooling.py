@@ -196,10 +196,6 @@ async def _pool(
         raise BadRequest(
             "An answer of bytes has place for one output, dense or tokens. Use float or base64.", "outputs"
         )
-    if is_bytes and call.wants_diagnosis:
-        raise BadRequest(
-            "An answer of bytes has no place for `cache_diagnosis`. Use float or base64.", "include"
-        )
     is_plain = body.encoding_format == "float" and body.embed_dtype == "float32"
     if params.task == "sparse_embed" and not params.outputs and not is_plain:
         raise BadRequest(
@@ -350,7 +346,6 @@ async def rerank(body: EitherRerank, request: Request) -> Response:
         id=call.id,
         model=call.model,
         usage=call.usage(),
-        cache_diagnosis=call.cache_diagnosis,
         results=results,
     )
     return json_response(ranking)

@@ -18,20 +18,18 @@ from server.access.admission import Admission
 from server.access.client_identity import caller_of, require_right
 from server.access.key_file import Right
 from server.api.pooling_bodies import PooledList
-from server.api.shared_fields import CacheDiagnoses, Usage
+from server.api.shared_fields import Usage
 from server.errors import ApiError, BadRequest
 from server.http.endpoint import ITEMS, SPACE
 from server.http.middleware import Attributes
 from server.http.sse import encode
 from server.model_facts import OUTPUTS, POOLING, no_scores, no_task, require_task
 from server.reading.body_table import PoolingRequestBody, ReadTexts
-from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, one_or_all
 from server.requests.pieces import join_windows
 from server.requests.pooling import Item
 from server.requests.scoring import Compared, Scorer, compare_all
 from server.requests.spaces import check_space, find_space
 from server.routes.request_context import COMPUTES, EngineCall, admit, frontend_of, header_of
-from server.text.tokenizer import unpack
 from worker.protocol import Pooling, Task, Vectors
 
 FEW_VECTORS = 256
@@ -110,7 +108,6 @@ class PoolingCall(EngineCall):
         self.tokens = self._media = 0
         self.request = request
         self._group = frontend.new_group()
-        self._diagnoses: list[CacheDiagnosis] = []
         self._admission: Admission | None = None
         self._required_space, self._space = _required_space(request), UNSET
         self.spaces: dict[str, str] | UnsetType = UNSET
@@ -158,24 +155,7 @@ class PoolingCall(EngineCall):
         self.tokens += tokens
         self._media += sum([placed.embeddings for item in items for placed in item.media])
         self.times.cached_tokens += sum(answer.cached for answer in answers)
-        if self.wants_diagnosis:
-            is_long = len(items) > FEW_VECTORS
-            self._diagnoses += await maybe_in_thread(lambda: self._diagnose(items, answers), is_long)
         return answers
-
-    def _diagnose(self, items: Sequence[Item], answers: Sequence[Pooled]) -> list[CacheDiagnosis]:
-        """Why no longer prefix of each text was cached."""
-        keep = self._truncation.keep if self._truncation.left else None
-        return [
-            self._explain(MissedPrompt(unpack(item.tokens), item.length == keep), answer.miss, answer.cached)
-            for item, answer in zip(items, answers, strict=True)
-            if answer.miss is not None
-        ]
-
-    @property
-    def cache_diagnosis(self) -> CacheDiagnoses:
-        """The diagnosis of each text, if asked for, in the order in which they were computed."""
-        return one_or_all(self._diagnoses)
 
     async def score(self, compared: Compared) -> list[float]:
         self.admit(len(compared.documents))
@@ -221,7 +201,6 @@ class PoolingCall(EngineCall):
             usage=self.usage(),
             embedding_space=self._space,
             embedding_spaces=self.spaces,
-            cache_diagnosis=self.cache_diagnosis,
         )
         return list_response(head, map(encode, entries))
 

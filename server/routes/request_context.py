@@ -17,7 +17,6 @@ import msgspec
 from fastapi import Depends, Request, Response
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.protocol import CacheMiss
 from server.access.admission import Admission
 from server.access.client_identity import begin_request, caller_of, limits_of, require_right
 from server.api.fields import LONG, Body
@@ -33,7 +32,6 @@ from server.media.prompt import NO_MEDIA, LaidMedia
 from server.model_facts import GENERATE, require_task
 from server.options.server_config import ServerConfig
 from server.reading.body_table import Reading
-from server.requests.cache_diagnosis import CacheDiagnosis, MissedPrompt, explain_miss
 from server.requests.timing import RequestTimes
 
 R = TypeVar("R")
@@ -195,8 +193,6 @@ class EngineCall:
         self.created = int(time.time())
         self.model = self.facts.model_names[0]
         self.times: RequestTimes = request.scope["times"]
-        self.wants_diagnosis = "cache_diagnosis" in terms.include
-        """Whether the answer shall say why no longer prefixes were cached."""
         self._shows_timing = config.reports.enable_timing or "timing" in terms.include
         self._shows_cached = config.enable_prompt_tokens_details
         self._salt, self._pins = terms.salt, terms.pins
@@ -212,16 +208,9 @@ class EngineCall:
         options = admission.caller.add_options(self._priority, self._salt)
         if self._limits is not None:
             self._limits.add_to(options, begun=begun)
-        if self.wants_diagnosis:
-            options["diagnoses"] = True
         if self._pins:
             options["pins"] = True
         return options
-
-    def _explain(self, asked: MissedPrompt, miss: CacheMiss, cached: int) -> CacheDiagnosis:
-        """Why no longer prefix of a text was cached."""
-        size = self.facts.ready.worker.block_size
-        return explain_miss(asked, miss, cached, self.frontend.tokenizer, size)
 
     def _usage(
         self, prompt: int, output: int, cached: int, reasoning: int | None = None, media: int = 0

@@ -118,7 +118,6 @@ class FakeClient:
         streams: list[Stream[Tokens]] = []
         for each in params:
             streams.append(self.submit(tokens, each, replica=replica, **options))
-            options.pop("diagnoses", None)
         return streams
 
     def submit_many(

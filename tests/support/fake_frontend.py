@@ -25,7 +25,7 @@ from engine_core.client.orders import Orders
 from engine_core.config import EngineConfig
 from engine_core.engine_stats import GuessReport, Timing
 from engine_core.prompt_media import Media
-from engine_core.protocol import CacheMiss, Pooled, Tokens
+from engine_core.protocol import Pooled, Tokens
 from server.access.admission import Admission, Admissions
 from server.access.client_identity import ANYONE, Caller
 from server.access.keyring import Access
@@ -121,7 +121,6 @@ class FakeFrontend:
     per_step: int = 3
     """The number of tokens in one message of the engine."""
     cached: int = 0
-    miss: CacheMiss | None = None
     """The reason why not more was cached, which comes if a request asks for it."""
     error: ApiError | None = None
     """An error to raise when `tokens_before_error` tokens are out."""
@@ -307,8 +306,7 @@ class FakeFrontend:
                 await self.gate.wait()
             if self.pool_errors:
                 raise self.pool_errors.pop(0)
-            miss = self.miss if options.get("diagnoses") else None
-            more = {"cached": self.cached, "timing": self.timing, "expected": self.expected, "miss": miss}
+            more = {"cached": self.cached, "timing": self.timing, "expected": self.expected}
             return [Pooled(id=0, vectors=self.answer_of(item), **more) for item in items]
         finally:
             self.running -= 1
@@ -340,7 +338,6 @@ class FakeFrontend:
                     else None
                 ),
                 cached=self.cached if first else 0,
-                miss=self.miss if first and self.asked[-1][2].get("diagnoses") else None,
                 finish=finish if start + self.per_step >= len(tokens) else None,
                 timing=self.timing,
                 expected=self.expected if first else None,

@@ -9,7 +9,7 @@ from fake_worker import FakeWorker, Landed
 
 from engine_core.config import EngineConfig
 from engine_core.grammar.matcher import TokenMatcher
-from engine_core.protocol import Add, CacheMiss, Failed, OutputsByClient, Pooled, Tokens
+from engine_core.protocol import Add, Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.sequence import Key
 from engine_core.scheduling.step_builder import PlannedStep
@@ -23,7 +23,7 @@ def config(**changes: object) -> EngineConfig:
 
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
-    *("diagnoses", "owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
+    *("owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
     *("most_guesses", "reports_guesses", "thinking", "beams", "pins", "stores", "source"),
 )
 
@@ -166,11 +166,6 @@ class Bench:
         timing = self.last(id).timing
         assert timing is not None
         return timing.preemptions
-
-    def miss(self, id: int, client: int = 0) -> CacheMiss | None:
-        first = self.outputs[client, id][0]
-        assert isinstance(first, Tokens | Pooled)
-        return first.miss
 
     def cached(self, id: int) -> int:
         first = self.outputs[0, id][0]

@@ -7,8 +7,6 @@ from array import array
 from collections.abc import Iterable
 
 _HASH_BYTES = 16
-_GENERATION = 1 << 15
-"""The number of lost blocks whose hashes are kept at least, about 100 bytes for each."""
 
 
 def root_hash(salt: str, adapter: str = "") -> bytes:
@@ -39,27 +37,3 @@ def chain_hash(parent: bytes, tokens: list[int], media: Iterable[tuple[bytes, in
     for hash, place in media:
         data += array("q", (len(hash), place)).tobytes() + hash
     return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
-
-
-class RecentHashes:
-    """A set of the hashes that were added last: of `most` at least, and about twice as many at most."""
-
-    def __init__(self, most: int = _GENERATION) -> None:
-        self._most = most
-        self._recent: set[bytes] = set()
-        self._older: set[bytes] = set()
-
-    def __contains__(self, hash: bytes) -> bool:
-        return hash in self._recent or hash in self._older
-
-    def __len__(self) -> int:
-        return len(self._recent | self._older)
-
-    def add(self, hashes: Iterable[bytes]) -> None:
-        self._recent.update(hashes)
-        if len(self._recent) >= self._most:
-            self._recent, self._older = set(), self._recent
-
-    def discard(self, hashes: Iterable[bytes]) -> None:
-        self._recent.difference_update(hashes)
-        self._older.difference_update(hashes)

@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from engine_core.scheduling.cache.block_hash import RecentHashes
-
 
 class BlockPool:
     """All blocks of the cache, by number; none if the model has no cache."""
@@ -30,10 +28,6 @@ class BlockPool:
         """The pinned blocks that are free. They are taken when no other block is."""
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
-        self.evicted = RecentHashes()
-        """Hashes of published blocks that were taken for something else; some may be published again."""
-        self.reset = RecentHashes()
-        """Hashes that `withdraw_all` has withdrawn; some may be published again."""
 
     @property
     def free(self) -> int:
@@ -49,10 +43,6 @@ class BlockPool:
     def find(self, hash: bytes) -> int | None:
         return self._by_hash.get(hash)
 
-    def known(self, hash: bytes) -> bool:
-        """Whether a block is published under this hash, or was, as far as that is remembered."""
-        return hash in self._by_hash or hash in self.evicted or hash in self.reset
-
     def share(self, blocks: Iterable[int]) -> None:
         """Count one more user of each block, which is then no longer free."""
         for block in blocks:
@@ -64,19 +54,15 @@ class BlockPool:
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
         taken: list[int] = []
-        evicted: list[bytes] = []
         for _ in range(count):
             block = self._successor(after)
             if block is None:
                 block = next(iter(self._free or self._free_pinned))
             del (self._free or self._free_pinned)[block]
-            if (hash := self._withdraw(block)) is not None:
-                evicted.append(hash)
+            self._withdraw(block)
             self._users[block] = 1
             taken.append(block)
             after = block
-        if evicted:
-            self.evicted.add(evicted)
         return taken
 
     def leaving(self, count: int) -> Iterator[bytes]:
@@ -118,13 +104,10 @@ class BlockPool:
 
     def withdraw_all(self) -> None:
         """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
-        withdrawn = dict(self._by_hash)
-        for block in withdrawn.values():
+        for block in list(self._by_hash.values()):
             self._withdraw(block)
         self._free.update(self._free_pinned)
         self._free_pinned.clear()
-        self.evicted.discard(withdrawn)
-        self.reset.add(withdrawn)
 
     def _successor(self, block: int | None) -> int | None:
         """The block behind this one, if it is free and not published."""
@@ -132,11 +115,10 @@ class BlockPool:
             return None
         return block + 1
 
-    def _withdraw(self, block: int) -> bytes | None:
-        """Let nobody find the block any more; returns the hash under which it was published, if it was."""
+    def _withdraw(self, block: int) -> None:
+        """Let nobody find the block any more."""
         hash = self._hashes[block]
         if hash is not None:
             del self._by_hash[hash]
             self._hashes[block] = None
             self._pinned.pop(block, None)
-        return hash

@@ -9,20 +9,14 @@ Which sequence runs, and which one is preempted for another, is decided by the s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container
 
-from engine_core.protocol import CacheMiss
 from engine_core.scheduling.cache.block_pool import BlockPool
-from engine_core.scheduling.cache.miss_reasons import MOST_TOKENS, PrefixMemory
 from engine_core.scheduling.cache.source_blocks import SourceBlocks
 from engine_core.scheduling.cache.states import NO_STATES, States, StepStates
 from engine_core.scheduling.sequence import Sequence
 from worker.protocol import SeqStep
 from worker.worker_facts import WorkerFacts, blocks_held
-
-_log = logging.getLogger(__name__)
-
 
 Tables = list[list[int]]
 """The blocks of each group of layers, all as many. The scratch block is where there is none."""
@@ -62,7 +56,6 @@ class CacheManager:
         """What follows the hash of a block in its name, for each group."""
         self.published: dict[bytes, None] | None = None
         """Gets the name of each block that is published, if somebody wants to know."""
-        self.memory = PrefixMemory(facts.block_size, max(MOST_TOKENS, 2 * facts.max_model_len))
 
     def begin_step(self) -> None:
         if self.states is not None:
@@ -116,10 +109,6 @@ class CacheManager:
             seq.search.spare_slots = [self.free_slots.pop() for _ in range(seq.search.width - 1)]
         if self.states is not None:
             self.states.begin(seq, self._known_blocks(seq, self.pool.find)[0])
-        if not seq.preemptions:
-            self._diagnose(seq)
-        if self._caches:
-            self.memory.begin(seq)
         return seq.slot
 
     def grow(self, seq: Sequence, positions: int) -> list[int] | None:
@@ -186,7 +175,6 @@ class CacheManager:
     def release(self, seq: Sequence) -> None:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
-        self.memory.end(seq)
         if seq.request.pins:
             self._pin(seq)
         beams = seq.search.beams if seq.search is not None else []
@@ -214,24 +202,6 @@ class CacheManager:
         shared = [table[:count] for table in tables]
         self.pool.share(block for table in shared for block in table if block != self._scratch)
         return shared
-
-    def _diagnose(self, seq: Sequence) -> None:
-        """Find out why no longer prefix was cached, if the request or the log asks for it."""
-        logs = _log.isEnabledFor(logging.DEBUG) and seq.prompt_len - seq.computed > self._facts.block_size
-        if not (logs or seq.request.diagnoses):
-            return
-        if self._caches:
-            miss = self.memory.explain(seq, self.pool, has_states=self.states is not None)
-        else:
-            miss = CacheMiss("disabled" if self._facts.causal else "no_cache", 0)
-        if seq.request.diagnoses:
-            seq.miss = miss
-        if logs:
-            client, id = seq.key
-            _log.debug(
-                "request %d of client %d: %d of %d prompt tokens were cached, %d match: %s",
-                *(id, client, seq.computed, seq.prompt_len, miss.matched, miss.reason),
-            )
 
     def reset_prefixes(self) -> None:
         """Forget all cached prefixes."""

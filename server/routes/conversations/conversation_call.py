@@ -192,7 +192,6 @@ class ConversationCall(GenerationCall):
         """`chat` is what is asked, in the words of chat completions."""
         super().__init__(
             *(request, chat, sampling, [conversation.prompt], prefix, admission),
-            messages=conversation.said,
             counts_output=counts_output,
             bounds=[plan.bounds],
         )

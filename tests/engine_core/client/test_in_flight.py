@@ -14,7 +14,7 @@ from engine_core.client.replica import Replica
 from engine_core.protocol import Add, Failed, Outputs, Ready, Tokens
 from worker.protocol import Pooling, Sampling
 
-ASKED = Add(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), diagnoses=True, sent=5.0)
+ASKED = Add(7, [1, 2, 3], Sampling(max_tokens=20, prompt_logprobs=1, logprobs=2), sent=5.0)
 
 
 def working(ready: Ready = READY) -> Replica:

@@ -26,7 +26,6 @@ def context() -> ReadingContext:
         {"prompt_logprobs": 1},
         {"use_beam_search": True},
         {"prompt": [], "prompt_embeds": ["AA=="]},
-        {"include": ["cache_diagnosis"]},
     ],
 )
 def test_what_continues_a_prompt_is_refused_by_name(context: ReadingContext, field: dict[str, Any]) -> None:

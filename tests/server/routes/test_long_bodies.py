@@ -8,9 +8,7 @@ import pytest
 from fake_api import assert_the_same_if_long, make_app, make_client
 from fake_frontend import FakeFrontend, FakeHelper
 
-from engine_core.protocol import CacheMiss
 from server.api.fields import LONG
-from server.http import endpoint
 from server.http.endpoint import BODY_MEMORY
 from server.model_facts import Limits
 
@@ -126,17 +124,6 @@ async def test_a_body_counts_as_being_read_while_it_waits_for_the_helper(
     headers = {"content-type": "application/json"}
     assert (await client.post("/tokenize", content=body, headers=headers)).status_code == 400
     assert (taken, BODY_MEMORY.taken) == ([before + len(body)], before)
-
-
-async def test_what_asks_why_nothing_was_cached_gets_the_messages(
-    client: httpx.AsyncClient, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frontend.miss = CacheMiss(reason="different_token", matched=20)
-    body = {"messages": TALK, "include": ["cache_diagnosis"], "max_tokens": 1}
-    short = (await client.post("/v1/chat/completions", json=body)).json()["cache_diagnosis"]
-    monkeypatch.setattr(endpoint, "is_long", lambda raw: True)
-    assert (await client.post("/v1/chat/completions", json=body)).json()["cache_diagnosis"] == short
-    assert short["message"] is not None
 
 
 @pytest.mark.parametrize(
