@@ -161,8 +161,7 @@ class Engine:
     def busy(self) -> bool:
         """Whether step() has something to do or to return."""
         pending = self._in_flight or self._outputs or self._intake.is_busy or self.calls
-        disk = self._scheduler.disk
-        return bool(self._scheduler.live or pending or (disk is not None and disk.storing))
+        return bool(self._scheduler.live or pending)
 
     @property
     def idle(self) -> bool:
@@ -323,8 +322,6 @@ class Engine:
 
     def take_outputs(self) -> OutputsByClient:
         outputs, self._outputs = self._outputs, {}
-        if (disk := self._scheduler.disk) is not None and disk.storing:
-            return disk.hold(outputs, time.monotonic())
         return outputs
 
     def _finish(self, planned: PlannedStep | None, future: StepFuture) -> OutputsByClient:

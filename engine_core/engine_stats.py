@@ -103,15 +103,6 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     """The seconds that the request cost the engine: the shares of all requests add up to its busy time."""
 
 
-class DiskReport(msgspec.Struct, frozen=True, gc=False):
-    """How far the prompt of a request was read from disk, and is there."""
-
-    read: int
-    """The tokens that were read from there."""
-    stored: int
-    """The leading tokens whose blocks are there."""
-
-
 class GuessReport(msgspec.Struct, frozen=True, gc=False):
     """What became of the guesses for an answer, step by step; steps without guesses are left out."""
 

@@ -12,7 +12,7 @@ import msgspec
 
 from engine_core.adapters.messages import AdapterState, DropAdapter, LoadAdapter
 from engine_core.beams.beam_params import Beam, BeamParams
-from engine_core.engine_stats import DiskReport, GuessReport, Stats, Timing
+from engine_core.engine_stats import GuessReport, Stats, Timing
 from engine_core.prompt_media import Media
 from engine_core.reason_codes import QUARANTINED
 from worker.buffers import Buffer, schema_of_buffer
@@ -148,10 +148,6 @@ class Add(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
     """Whether its last answer shall tell what became of guesses."""
     beams: BeamParams | None = None
     """The search for its answers, if these are not drawn. All of them come with the only answer."""
-    pins: bool = False
-    """Whether what it has computed stays in the cache before what nobody has asked to keep."""
-    stores: bool = False
-    """Whether its last answer waits until its blocks are on disk, if some are kept there."""
     adapter: str = ""
     """The digest of the adapter that computes it; "" is the model alone."""
 
@@ -240,8 +236,6 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     """What became of guesses, if asked for. It comes with the times."""
     beams: list[Beam] = []
     """What a beam search has found, the best answer first; `tokens` are empty then."""
-    disk: DiskReport | None = None
-    """What became of its blocks on disk, if its request `stores` them there. It comes with the finish."""
 
 
 class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
@@ -254,8 +248,6 @@ class Pooled(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False
     timing: Timing | None = None
     expected: float | None = None
     """The seconds in which it was expected, at arrival."""
-    disk: DiskReport | None = None
-    """What became of its blocks on disk, if its request `stores` them there."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):

@@ -47,7 +47,6 @@ from server.routes import (
     models,
     plugged_pooling,
     pooling,
-    prewarm,
     tei,
     tgi,
 )
@@ -138,7 +137,6 @@ _ROUTES = (
     pooling,
     entities,
     moderations,
-    prewarm,
     index_check,
     transcriptions,
 )

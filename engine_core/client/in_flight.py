@@ -67,8 +67,6 @@ class AddOptions(TypedDict, total=False):
     most_guesses: int | None
     reports_guesses: bool
     beams: BeamParams
-    pins: bool
-    stores: bool
     adapter: str
 
 
@@ -181,7 +179,6 @@ def _merge(outputs: Sequence[Tokens | Pooled | Failed]) -> Tokens:
         timing=last.timing,
         expected=first.expected,
         guesses=last.guesses,
-        disk=last.disk,
     )
 
 

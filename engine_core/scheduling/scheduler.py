@@ -357,8 +357,6 @@ class Scheduler:
             self.suspects.remove(seq)
         if self.drafts is not None:
             self.drafts.leave(seq)
-        if seq.request.stores and self.disk is not None:
-            self.disk.store(seq)
         self.pace.leave(seq)
         self.pace.background -= seq.work_class is WorkClass.BACKGROUND
         self.owners.leave(seq.owner, seq.work_class)

@@ -63,8 +63,6 @@ class Sequence:
     """Blocks of its prefix were looked for on disk."""
     is_fetching: bool = False
     """It waits for such blocks, and not for a slot."""
-    from_disk: int = 0
-    """The tokens of its prefix whose blocks were brought back from there."""
     done: bool = False
     """The terminal answer is given; what steps in flight still bring is dropped."""
 

@@ -35,7 +35,7 @@ class CohereInput(Body):
 
 
 class CohereRequest(Body):
-    meaningless = MEANINGLESS | {"prompt_cache_key"}
+    meaningless = MEANINGLESS
     bounds = dict.fromkeys(("texts", "inputs", "images"), (LIMITS.inputs, "texts"))
     stand_ins = {"texts": ["-"], "inputs": None, "images": None}
     texts_field: ClassVar[str] = "texts"

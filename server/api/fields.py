@@ -97,7 +97,7 @@ UNSUPPORTED: Mapping[str, Neutral] = {
 MEANINGLESS = frozenset(
     {
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
-        "prompt_cache_options", "session_id",
+        "prompt_cache_options", "prompt_cache_key", "session_id",
     }
 )  # fmt: skip
 """Fields for OpenAI's book-keeping: labels and billing that cannot change an answer here."""

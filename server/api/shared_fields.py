@@ -151,8 +151,6 @@ class RequestTerms:
     """The parts of the answer that only come if they are asked for."""
     timeout: float | None = None
     """The seconds that the request may take."""
-    pins: bool = False
-    """Whether what it has computed stays in the cache before what nobody has asked to keep."""
 
 
 class RequestBody(Body):
@@ -168,10 +166,6 @@ class RequestBody(Body):
     )
     cache_salt: Text | None = optional("Share cached prefixes with equal salts only.")
     include: Include = INCLUDE
-    prompt_cache_key: Text | None = optional(
-        "Any value keeps what the request has computed in the cache before what came without one, up to half "
-        "of the cache. Others share it as they do without."
-    )
 
     @model_validator(mode="after")
     def check_salt(self) -> Self:
@@ -180,11 +174,8 @@ class RequestBody(Body):
 
     @property
     def terms(self) -> RequestTerms:
-        pins = self.prompt_cache_key is not None
         salt = self.cache_salt or ""
-        return RequestTerms(
-            self.model, self.request_id, self.priority, salt, self.include, self.timeout, pins
-        )
+        return RequestTerms(self.model, self.request_id, self.priority, salt, self.include, self.timeout)
 
 
 class StreamOptions(Body):

@@ -15,7 +15,7 @@ from server.errors import BadRequest
 class TokenizeRequest(TemplateOptions):
     """A text, or a conversation as the chat endpoint would write it."""
 
-    meaningless = MEANINGLESS | {"prompt_cache_key"}
+    meaningless = MEANINGLESS
     stand_ins = {**TemplateOptions.stand_ins, "prompt": "-"}
 
     model: Text | None = None
@@ -32,7 +32,7 @@ class TokenizeRequest(TemplateOptions):
 
 
 class DetokenizeRequest(Body):
-    meaningless = MEANINGLESS | {"prompt_cache_key"}
+    meaningless = MEANINGLESS
     stand_ins = {"tokens": []}
 
     model: Text | None = None

@@ -28,7 +28,7 @@ from worker.worker_facts import WorkerFacts
 _OVERHEAD = 512
 """Bytes that an entry takes beside its numbers."""
 _HOW_IT_RUNS = frozenset(
-    {"priority", "owner", "weight", "max_running", "wait", "budget", "group", "streams", "times_each", "pins"}
+    {"priority", "owner", "weight", "max_running", "wait", "budget", "group", "streams", "times_each"}
 )
 """Options of `Add` that decide when a text is computed, not what comes of it."""
 _PACKER = msgspec.msgpack.Encoder(order="deterministic")
@@ -155,8 +155,6 @@ class KeptVectors:
 
 def _can_be_kept(items: Sequence[Item], options: AddOptions) -> bool:
     """Whether tokens and parameters are all that the answers depend on, and answers are all that is asked."""
-    if options.get("stores"):
-        return False
     return not any(item.media or item.params.late_query or item.params.late_document for item in items)
 
 

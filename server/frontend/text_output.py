@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine_core.client.in_flight import AddOptions
-from engine_core.engine_stats import DiskReport, GuessReport, Timing
+from engine_core.engine_stats import GuessReport, Timing
 from engine_core.protocol import Tokens
 from server.access.admission import Admission, Work
 from server.metrics.server_metrics import RequestRecord
@@ -48,8 +48,6 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the last delta."""
     guesses: GuessReport | None = None
     """Set in the last delta, if asked for: what became of guesses."""
-    disk: DiskReport | None = None
-    """Set in the last delta, if the request stores its blocks on disk: what became of them there."""
     pooled: dict[str, Vectors] = {}
     """Set in the last delta, if asked for: what was pooled of the whole answer, by its name."""
     expected: float | None = None
@@ -177,7 +175,7 @@ class TextOutput:
 
     def _finish(self, new: Tokens) -> None:
         self._delta.finish_reason, self._delta.timing = new.finish, new.timing
-        self._delta.guesses, self._delta.disk = new.guesses, new.disk
+        self._delta.guesses = new.guesses
         if new.finish == "stop" and new.tokens and new.tokens[-1] in self._ends - self._eos:
             self._delta.stop_reason = new.tokens[-1]
 

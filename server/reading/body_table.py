@@ -30,7 +30,6 @@ from server.api.pooling_bodies import (
     TextBody,
     VectorsBody,
 )
-from server.api.prewarm import PrewarmRequest
 from server.api.scores import ClassifyRequest, EntitiesRequest, RerankRequest, ScoreRequest
 from server.api.shared_fields import RequestTerms
 from server.api.tei import (
@@ -58,7 +57,6 @@ from server.requests.spaces import NONE, prompt_part, short_digest
 from worker.protocol import Pooling, Task
 
 ComparingRequest = ScoreRequest | RerankRequest | TextsRequest
-PrewarmBody = ChatRequest | CompletionRequest | EmbeddingRequest
 
 
 class PoolingRequestBody(Protocol):
@@ -144,34 +142,6 @@ def _read_conversations(
 def _written_by(options: TemplateOptions) -> dict[str, object]:
     """What of a body decides how conversations are written."""
     return options.model_dump(include={*TemplateOptions.model_fields}, exclude_defaults=True)
-
-
-class ReadPrompts(msgspec.Struct, frozen=True, gc=False):
-    """What is computed ahead of a body: prompts of answers, or texts that are pooled."""
-
-    prompts: list[Prompt] = []
-    items: list[Item] = []
-
-
-def read_prewarm(body: PrewarmBody, context: ReadingContext) -> ReadPrompts:
-    match body:
-        case ChatRequest():
-            return ReadPrompts([prompts.read_chat(body, context).prompt])
-        case CompletionRequest():
-            return ReadPrompts(prompts.read_completion(body, context))
-        case _:
-            return ReadPrompts(items=read_texts(body, context).items)
-
-
-def work_of_prewarm(body: PrewarmBody, context: ReadingContext) -> int:
-    """The characters that are written beside those of the body, as for the endpoint that it is of."""
-    match body:
-        case ChatRequest():
-            return work_of_template(body, context)
-        case CompletionRequest():
-            return 0
-        case _:
-            return work_of_texts(body, context)
 
 
 def read_predict(body: PredictRequest, context: ReadingContext) -> ReadTexts:
@@ -308,7 +278,6 @@ OLLAMA_EMBEDDINGS = _pooling("ollama_embeddings", OllamaEmbeddingsRequest)
 SIMILARITY = _pooling("similarity", SimilarityRequest)
 PREDICT = Reading("predict", PredictRequest, read_predict, ReadTexts, MANY_TEXTS)
 NER = Reading("ner", EntitiesRequest, read_entities, ReadTexts, MANY_TEXTS, work=work_of_entities)
-PREWARM = Reading("prewarm", PrewarmRequest, read_prewarm, ReadPrompts, MANY_TEXTS, True, work_of_prewarm)
 SCORE = _comparing("score", ScoreRequest)
 RERANK = _comparing("rerank", EitherRerank)
 OLLAMA_RERANK = _comparing("ollama_rerank", OllamaRerankRequest)
@@ -334,7 +303,6 @@ BY_PATH: dict[str, Reading[Any]] = {
     "/embed_sparse": EMBED_SPARSE,
     "/predict": PREDICT,
     "/ner": NER,
-    "/prewarm": PREWARM,
     "/similarity": SIMILARITY,
     "/score": SCORE,
     "/v1/score": SCORE,

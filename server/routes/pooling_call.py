@@ -130,15 +130,13 @@ class PoolingCall(EngineCall):
             for item, own in zip(items, found, strict=True)
         ]
 
-    async def compute(self, items: Sequence[Item], *, stores: bool = False) -> list[Pooled]:
-        """What the engine answers to each of these texts; `stores` has them on disk before, if it has one."""
+    async def compute(self, items: Sequence[Item]) -> list[Pooled]:
+        """What the engine answers to each of these texts."""
         if self._required_space is not None:
             check_space(self._required_space, None)
         admission = self.admit(len(items))
         options = self._add_options(admission, begun=self.tokens > 0)
         options["group"] = self._group
-        if stores:
-            options["stores"] = True
         tokens = sum([item.length for item in items])
         admission.check_tokens(tokens)
         admission.read(tokens)

@@ -195,7 +195,7 @@ class EngineCall:
         self.times: RequestTimes = request.scope["times"]
         self._shows_timing = config.reports.enable_timing or "timing" in terms.include
         self._shows_cached = config.enable_prompt_tokens_details
-        self._salt, self._pins = terms.salt, terms.pins
+        self._salt = terms.salt
         self._replica, self._priority = _replica(request), _priority(request, terms.priority)
         self._limits = limits_of(request, config.access, self.times.started, terms.timeout)
 
@@ -208,8 +208,6 @@ class EngineCall:
         options = admission.caller.add_options(self._priority, self._salt)
         if self._limits is not None:
             self._limits.add_to(options, begun=begun)
-        if self._pins:
-            options["pins"] = True
         return options
 
     def _usage(

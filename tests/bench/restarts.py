@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests/support python tests/bench/restarts.py [NAME or FOLDER] [--tokens 3500] [--turns 3]
 
-NAME is a shape of tests/bench/checkpoints.py. The server with a disk reads a prompt by POST /prewarm and is
-killed at once; started again it gets the prompt as soon as it is ready. That without has nothing to find. All
-answers must be the same to the last bit of their logprobs. --embed asks for a MEAN vector in their place.
+NAME is a shape of tests/bench/checkpoints.py. The server with a disk answers a prompt and is killed when it
+has written the blocks; started again it gets the prompt as soon as it is ready. That without has nothing to
+find. All answers must be the same to the last bit of their logprobs. --embed asks for a MEAN vector instead.
 Then both, in turns, decode behind a prompt that nobody has read, whose blocks the one writes meanwhile.
 """
 
@@ -27,6 +27,7 @@ from checkpoints import SHAPES, make
 from servers import NAME, Server, Side, tree
 from work import Model
 
+_WRITING_SECONDS = 3.0
 _POOLING = '{"pooling_type": "MEAN"}'
 _EMBEDS = ("--runner", "pooling", "--convert", "embed", "--pooler-config", _POOLING)
 
@@ -92,8 +93,8 @@ class Bench:
         """The seconds from ready to the first token with and without a disk, after a kill -9."""
         prompt, found, truths = self.prompt(turn), dict[bool, float](), list[object]()
         with self.serving(disk=True) as server:
-            _, answer = ask(server, "/prewarm", {"input" if self.given.embed else "prompt": prompt})
-        print(f"  prewarmed, then killed: {answer.decode()}")
+            self.first(server, prompt)
+            time.sleep(_WRITING_SECONDS)  # an engine without work writes at once
         for disk in (True, False):
             with self.serving(disk=disk) as server:
                 found[disk], said = self.first(server, prompt)

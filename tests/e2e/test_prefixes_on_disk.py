@@ -54,22 +54,5 @@ def test_a_killed_server_finds_its_prefixes_again(tmp_path: Path) -> None:
         assert again == first and last >= cached
 
 
-@pytest.mark.slow(4)
-def test_what_was_prewarmed_outlives_a_kill_at_once(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--kv-cache-dir", str(tmp_path))
-    found: list[tuple[int, int, int]] = []
-    for _ in range(2):
-        with serving("demo", *options) as server:
-            answer = server.post("/prewarm", {"prompt": TEXT, "prompt_cache_key": "sea"}).json()
-            os.killpg(server.process.pid, signal.SIGKILL)
-            server.process.wait(30)
-        assert answer["stored_tokens"] == answer["prompt_tokens"] // 32 * 32 > 100
-        found.append((answer["computed_tokens"], answer["cached_tokens"], answer["disk_tokens"]))
-    length = answer["prompt_tokens"]
-    [first, second] = found
-    assert first == (length, 0, 0)
-    assert second[1] == 0 and second[0] + second[2] == length and second[2] >= length // 32 * 32 - 32
-
-
 def test_what_has_no_meaning_is_refused() -> None:
     assert "give that, too" in refusal("demo", "--kv-cache-disk-gib", "3")

@@ -10,7 +10,6 @@ from sizes import engine_config
 from tiny import VOCAB_SIZE, tiny_checkpoint
 
 from engine_core.engine import Engine
-from engine_core.engine_stats import DiskReport
 from engine_core.protocol import Add, Tokens
 from worker.protocol import DiskTotals, Pooling, Sampling
 
@@ -154,22 +153,20 @@ def test_what_a_hybrid_cannot_keep_it_says(tmp_path: Path, caplog: pytest.LogCap
     assert "no memory is left to remember some" in caplog.text
 
 
-def test_a_hybrid_that_is_stored_finds_its_state(tmp_path: Path) -> None:
+def test_a_hybrid_finds_its_state_after_a_restart(tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen3_5ForCausalLM", tmp_path / "hybrid", max_position_embeddings=512)
     sizes = {**SIZES, "kv_cache_dir": str(tmp_path), "num_gpu_blocks_override": 100}
     found = []
     for _ in range(2):
         engine = Engine.start(engine_config(folder, **sizes), lambda _: None)
         try:
-            engine.add(0, Add(1, TEXT[:395], Sampling(max_tokens=1, temperature=0), stores=True))
+            engine.add(0, Add(1, TEXT[:395], Sampling(max_tokens=1, temperature=0)))
             given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
             [answer] = [one for one in given if isinstance(one, Tokens)]
-            found.append((answer.cached, answer.disk))
-            kept = {path.parent for path in tmp_path.glob("facet-*/*/*.blocks")}
-            assert len(kept) == 2, "the state is there before the answer"
+            found.append(answer.cached)
         finally:
             engine.stop()
-    assert found == [(0, DiskReport(0, 384)), (384, DiskReport(384, 384))]
+    assert found == [0, 384]
 
 
 @pytest.mark.parametrize(
@@ -182,33 +179,3 @@ def test_a_hybrid_that_is_stored_finds_its_state(tmp_path: Path) -> None:
 def test_options_that_contradict_it_are_refused(llama: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Engine.start(engine_config(llama, **options), lambda _: None)
-
-
-def test_an_answer_can_wait_until_its_blocks_are_on_disk(llama: Path, tmp_path: Path) -> None:
-    config = engine_config(llama, **SIZES, kv_cache_dir=str(tmp_path), num_gpu_blocks_override=100)
-    reports = []
-    for _ in range(2):
-        engine = Engine.start(config, lambda _: None)
-        try:
-            engine.add(0, Add(1, TEXT, Sampling(max_tokens=1, temperature=0), stores=True))
-            given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
-            [answer] = [one for one in given if isinstance(one, Tokens)]
-            on_disk = sum(path.stat().st_size for path in tmp_path.glob("facet-*/*/*.blocks"))
-            assert answer.finish == "length" and answer.disk is not None and not engine.busy
-            assert on_disk > answer.disk.stored > 0
-            reports.append((answer.cached, answer.disk.read, answer.disk.stored))
-        finally:
-            engine.stop()
-    assert reports == [(0, 0, 400), (384, 384, 400)]
-
-
-def test_an_answer_does_not_wait_for_a_disk_that_is_full(llama: Path, tmp_path: Path) -> None:
-    sizes = {**SIZES, "kv_cache_dir": str(tmp_path), "kv_cache_disk_gib": 1e-6}
-    engine = Engine.start(engine_config(llama, **sizes, num_gpu_blocks_override=100), lambda _: None)
-    try:
-        engine.add(0, Add(1, TEXT, Sampling(max_tokens=1, temperature=0), stores=True))
-        given = [answer for _ in range(200) if engine.busy for answer in engine.step().get(0, [])]
-        [answer] = [one for one in given if isinstance(one, Tokens)]
-        assert answer.disk == DiskReport(0, 0)
-    finally:
-        engine.stop()

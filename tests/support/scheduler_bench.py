@@ -24,7 +24,7 @@ def config(**changes: object) -> EngineConfig:
 _OF_ADD = (
     *("priority", "salt", "group", "streams", "times_each"),
     *("owner", "weight", "max_running", "wait", "budget", "prompt_len", "media"),
-    *("most_guesses", "reports_guesses", "thinking", "beams", "pins", "stores", "source"),
+    *("most_guesses", "reports_guesses", "thinking", "beams", "source"),
 )
 
 

@@ -3,15 +3,14 @@
 It knows no sequences. A full block whose tokens are certain is published under a hash of these tokens and of
 all before them, so that a later sequence with the same prefix can share it. A published block that nobody
 uses can still be found until it is taken for something else: the least recently used one goes first, and of
-one sequence the last block before the first. Blocks that a request has pinned, half of all at most, go behind
-all others, in the same order among themselves.
+one sequence the last block before the first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 
 
 class BlockPool:
@@ -22,16 +21,12 @@ class BlockPool:
         self._users = [0] * count
         # Blocks are taken from the front: those without a hash, then the least recently used published one.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self._pinned: OrderedDict[int, None] = OrderedDict()
-        """Published blocks that are kept before others, those first that were pinned longest ago."""
-        self._free_pinned: OrderedDict[int, None] = OrderedDict()
-        """The pinned blocks that are free. They are taken when no other block is."""
         self._hashes: list[bytes | None] = [None] * count
         self._by_hash: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        return len(self._free) + len(self._free_pinned)
+        return len(self._free)
 
     @property
     def usage(self) -> float:
@@ -48,8 +43,6 @@ class BlockPool:
         for block in blocks:
             self._users[block] += 1
             self._free.pop(block, None)
-            if self._free_pinned:
-                self._free_pinned.pop(block, None)
 
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Takes `count` free blocks, those that follow block `after` where that evicts no published one."""
@@ -57,8 +50,8 @@ class BlockPool:
         for _ in range(count):
             block = self._successor(after)
             if block is None:
-                block = next(iter(self._free or self._free_pinned))
-            del (self._free or self._free_pinned)[block]
+                block = next(iter(self._free))
+            del self._free[block]
             self._withdraw(block)
             self._users[block] = 1
             taken.append(block)
@@ -67,7 +60,7 @@ class BlockPool:
 
     def leaving(self, count: int) -> Iterator[bytes]:
         """The hashes of published blocks among the next `count` that would be taken, the first one first."""
-        for block in islice(chain(self._free, self._free_pinned), count):
+        for block in islice(self._free, count):
             if (hash := self._hashes[block]) is not None:
                 yield hash
 
@@ -82,32 +75,14 @@ class BlockPool:
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
-                (self._free_pinned if block in self._pinned else self._free)[block] = None
+                self._free[block] = None
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
-
-    def pin(self, blocks: list[int]) -> None:
-        """Keep published blocks of a sequence, which has them still, before those that nobody has pinned.
-
-        If more than half of all blocks are pinned then, those that were pinned longest ago are no more, and
-        of one sequence the last block first.
-        """
-        for block in reversed(blocks):
-            if self._hashes[block] is not None:
-                self._pinned[block] = None
-                self._pinned.move_to_end(block)
-        while len(self._pinned) > self.count // 2:
-            block, _ = self._pinned.popitem(last=False)
-            if block in self._free_pinned:
-                del self._free_pinned[block]
-                self._free[block] = None
 
     def withdraw_all(self) -> None:
         """Forget all published blocks. Blocks in use stay in use, and later sequences do not find them."""
         for block in list(self._by_hash.values()):
             self._withdraw(block)
-        self._free.update(self._free_pinned)
-        self._free_pinned.clear()
 
     def _successor(self, block: int | None) -> int | None:
         """The block behind this one, if it is free and not published."""
@@ -121,4 +96,3 @@ class BlockPool:
         if hash is not None:
             del self._by_hash[hash]
             self._hashes[block] = None
-            self._pinned.pop(block, None)

@@ -175,8 +175,6 @@ class CacheManager:
     def release(self, seq: Sequence) -> None:
         if seq.slot is None:
             raise RuntimeError(f"sequence {seq.key} has no slot to release")
-        if seq.request.pins:
-            self._pin(seq)
         beams = seq.search.beams if seq.search is not None else []
         for slot, tables in [(beam.slot, beam.tables) for beam in beams] or [(seq.slot, seq.tables)]:
             self.free_slots.append(slot)
@@ -185,12 +183,6 @@ class CacheManager:
             self.free_slots += seq.search.spare_slots
         self.sources.pool.release(seq.source_blocks)
         seq.slot, seq.tables, seq.published, seq.source_blocks = None, [], 0, []
-
-    def _pin(self, seq: Sequence) -> None:
-        """Keep what was computed of a sequence before what nobody has asked to keep."""
-        count = seq.published
-        columns = zip(*(table[:count] for table in seq.tables), strict=True)
-        self.pool.pin([block for column in columns for block in column if block != self._scratch])
 
     def release_tables(self, tables: Tables) -> None:
         """Give back one use of each block of these tables."""

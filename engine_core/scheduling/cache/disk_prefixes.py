@@ -1,11 +1,10 @@
 """Prefixes on disk or in the host's memory: when blocks are written there, and who waits for them.
 
 Published blocks are written once: at once while nothing runs, slowly beside steps. They are copied before,
-so that the pool may take them for something else. Those of requests that store theirs come first, and their
-answers wait for it. Memory gets those alone that are about to be forgotten. A sequence whose turn has come
-waits until blocks of its prefix are back, if that is expected to take less time than computing them; others
-go on meanwhile. Blocks that came back are published like any other, so that all that follows is a prefix in
-memory.
+so that the pool may take them for something else. Memory gets those alone that are about to be forgotten. A
+sequence whose turn has come waits until blocks of its prefix are back, if that is expected to take less time
+than computing them; others go on meanwhile. Blocks that came back are published like any other, so that all
+that follows is a prefix in memory.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
-from engine_core.engine_stats import DiskReport
-from engine_core.protocol import Failed, OutputsByClient, Pooled, Tokens
 from engine_core.scheduling.cache.cache_manager import CacheManager, Find
 from engine_core.scheduling.cache.disk_encodings import Arrival, DiskEncodings
 from engine_core.scheduling.media import MediaItems
 from engine_core.scheduling.queue.waiting import WaitingQueue
-from engine_core.scheduling.sequence import Key, Sequence
+from engine_core.scheduling.sequence import Sequence
 from engine_core.scheduling.step_cost import CostLine
 from worker.disk.block_read import BlockRead
 from worker.disk.disk import Disk
@@ -35,8 +30,6 @@ _PATIENCE = 1.0
 """The seconds for which blocks are awaited at least, though computing them would take less."""
 _STEPS_AHEAD = 4
 """How many times as many blocks as are saved at once count as those that are about to be forgotten."""
-_MOST_STORING = 60.0
-"""The seconds for which an answer waits until its blocks are written at most."""
 
 
 @dataclass(slots=True)
@@ -48,8 +41,6 @@ class _Return:
     blocks: list[int]
     """All blocks of the prefix in order, which nobody can take meanwhile."""
     until: float
-    start: int
-    """The tokens of the prefix that were in the cache before."""
     state: BlockRead | None = None
     """The read of the state behind the prefix, if that is on disk, too."""
     items: list[Arrival] = field(default_factory=list[Arrival])
@@ -67,19 +58,6 @@ class _Return:
             disk.wait_for(read, self.until - now)
 
 
-@dataclass(slots=True)
-class _Storing:
-    """A request that has ended, and whose answer waits until its blocks are on disk."""
-
-    names: list[list[bytes]]
-    """The names of each of its blocks, in order."""
-    read: int
-    """The tokens that were read from disk for it."""
-    answer: Tokens | Pooled | None = None
-    until: float = 0.0
-    """When the answer is given though the disk is not done."""
-
-
 class DiskPrefixes:
     def __init__(
         self, disk: Disk, cache: CacheManager, waiting: WaitingQueue, line: CostLine, media: MediaItems
@@ -90,10 +68,6 @@ class DiskPrefixes:
         self._line = line
         self._unwritten: dict[bytes, None] = {}
         """Names of published blocks, the oldest first; some of them may be taken since."""
-        self._urgent: dict[bytes, None] = {}
-        """Names of blocks that are written before all others."""
-        self.storing: dict[Key, _Storing] = {}
-        """The requests whose answers wait until their blocks are written."""
         self._returns: list[_Return] = []
         self._written = 0.0
         """When blocks were handed over last."""
@@ -119,9 +93,8 @@ class DiskPrefixes:
 
     @property
     def next_deadline(self) -> float | None:
-        """The time by which `land` and `hold` must be called, though no read or write is done."""
-        held = [each.until for each in self.storing.values() if each.answer is not None]
-        return min([*(each.until for each in self._returns), *held], default=None)
+        """The time by which `land` must be called, though no read is done."""
+        return min([each.until for each in self._returns], default=None)
 
     def fetch(self, seq: Sequence, now: float) -> bool:
         """Have blocks and encodings brought back for a waiting sequence, once -> whether it waits for them
@@ -135,7 +108,7 @@ class DiskPrefixes:
         if self._encodings is not None and seq.request.media:
             items, computing = self._encodings.fetch(seq, end)
             if items:
-                found = found or _Return(seq, BlockRead((), ()), [], now, end)
+                found = found or _Return(seq, BlockRead((), ()), [], now)
                 found.items, found.until = items, max(found.until, now + max(_PATIENCE, computing))
         if found is None:
             return False
@@ -169,7 +142,7 @@ class DiskPrefixes:
         blocks = [next(rest) if block is None else block for _, block in prefix]
         behind = self._read_state(state)
         self._disk.read(read)
-        found = _Return(seq, read, blocks, now + max(_PATIENCE, computing), start, behind)
+        found = _Return(seq, read, blocks, now + max(_PATIENCE, computing), behind)
         return found, count * self._cache.block_size
 
     def _missing_state(self, seq: Sequence, blocks: int) -> bytes | None:
@@ -218,20 +191,16 @@ class DiskPrefixes:
                 if loaded and not each.is_void:
                     self._cache.pool.publish(block, name)
             self._cache.pool.release(each.blocks)
-            each.seq.from_disk = max(0, self._cache.cached_tokens(each.seq) - each.start)
             each.seq.is_fetching = False
             if not (each.seq.done or each.seq.paused):
                 self._waiting.add(each.seq)
 
     def follow(self, now: float, *, steps: bool, wait: bool) -> None:
-        """Have blocks written beside `steps`; without any, `wait` for a read, or for blocks to store."""
+        """Have blocks written beside `steps`; without any, `wait` for a read."""
         if steps and self._disk.room is None:
             self.write(now, idle=False)
         elif wait and self._returns:
             self._returns[0].wait(self._disk, now)
-        elif wait and self.storing:
-            self.write(now, idle=True)
-            self._rest(_PATIENCE)
 
     def write(self, now: float, *, idle: bool) -> bool:
         """Have some encodings written, or else published blocks, or else states, if it is time -> whether any
@@ -242,18 +211,15 @@ class DiskPrefixes:
             while len(queue) > 2 * self._cache.pool.count:  # the disk does not keep up
                 del queue[next(iter(queue))]
         encoded = {} if self._encodings is None else self._encodings.unwritten
-        if not (self._unwritten or self._urgent or self._unwritten_states or encoded):
+        if not (self._unwritten or self._unwritten_states or encoded):
             return False
         due = self._written + max(disk.write_seconds for disk in self._disks) / _PART_OF_TIME
-        if not (idle or self._urgent) and now < due:
+        if not idle and now < due:
             return False
-        queues, states = (self._urgent, self._unwritten), self._cache.states
-        wrote = False
-        if (
-            self._encodings is not None and not self._urgent
-        ):  # a page took longer than its blocks, in fewer bytes
+        wrote, states = False, self._cache.states
+        if self._encodings is not None:  # a page took longer than its blocks, in fewer bytes
             wrote = self._write_to(self._encodings.disk, [encoded], self._encodings.find, idle=idle)
-        wrote = wrote or self._write_to(self._disk, queues, self._cache.pool.find, idle=idle)
+        wrote = wrote or self._write_to(self._disk, [self._unwritten], self._cache.pool.find, idle=idle)
         if not wrote and states is not None and self._disk.states is not None:
             wrote = self._write_to(self._disk.states, [self._unwritten_states], states.find, idle=idle)
         if wrote:
@@ -293,44 +259,6 @@ class DiskPrefixes:
         """Wait until nothing is being written -> whether that is so."""
         return all(disk.rest(seconds) for disk in self._disks)
 
-    def store(self, seq: Sequence) -> None:
-        """Have the blocks of a sequence that ends written before all others, and its answer wait for them."""
-        if self._disk.room is not None:
-            return
-        names = self._cache.published_names(seq)
-        self._urgent.update({name: None for each in names for name in each if name not in self._disk})
-        self.storing[seq.key] = _Storing(names, seq.from_disk)
-
-    def hold(self, outputs: OutputsByClient, now: float) -> OutputsByClient:
-        """Outputs without the answers that wait for the disk, and with those that need not any more."""
-        given: OutputsByClient = {}
-        for client, answers in outputs.items():
-            for answer in answers:
-                storing = self.storing.get((client, answer.id))
-                if storing is not None and isinstance(answer, Tokens | Pooled):
-                    storing.answer, storing.until = answer, now + _MOST_STORING
-                    continue
-                if isinstance(answer, Failed):
-                    self.storing.pop((client, answer.id), None)
-                given.setdefault(client, []).append(answer)
-        rests = self._rest(0.0)
-        if rests and not all(disk.may_write for disk in self._disks):  # it is full, or cannot be written
-            self._urgent.clear()
-            self._unwritten_states.clear()
-        waiting = self._urgent.keys() | self._unwritten_states.keys()
-        for key, storing in list(self.storing.items()):
-            waits = not rests or any(name in waiting for names in storing.names for name in names)
-            if storing.answer is not None and (not waits or now >= storing.until):
-                del self.storing[key]
-                report = DiskReport(storing.read, self._stored(storing.names))
-                given.setdefault(key[0], []).append(replace(storing.answer, disk=report))
-        return given
-
-    def _stored(self, names: list[list[bytes]]) -> int:
-        """The leading tokens whose blocks of these names are on disk."""
-        lost = (at for at, each in enumerate(names) if not all(name in self._disk for name in each))
-        return next(lost, len(names)) * self._cache.block_size
-
     def write_rest(self, now: float, until: float) -> bool:
         """Have the next blocks written behind those that are, and wait for these -> whether some are left."""
         if self._disk.room is not None:  # memory ends with the engine
@@ -340,7 +268,6 @@ class DiskPrefixes:
     def forget(self) -> None:
         """Forget all that is on disk, and what is on its way from there or to it."""
         self._unwritten.clear()
-        self._urgent.clear()
         self._unwritten_states.clear()
         for each in self._returns:
             each.is_void, each.until = True, 0.0

@@ -2,9 +2,8 @@
 
 A cached prefix of such a model ends where both are there: all its blocks, and the state behind the last one.
 A state takes as much memory as a thousand tokens or more. So there are few places: they are filled where
-prompts are likely to go on, and the least recently used state gives way, but those last that a request has
-pinned, half of all at most. A state is named by the hash of the block behind which it stands, which stands
-for all tokens before.
+prompts are likely to go on, and the least recently used state gives way. A state is named by the hash of the
+block behind which it stands, which stands for all tokens before.
 
 A place may be read in one step and written in the next, because steps run in their order; but the rows of a
 step run at the same time, so a place that one of them reads is not given to another.
@@ -36,9 +35,6 @@ class States:
     def __init__(self, count: int, block_size: int) -> None:
         self._block_size = block_size
         self._free = list(reversed(range(count)))
-        self._most_pinned = count // 2
-        self._pinned: OrderedDict[bytes, None] = OrderedDict()
-        """Names of states that are kept before others, those first that were pinned longest ago."""
         self._by_hash: OrderedDict[bytes, int] = OrderedDict()
         """Places of remembered states, the least recently used first."""
         self.published: dict[bytes, None] | None = None
@@ -95,8 +91,6 @@ class States:
             hash = seq.block_hash(seq.computed // size - 1, size)
             seq.state = self._by_hash[hash]
             self._by_hash.move_to_end(hash)
-            if seq.request.pins:
-                self._pin(hash)
             self._read.add(seq.state)
         ends = [known_blocks * size]
         if isinstance(seq.request.params, Sampling):
@@ -138,38 +132,21 @@ class States:
             self.put(hash, place, is_filled=True)
             if self.published is not None:
                 self.published[hash] = None
-            if seq.request.pins:
-                self._pin(hash)
             if row.start >= seq.prompt_len:
                 if seq.newest_state != hash and seq.newest_state in self._by_hash:
                     self._free.append(self._by_hash.pop(seq.newest_state))
-                    self._pinned.pop(seq.newest_state, None)
                 seq.newest_state = hash
-
-    def _pin(self, hash: bytes) -> None:
-        """Keep a state before those that nobody has pinned."""
-        self._pinned[hash] = None
-        self._pinned.move_to_end(hash)
-        if len(self._pinned) > self._most_pinned:
-            self._pinned.popitem(last=False)
 
     def forget_all(self) -> None:
         self._free += self._by_hash.values()
         self._by_hash.clear()
-        self._pinned.clear()
 
     def take(self) -> int | None:
         """A place to write to; None if all are read in this step, or written by steps in flight."""
         if self._free:
             return self._free.pop()
-        able = (hash for hash, place in self._by_hash.items() if place not in self._read)
-        hash = next((hash for hash in able if hash not in self._pinned), None)
-        if hash is None:
-            hash = next((hash for hash, place in self._by_hash.items() if place not in self._read), None)
-        if hash is None:
-            return None
-        self._pinned.pop(hash, None)
-        return self._by_hash.pop(hash)
+        hash = next((hash for hash, place in self._by_hash.items() if place not in self._read), None)
+        return None if hash is None else self._by_hash.pop(hash)
 
 
 def _first_turn(tokens: list[int], ends: tuple[int, ...]) -> int:

@@ -71,8 +71,9 @@ class MessagesInput(Body):
     unsupported: ClassVar[Mapping[str, Neutral]] = {"container": (), "mcp_servers": ([],)}
     meaningless = frozenset(
         {
-            "anthropic_beta", "anthropic_version", "betas", "context_management", "diagnostics",
-            "inference_geo", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id",
+            "anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management",
+            "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
+            "workspace_id",
         }
     )  # fmt: skip
     bounds: ClassVar[Bounds] = {
@@ -94,29 +95,11 @@ class MessagesInput(Body):
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = optional("The older place of `output_config.format`.")
-    cache_control: dict[str, Any] | None = optional(
-        "Here, in a block or in a tool: what the request has computed is kept in the cache before other "
-        "prefixes, as with `prompt_cache_key` of chat completions. Its `type` is `ephemeral`, its `ttl`, "
-        "which has no effect, `5m` or `1h`."
-    )
 
     @property
     def hides_thinking(self) -> bool:
         """Whether the thinking itself is not to be told."""
         return self.thinking is not None and self.thinking.display == "omitted"
-
-    @cached_property
-    def pins(self) -> bool:
-        """Whether the request asks, anywhere, that its prefix is kept."""
-        parts = [self.system, *(message.get("content") for message in self.messages), self.tools]
-        blocks = [block for part in parts if isinstance(part, list) for block in part]
-        marks = [self.cache_control, *(block.get("cache_control") for block in blocks)]
-        found = [_is_mark(mark) for mark in marks]  # all of them are checked
-        return any(found)
-
-    def without_texts(self) -> dict[str, object]:
-        pinned = {"cache_control": {"type": "ephemeral"}} if self.pins else {}
-        return {**super().without_texts(), **pinned}
 
     @cached_property
     def _tools(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -159,8 +142,6 @@ class MessagesInput(Body):
             asked["thinking_token_budget"] = self.thinking.budget_tokens
         if self.output_config is not None:
             asked["reasoning_effort"] = self.output_config.effort
-        if self.pins:
-            asked["prompt_cache_key"] = "cache_control"
         format = self.output_config.format if self.output_config else None
         asked["response_format"] = _response_format(self.output_format if format is None else format)
         return asked
@@ -200,22 +181,6 @@ class MessagesRequest(MessagesInput):
             "top_k": self.top_k,
             "speculative_tokens": self.speculative_tokens,
         }
-
-
-def _is_mark(mark: Any) -> bool:
-    """Whether this is a `cache_control` that asks for something. Raises BadRequest for an unknown one."""
-    match mark:
-        case None:
-            return False
-        case {"type": "ephemeral", **rest} if rest.get("ttl") in (None, "5m", "1h"):
-            return True
-        case {"type": "ephemeral", "ttl": ttl}:
-            reason = f"its ttl is 5m or 1h, got {shown(ttl)}"
-        case {"type": kind}:
-            reason = f"its type is ephemeral, got {shown(kind)}"
-        case _:
-            reason = 'it is an object such as {"type": "ephemeral"}'
-    raise BadRequest(f"cache_control: {reason}.", "cache_control")
 
 
 def _response_format(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -42,7 +42,7 @@ INCLUDED = {
 PASSED = (
     "model", "temperature", "top_p", "stream", "seed", "stop", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "chat_template_kwargs", "priority", "cache_salt", "request_id",
-    "timeout", "speculative_tokens", "prompt_cache_key",
+    "timeout", "speculative_tokens",
 )  # fmt: skip
 """Fields that chat completions has under the same name."""
 
@@ -113,7 +113,7 @@ class ResponsesRequest(Body):
     metadata: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: Text | None = optional("As in chat completions, and repeated in the answer.")
+    prompt_cache_key: Text | None = optional("Repeated in the answer; equal prefixes are shared without it.")
 
     seed: Int64 | None = None
     stop: Strings = NO_ENTRIES

@@ -53,7 +53,6 @@ async def test_what_decides_a_vector_is_in_its_key(client: FakeClient, frontend:
     assert await answered(client, frontend, texts(5, params=Pooling(task="embed", dimensions=1))) == 1
     assert await answered(client, frontend, texts(5, params=Pooling(task="token_embed"))) == 1
     assert await answered(client, frontend, texts(5, params=Pooling(task="token_embed", late_query="q"))) == 1
-    assert await answered(client, frontend, texts(5), stores=True) == 1
     assert await answered(client, frontend, texts(5), priority=9, owner="o", weight=2.0, budget=5.0) == 0
     assert await answered(client, frontend, texts(5), salt="mine") == 0
     assert await answered(client, frontend, [Item(pack([5, 1]), EMBED)]) == 0

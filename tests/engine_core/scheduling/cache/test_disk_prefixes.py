@@ -11,8 +11,7 @@ from random_bench import random_media
 from scheduler_bench import add, config, pool
 from scripted_disk import DiskBench, ScriptedDisk
 
-from engine_core.engine_stats import DiskReport
-from engine_core.protocol import Add, Pooled, Tokens
+from engine_core.protocol import Add, Pooled
 from worker.protocol import Pooling
 
 TOKENS = [1 + number * number % 47 for number in range(60)]
@@ -81,23 +80,6 @@ def test_the_state_of_a_hybrid_comes_back_with_its_blocks() -> None:
         second.serve(add(1, TOKENS[:43]))
         assert second.cached(1) == (0 if lost else 40)
         assert second.text(1) == reference(TOKENS[:43], 4)
-
-
-def test_an_answer_waits_for_its_blocks_but_not_for_a_disk_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = bench()
-    monkeypatch.setattr(served.scripted, "rest", lambda _: served.scripted.may_write)
-    served.serve(add(1, TOKENS[:40], 1, stores=True))
-    prefixes, disk = served.prefixes, served.scripted
-    assert prefixes.hold({0: [*served.outputs[0, 1]]}, 5.0) == {} and prefixes.next_deadline == 65.0
-    assert prefixes.write(5.0, idle=False)
-    disk.finish_write()
-    assert prefixes.write(5.0, idle=False), "without a pause"
-    assert prefixes.hold({}, 64.0) == {}
-    [answer] = prefixes.hold({}, 66.0)[0]
-    assert isinstance(answer, Tokens) and answer.disk == DiskReport(0, 12)
-    assert not prefixes.storing and prefixes.next_deadline is None
 
 
 def test_other_salts_find_nothing() -> None:
@@ -243,11 +225,11 @@ def test_random_requests_with_a_disk_that_loses_what_it_likes(
 def random_request(rnd: random.Random, id: int, tasks: tuple[str, ...]) -> Add:
     """A request, which may have pictures and be pooled if tokens can be."""
     tokens = TOKENS[: rnd.randrange(1, 30)] + [rnd.randrange(1, 4) for _ in range(rnd.randrange(3))]
-    pools, pins = "token_embed" in tasks, rnd.random() < 0.3
+    pools = "token_embed" in tasks
     media = random_media(rnd, tokens) if pools else ()
     if pools and rnd.random() < 0.3:
-        return pool(id, tokens, "token_embed", pins=pins, media=media)
-    return add(id, tokens, pins=pins, media=media)
+        return pool(id, tokens, "token_embed", media=media)
+    return add(id, tokens, media=media)
 
 
 def act(rnd: random.Random, served: DiskBench, ended: set[int]) -> None:

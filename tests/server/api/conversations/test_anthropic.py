@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -212,32 +211,6 @@ def test_fields_without_effect_are_accepted() -> None:
         context_management={"edits": []}, inference_geo="us", betas=["a"], mcp_servers=[], container=None,
         diagnostics={}, user_profile_id="p",
     )  # fmt: skip
-
-
-def test_a_mark_is_seen_when_the_texts_were_read_elsewhere() -> None:
-    mark = {"cache_control": {"type": "ephemeral"}}
-    marked = {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]}
-    assert parsed(messages=[marked]).without_texts()["cache_control"] == mark["cache_control"]
-    assert parsed(tools=[{**TOOL, **mark}]).chat.terms.pins
-    assert not parsed(tools=[TOOL]).chat.terms.pins
-
-
-@pytest.mark.parametrize(
-    ("mark", "said"),
-    [
-        ({"type": "persistent"}, "its type is ephemeral, got 'persistent'."),
-        ({"type": "ephemeral", "ttl": "2d"}, "its ttl is 5m or 1h, got '2d'."),
-        ({}, 'it is an object such as {"type": "ephemeral"}.'),
-    ],
-)
-def test_marks_that_are_not_known_are_refused(mark: dict[str, str], said: str) -> None:
-    control = {"cache_control": mark}
-    marked = {"role": "user", "content": [{"type": "text", "text": "hi", **control}]}
-    for body in (parsed(messages=[marked]), parsed(tools=[TOOL, {**TOOL, **control}]), parsed(**control)):
-        with pytest.raises(BadRequest, match=re.escape(f"cache_control: {said}")):
-            _ = body.chat
-    for ttl in ("5m", "1h", None):
-        assert parsed(cache_control={"type": "ephemeral", "ttl": ttl, "scope": "global"}).chat.terms.pins
 
 
 def test_to_count_tokens_needs_no_length() -> None:

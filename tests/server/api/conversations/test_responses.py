@@ -189,7 +189,7 @@ def test_fields_that_chat_has_under_the_same_name() -> None:
         "model": "tiny", "temperature": 0.5, "top_p": 0.5, "stream": True, "seed": 3, "stop": ["x"],
         "top_k": 5, "min_p": 0.1, "presence_penalty": 0.1, "frequency_penalty": 0.2,
         "repetition_penalty": 1.1, "chat_template_kwargs": {"a": 1}, "priority": 2, "cache_salt": "s",
-        "request_id": "r", "timeout": 9.0, "speculative_tokens": 2, "prompt_cache_key": "k",
+        "request_id": "r", "timeout": 9.0, "speculative_tokens": 2,
     }  # fmt: skip
     assert given.keys() == set(PASSED)
     chat = parsed(**given, max_output_tokens=7).chat
