@@ -1,14 +1,14 @@
 """The media of a prompt: how a conversation with them becomes token ids, and where among these the items are.
 
-A template writes a placeholder for each item. What users have written is text, even if it reads like one: a
-mark stands for it while the template runs, and it is encoded in pieces, none of which has the whole of it.
+A template writes a placeholder for each item. What users have written is text, even if it reads like one:
+marks divide it before the template runs (`server.text.control_tokens`).
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,15 +18,15 @@ from models.media.item import ORDINAL, Layout
 from server.errors import BadRequest, Internal
 from server.media.parts import Content, MediaPart, find_parts
 from server.model_facts import MediaFacts
+from server.text.control_tokens import without_cuts
 from server.text.tokenizer import Tokenizer
 from worker.buffers import Buffer
 
 if TYPE_CHECKING:
     from server.media.kept_items import Item
 
-_MARK = f"q{secrets.token_hex(12)}w"
-_MARKED = re.compile(f"{_MARK}(r?[0-9]+)q")
-_ROWS_MARKED = re.compile(f"{_MARK}r([0-9]+)q")
+_MARK = f"r{secrets.token_hex(12)}w"
+_MARKED = re.compile(f"{_MARK}([0-9]+)r")
 ROWS_ID = -1
 """What stands for a file of embeddings among token ids until `place_rows` puts those of its tokens there."""
 
@@ -106,32 +106,32 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     parts: list[MediaPart] = []
     """The items whose placeholders are in the text, in order."""
     is_plain: bool = True
-    """Whether the text has neither placeholders nor marks."""
+    """Whether the text has neither placeholders nor marks of embeddings."""
     row_files: list[str] = []
     """Files in base64 of embeddings in place of tokens, whose marks are in the text, in order."""
 
     @property
     def plain_text(self) -> str:
-        """The text with what users have written in place of marks."""
-        return self.text if self.is_plain else _MARKED.sub(lambda found: _word(found[1]), self.text)
+        """The text with what users have written, without marks."""
+        return without_cuts(self.text if self.is_plain else _MARKED.sub("", self.text))
 
 
-def marked(value: Any, facts: MediaFacts, media: LaidMedia, tokenizer: Tokenizer) -> Any:
-    """What users have written, a JSON value, with marks for all that would read as a placeholder."""
+def quoted_words(facts: MediaFacts, media: LaidMedia, tokenizer: Tokenizer) -> Set[str]:
+    """Returns what would read as a part of an item's place, and is text where users write it."""
     ids = {id for laid in media.values() for id in laid.layout.tokens}
     names = {name for name in map(tokenizer.token_name, ids) if name in tokenizer.added_tokens}
-    return _with_marks(value, sorted(names.union(facts.reserved), key=len, reverse=True))
+    return names.union(facts.reserved)
 
 
 def rows_mark(number: int) -> str:
     """What stands in a text for the embeddings of this number."""
-    return f"{_MARK}r{number}q"
+    return f"{_MARK}{number}r"
 
 
 def with_row_files(written: Written, files: list[str]) -> Written:
     """The text with these embeddings at their marks. Refuses one in which a template has not written each of
     them once, in order."""
-    found = _ROWS_MARKED.findall(written.text)
+    found = _MARKED.findall(written.text)
     if found != [str(number) for number in range(len(files))]:
         raise BadRequest(
             f"The messages have {len(files)} parts of embeddings, and the template has written {len(found)}, "
@@ -139,28 +139,6 @@ def with_row_files(written: Written, files: list[str]) -> Written:
             "messages",
         )
     return msgspec.structs.replace(written, row_files=files, is_plain=False)
-
-
-def _with_marks(value: Any, words: Sequence[str]) -> Any:
-    match value:
-        case str():
-            for word in words:
-                if word in value:
-                    value = value.replace(word, f"{_MARK}{int.from_bytes(word.encode(), 'big')}q")
-            return value
-        case dict():
-            return {_with_marks(key, words): _with_marks(each, words) for key, each in value.items()}
-        case list():
-            return [_with_marks(each, words) for each in value]
-        case _:
-            return value
-
-
-def _word(number: str) -> str:
-    if number.startswith("r"):
-        return ""
-    value = int(number)
-    return value.to_bytes((value.bit_length() + 7) // 8, "big").decode()
 
 
 def check_places(text: str, holders: Sequence[tuple[str, Content]], facts: MediaFacts) -> None:
@@ -231,27 +209,12 @@ def _first_embedding(layout: Layout) -> int:
 
 
 def encode_marked(text: str, tokenizer: Tokenizer, special: bool) -> list[int]:
-    """Encodes a text with marks. What they stand for is divided behind its first character; embeddings are
-    `ROWS_ID`."""
+    """Encodes a text with marks of embeddings, which become `ROWS_ID`."""
     first, *rest = _MARKED.split(text)
-    pieces, between = [first], list[list[int]]()
-    for number, piece in zip(rest[::2], rest[1::2], strict=True):
-        word = _word(number)
-        pieces[-1] += word[:1]
-        pieces.append(word[1:] + piece)
-        between.append([] if word else [ROWS_ID])
-    ids = tokenizer.encode(pieces[0], special)
-    for rows, piece in zip(between, pieces[1:], strict=True):
-        ids = ids + rows + _encode_behind(piece, tokenizer)
+    ids = tokenizer.encode(first, special)
+    for piece in rest[1::2]:
+        ids += [ROWS_ID, *tokenizer.encode_behind(piece)]
     return ids
-
-
-def _encode_behind(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a text behind another one, without the space that some tokenizers write before a text."""
-    before, both = tokenizer.encode("\n", False), tokenizer.encode(f"\n{text}", False)
-    if both[: len(before)] == before:
-        return both[len(before) :]
-    return tokenizer.encode(text, False)
 
 
 def _placed(ids: list[int], laid: Sequence[Laid], vocab_size: int) -> tuple[list[int], list[Placed]]:

@@ -98,15 +98,17 @@ class LLM:
         for conversation, pictures, own in self.llm_engine.adapters.with_templates(read, lora_request):
             media = self.llm_engine.media if pictures else None
             text = self.tokenizer.chat.render(
-                conversation if media is None else media.as_text(conversation),
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
                 documents=documents,
                 template=own if chat_template is None else chat_template,
-                kwargs=self.llm_engine.config.default_chat_template_kwargs | (chat_template_kwargs or {}),
+                kwargs=chat_template_kwargs,
+                defaults=self.llm_engine.config.default_chat_template_kwargs,
                 content_format=chat_template_content_format,
                 written=None if media is None else media.facts.written_parts,
+                quoted=frozenset() if media is None else media.quoted_words(),
             )
             prompts.append(prompt_forms.Prompt(text, pictures=pictures))
         return self._generate(
@@ -310,11 +312,7 @@ class LLM:
         return [output for output in outputs if isinstance(output, request_outputs.RequestOutput)]
 
     def _pool(
-        self,
-        call: str,
-        prompts: prompt_forms.Prompts,
-        task: str | None,
-        options: Mapping[str, Any],
+        self, call: str, prompts: prompt_forms.Prompts, task: str | None, options: Mapping[str, Any]
     ) -> list[request_outputs.PoolingRequestOutput[request_outputs.PoolingOutput]]:
         """`task` wins over the task of the parameters. `options` are PoolingOptions, to be checked here."""
         refuse_keywords(call, {name: options[name] for name in options if name not in _POOLING}, _UNSUPPORTED)

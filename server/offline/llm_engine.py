@@ -48,6 +48,7 @@ from server.requests.sampling import RequestOutputKind, SamplingParams
 from server.requests.sleep_mode import check_tags, sleep_level
 from server.requests.unsupported_parameters import refuse_keywords
 from server.run.progress_bar import ProgressDisplay
+from server.text.control_tokens import without_cuts
 from worker.host.machine import forget_files
 
 _MOST_GRAMMARS = 1024
@@ -268,7 +269,8 @@ class LLMEngine:
                     prompt.text or "", prompt.pictures, sampling, add_special_tokens=add_special_tokens
                 )
             else:
-                encoded = Encoded(prompt.text, sampling.cut_prompt(next(of_texts), self.facts))
+                text = None if prompt.text is None else without_cuts(prompt.text)
+                encoded = Encoded(text, sampling.cut_prompt(next(of_texts), self.facts))
             self.facts.check_token_ids(encoded.ids, "prompt")
             found.append(encoded)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from server.media.prompt import (
     cut_prompt,
     encode_written,
     find_places,
-    marked,
+    quoted_words,
 )
 from server.media.reader import laid, media_facts
 from server.media.rows import check_rows, cut_rows, digest, row_width
@@ -157,9 +157,9 @@ class ProgramMedia:
         pairs = Pairs([read(side) for side in queries], [read(side) for side in documents])
         return read_media_pairs(pairs, options, replace(self._context, media=media), ""), items
 
-    def as_text(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation with marks for what reads like a placeholder, though it is text."""
-        return marked(conversation, self.facts, {}, self._tokenizer)
+    def quoted_words(self) -> Set[str]:
+        """Returns what reads like a placeholder, though it is text in messages."""
+        return quoted_words(self.facts, {}, self._tokenizer)
 
     def _with_places(self, text: str, parts: list[MediaPart]) -> Written:
         """The text of a prompt, which has to have a place for each picture and video."""

@@ -155,6 +155,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments for the template where a request gives none."""
     trust_request_chat_template: Annotated[bool, Doc(TEXT)] = False
     """Let requests bring a chat template: a program, which gets 2 s and 256 MiB."""
+    special_tokens_in_messages: Annotated[bool, Doc(TEXT)] = False
+    """Control tokens in the text of messages are control tokens, so that a quoted document can forge turns,
+    not ordinary text."""
     response_role: Annotated[str, Doc(TEXT)] = "assistant"
     """Role of the answers in chat."""
 

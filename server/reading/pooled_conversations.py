@@ -11,7 +11,7 @@ from server.api.messages import Message, TemplateOptions
 from server.api.pooling_bodies import TextBody
 from server.errors import BadRequest
 from server.media.parts import MediaPart, find_parts
-from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, marked
+from server.media.prompt import MediaNeeded, Placed, Written, check_places, cut_prompt, quoted_words
 from server.reading.prompts import ReadingContext, encode_conversation, need_media, write_conversation
 from server.requests.pooling import Item, PoolingParams, TextReader, find_prompt, prompt_for
 from server.requests.scoring import (
@@ -177,10 +177,11 @@ def _read_together(
             sides.reverse()
         parts = _parts([side for _, side in sides], context)
         text = tokenizer.chat.render(
-            marked(messages, media, context.media, tokenizer),
+            messages,
             template=facts.score_template,
-            kwargs=marked(kwargs, media, context.media, tokenizer),
+            kwargs=kwargs,
             written=media.written_parts,
+            quoted=quoted_words(media, context.media, tokenizer),
         )
         check_places(text, sides, media)
         items.append(item_with_media(Written(text, parts, is_plain=False), context, reader, params, index))

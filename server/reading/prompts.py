@@ -28,7 +28,7 @@ from server.media.prompt import (
     cut_prompt,
     encode_marked,
     encode_written,
-    marked,
+    quoted_words,
     with_row_files,
 )
 from server.model_facts import Facts, MediaFacts
@@ -260,8 +260,8 @@ def _prepare(
     placed: list[Placed] = []
     if isinstance(source, Written):
         if source.is_plain:
-            text = source.text
-            if keep is not None:  # text beyond this would be cut after encoding anyway
+            text = source.plain_text
+            if keep is not None and text == source.text:  # more text would be cut after encoding anyway
                 size = (keep + CUT_MARGIN) * context.tokenizer.longest_token
                 text = text[max(0, len(text) - size) :] if left else text[:size]
                 source = Written(text)
@@ -330,29 +330,23 @@ def _rendered(
     style: AnswerStyle | None,
     media: MediaFacts | None = None,
 ) -> str:
-    """The text that the template writes, with marks for what users quote, if it has to do with `media`."""
+    """The text that the template writes, with marks in what users quote. `media` is that of the model if the
+    text has to do with it."""
     chat, tools = context.tokenizer.chat, options.tools
     asked: dict[str, object] = {}
     if style is not None:
         asked = style.variables(chat.variables(options.chat_template, with_tools=tools is not None))
-    said: list[Any] = [
-        [message.for_template() for message in messages],
-        None if tools is None else [tool.for_template() for tool in tools],
-        options.documents,
-        options.chat_template_kwargs,
-    ]
-    if media is not None:
-        said = marked(said, media, context.media, context.tokenizer)
-    written, tools, documents, kwargs = said
     return chat.render(
-        written,
+        [message.for_template() for message in messages],
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
-        tools=tools,
-        documents=documents,
+        tools=None if tools is None else [tool.for_template() for tool in tools],
+        documents=options.documents,
         template=options.chat_template,
-        kwargs={**context.options.default_chat_template_kwargs, **asked, **(kwargs or {})},
+        kwargs=options.chat_template_kwargs,
+        defaults={**context.options.default_chat_template_kwargs, **asked},
         written=None if media is None else media.written_parts,
+        quoted=frozenset() if media is None else quoted_words(media, context.media, context.tokenizer),
     )
 
 

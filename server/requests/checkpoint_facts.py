@@ -55,6 +55,7 @@ def tokenizer_files(config: ServerConfig, folder: Path) -> TokenizerFiles:
         config.chat_template_content_format,
         config.engine.worker.trust_remote_code,
         skipped,
+        config.special_tokens_in_messages,
     )
 
 

@@ -17,6 +17,7 @@ from server.media.kept_items import Item as MediaItem
 from server.media.prompt import Placed, as_media
 from server.model_facts import OUTPUTS, Facts, find_outputs, find_task
 from server.requests.unsupported_parameters import UnsupportedPooling
+from server.text.control_tokens import CUT, without_cuts
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
 from worker.protocol import Pooling, Task
 
@@ -223,9 +224,9 @@ class TextReader:
     def _written(self, text: str, index: int) -> str:
         written = text if self.is_written else self._with_form(text)
         if self.truncation.keep is None:
-            most = self.facts.longest_text(self.in_windows)
-            check_characters(len(written), f"{self.name} {index}", self.facts, self.tokenizer, most)
-        else:  # Text beyond this would be cut after encoding anyway.
+            most, size = self.facts.longest_text(self.in_windows), len(without_cuts(written))
+            check_characters(size, f"{self.name} {index}", self.facts, self.tokenizer, most)
+        elif CUT not in written:  # Text beyond this would be cut after encoding anyway.
             most = (self.truncation.keep + CUT_MARGIN) * self.tokenizer.longest_token
             written = written[-most:] if self.truncation.left else written[:most]
         return written.lower() if self.facts.pooling.texts.lower_case else written
@@ -247,6 +248,7 @@ class TextReader:
             [{"role": role, "content": content} for role, content in said],
             add_generation_prompt=texts.chat.add_generation_prompt,
             kwargs=texts.chat.kwargs,
+            divides=False,
         )
 
     def _without_prompt(self, params: Pooling) -> Pooling:

@@ -9,14 +9,13 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
-from models.plain_files import read_json, read_text
 from server.errors import BadRequest
+from server.text.control_tokens import TextDivider, divider_of, without_cuts
 from server.text.template_sandbox import make_sandbox
 
 Format = Literal["string", "openai"]
@@ -128,6 +127,8 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._format: AskedFormat = content_format
+        self.divider: TextDivider | None = None
+        """What divides the control tokens that users write, unless they stay what they are."""
 
     @cached_property
     def overhead(self) -> int:
@@ -171,17 +172,31 @@ class ChatTemplate:
         kwargs: Mapping[str, object] | None = None,
         content_format: AskedFormat | None = None,
         written: Mapping[str, str] | None = None,
+        defaults: Mapping[str, object] | None = None,
+        quoted: Set[str] = frozenset(),
+        divides: bool = True,
     ) -> str:
-        """Renders a conversation. `content_format` replaces the one that the server was started with, and
-        `written` has what stands for media parts of each type in a template that takes texts only.
+        """Renders a conversation, with marks where control tokens are to be encoded as ordinary text.
+
+        `content_format` replaces the one that the server was started with, and `written` has what stands for
+        media parts of each type in a template that takes texts only. `defaults` are the operator's arguments
+        where `kwargs` has none. `quoted` are further words that are ordinary text where users write them;
+        `divides` is False for a text that is no message.
         """
+        messages = [_with_arguments(message) for message in messages]
+        if divides:
+            said = (messages, tools, documents, kwargs)
+            for divider in filter(None, (self.divider, divider_of(frozenset(quoted)))):
+                said = tuple(map(divider.divide, said))
+            messages, tools, documents, kwargs = said
         compiled = self._compile(template, with_tools=tools is not None)
         asked = content_format or self._format
         wanted = compiled.format if asked == "auto" else asked
         shaped = [_shaped(message, compiled, wanted, written or {}) for message in messages]
+        own = {**(defaults or {}), **(kwargs or {})}
         variables: dict[str, object] = {
             **self._special_tokens,
-            **{key: value for key, value in (kwargs or {}).items() if key not in RESERVED},
+            **{key: value for key, value in own.items() if key not in RESERVED},
             "messages": shaped,
             "tools": tools,
             "documents": documents,
@@ -256,17 +271,14 @@ class ChatTemplate:
 def _shaped(
     message: dict[str, Any], compiled: Compiled, wanted: Format, written: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The message with its content in the form that the template reads, and tool arguments as objects."""
+    """The message with its content in the form that the template reads."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [_as_part(part, compiled, written) for part in content]
         content = _joined_text(content, written) if wanted == "string" else parts
     elif isinstance(content, str) and wanted == "openai" and not compiled.takes_both:
         content = [{"type": "text", "text": content}]
-    shaped = {**message, "content": content}
-    if message.get("tool_calls"):
-        shaped["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
-    return shaped
+    return {**message, "content": content}
 
 
 def _as_part(part: dict[str, Any], compiled: Compiled, written: Mapping[str, str]) -> dict[str, Any]:
@@ -281,7 +293,8 @@ def _rendered(compiled: Compiled, variables: dict[str, object]) -> str:
     try:
         return compiled.render(variables)
     except TemplateError as error:
-        raise BadRequest(f"The chat template refused these messages: {error.message}", "messages") from error
+        why = without_cuts(error.message or "")
+        raise BadRequest(f"The chat template refused these messages: {why}", "messages") from error
     except MemoryError as error:
         raise BadRequest(
             "The chat template took more memory on these messages than it may. Send fewer of them, or use "
@@ -316,7 +329,13 @@ def _joined_text(parts: list[dict[str, Any]], written: Mapping[str, str]) -> str
     )
 
 
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of tool calls as objects."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_read_call(call) for call in calls]} if calls else message
+
+
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
     """The tool call with its arguments as an object, as templates write them, not as JSON text."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
@@ -375,24 +394,3 @@ def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
             return _is_content(inner, aliases)
         case _:
             return False
-
-
-def read_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Reads the templates beside a tokenizer. Files of their own win over tokenizer_config.json."""
-    found: dict[str, str] = {}
-    match config.get("chat_template"):
-        case str() as source:
-            found["default"] = source
-        case list() as named:
-            found.update({str(entry["name"]): str(entry["template"]) for entry in named})
-        case _:
-            pass
-    legacy = folder / "chat_template.json"
-    if legacy.exists():
-        found["default"] = str(cast("dict[str, object]", read_json(legacy))["chat_template"])
-    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = read_text(path)
-    single = folder / "chat_template.jinja"
-    if single.exists():
-        found["default"] = read_text(single)
-    return found

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine_core.protocol import Spelling
 from server.errors import BadRequest, invalid
 from server.model_facts import Facts
 from server.text.chat_template import ChatTemplate
+from server.text.control_tokens import CUT, TextDivider, control_words
 from server.text.detokenizer import ByteDecoding, ByteText, MarkedText, TextState, WindowText, byte_decoding
 
 LONG_TEXT = 64 << 10
@@ -80,8 +81,10 @@ class Tokenizer:
         path: str = "",
         response_template: Mapping[str, Any] | None = None,
         digest: str = "",
+        special_in_messages: bool = False,
     ) -> None:
         """`path` is the tokenizer.json from which `model` was read, and `digest` that of what makes tokens.
+        `special_in_messages`: control tokens that users write in messages stay control tokens.
 
         `response_template` is what the checkpoint says of the form of its answers, for transformers.
         """
@@ -97,6 +100,7 @@ class Tokenizer:
         self.added_tokens = {token.content: id for id, token in added.items()}
         """The tokens that were added to the vocabulary, special or not, by their text."""
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        chat.divider = None if special_in_messages else _divider(model, added.values())
         self.vocab_size = model.get_vocab_size()
         vocabulary = model.get_vocab()
         self.largest_id = max(vocabulary.values(), default=0)
@@ -143,6 +147,8 @@ class Tokenizer:
         return "" if first == second else "it cuts texts into other tokens"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if CUT in text:
+            return self._encode_divided(text, add_special_tokens)
         # The batch call lets other threads run meanwhile and skips the offsets, which nobody here needs.
         ids = self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return [*self._prefix, *ids] if self._prefix and add_special_tokens else ids
@@ -163,12 +169,13 @@ class Tokenizer:
         """Encodes each text; `keep` bounds its tokens, special ones included, `left` drops its beginning."""
         encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         prefix = self._prefix if add_special_tokens else []
-        if keep is None:
-            return [[*prefix, *encoding.ids] for encoding in encodings]
-        room = keep - len(prefix)
+        room = 1 << 60 if keep is None else keep - len(prefix)
         special = self._model.num_special_tokens_to_add(False) if add_special_tokens else 0
         found: list[list[int]] = []
         for text, encoding in zip(texts, encodings, strict=True):
+            if CUT in text:
+                found.append(self._encode_divided(text, add_special_tokens, keep, left=left))
+                continue
             if len(encoding.ids) > room:
                 bare = self._encode_bare(text, room - special, left=left)
                 encoding = self._model.post_process(bare, None, add_special_tokens)
@@ -211,6 +218,36 @@ class Tokenizer:
         """The beginning of a text that has that many tokens."""
         offsets = self._model.encode(text, add_special_tokens=False).offsets
         return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Encodes a text that stands behind another one, without special tokens, and without the space that
+        some tokenizers write before a text."""
+        pieces = text.split(CUT)
+        [line, *found] = self._model.encode_batch_fast(
+            ["\n", *(f"\n{piece}" for piece in pieces)], add_special_tokens=False
+        )
+        size, ids = len(line.ids), list[int]()
+        for piece, both in zip(pieces, found, strict=True):
+            alike = both.ids[:size] == line.ids
+            ids += both.ids[size:] if alike else self._encode_bare(piece, None, left=False).ids
+        return ids
+
+    def _encode_divided(
+        self, text: str, add_special_tokens: bool, keep: int | None = None, *, left: bool = False
+    ) -> list[int]:
+        """Encodes the pieces of a text with marks, so that no token goes over one of these."""
+        first, _, rest = text.partition(CUT)
+        ids = self._encode_bare(first, None, left=False).ids + self.encode_behind(rest)
+        before, behind = self._around() if add_special_tokens else ([], [])
+        if keep is not None and len(ids) > (room := max(0, keep - len(before) - len(behind))):
+            ids = ids[len(ids) - room :] if left else ids[:room]
+        return [*before, *ids, *behind]
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Returns the special tokens before and behind a text."""
+        one = self._model.encode(_PROBE)
+        own = [place for place, special in enumerate(one.special_tokens_mask) if not special]
+        return [*self._prefix, *one.ids[: own[0]]], one.ids[own[-1] + 1 :]
 
     def _encode_bare(self, text: str, keep: int | None, *, left: bool) -> tokenizers.Encoding:
         encoding = self._model.encode_batch_fast([text], add_special_tokens=False)[0]
@@ -318,6 +355,16 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     shorter = min(first, second, room // 2)
     longer = min(max(first, second), room - shorter)
     return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _divider(model: tokenizers.Tokenizer, added: Collection[tokenizers.AddedToken]) -> TextDivider | None:
+    """Returns what divides the control tokens that users write in messages; None if there are none."""
+    words = control_words((token.content, token.special) for token in added)
+    normalizer = model.normalizer
+    folded = {token.content for token in added if token.normalized} & words
+    if normalizer is None or not folded:
+        return TextDivider(words) if words else None
+    return TextDivider(words.union(map(normalizer.normalize_str, folded)), normalizer.normalize_str)
 
 
 def _mark_special(model: tokenizers.Tokenizer, names: Iterable[str]) -> None:

@@ -18,9 +18,9 @@ import tokenizers
 
 from models.gguf.folder import NO_TOKENIZER
 from models.mistral.tokenizer import write_tokenizer
-from models.plain_files import FileError, check_regular, read_json
+from models.plain_files import FileError, check_regular, read_json, read_text
 from models.pooling.sentence_files import read_markers
-from server.text.chat_template import AskedFormat, ChatTemplate, compile_template, read_templates
+from server.text.chat_template import AskedFormat, ChatTemplate, compile_template
 from server.text.tokenizer import NoTokenizer, Tokenizer
 
 CONVERSION_SECONDS = 300
@@ -59,6 +59,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
     trust_remote_code: bool = False
     skipped: bool = False
     """Whether nothing is read, because clients send and get token ids."""
+    special_in_messages: bool = False
+    """Whether control tokens that users write in messages stay control tokens."""
 
     def load(self, make_chat: Callable[..., ChatTemplate] = ChatTemplate) -> Tokenizer:
         """Loads the tokenizer. `make_chat` takes the arguments of ChatTemplate."""
@@ -103,6 +105,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
             path=str(path),
             response_template=described if isinstance(described, dict) else None,
             digest=digest,
+            special_in_messages=self.special_in_messages,
         )
 
     def _converted(self, folder: Path) -> Path:
@@ -147,12 +150,33 @@ def tokenizer_info(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
 
 def _read_templates(folder: Path, config: dict[str, object]) -> dict[str, str]:
     try:
-        return read_templates(folder, config)
+        return _templates_of(folder, config)
     except (KeyError, TypeError) as error:
         raise TokenizerError(
             f"the chat templates of the model have an unknown form ({type(error).__name__}: {error}); "
             "give one with --chat-template"
         ) from error
+
+
+def _templates_of(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    """Reads the templates beside a tokenizer. Files of their own win over tokenizer_config.json."""
+    found: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str() as source:
+            found["default"] = source
+        case list() as named:
+            found.update({str(entry["name"]): str(entry["template"]) for entry in named})
+        case _:
+            pass
+    legacy = folder / "chat_template.json"
+    if legacy.exists():
+        found["default"] = str(_read_json(legacy)["chat_template"])
+    for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = read_text(path)
+    single = folder / "chat_template.jinja"
+    if single.exists():
+        found["default"] = read_text(single)
+    return found
 
 
 def _family_templates(folder: Path) -> dict[str, str]:

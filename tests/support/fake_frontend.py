@@ -65,7 +65,7 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
+def byte_tokenizer(*more: str, template: str = TEMPLATE, special_in_messages: bool = False) -> Tokenizer:
     """Every byte is a token. BOS is written before a text when special tokens are asked for. `more` are
     further special tokens, with the ids behind it."""
     specials = {"<eos>": EOS, "<bos>": BOS, **{name: VOCAB_SIZE + n for n, name in enumerate(more)}}
@@ -75,10 +75,7 @@ def byte_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
             {
                 "id": id,
                 "content": name,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
                 "special": True,
             }
             for name, id in specials.items()
@@ -107,7 +104,8 @@ def byte_tokenizer(*more: str, template: str = TEMPLATE) -> Tokenizer:
         "model": {"type": "BPE", "vocab": {**byte_level_table(), **specials}, "merges": []},
     }
     model = tokenizers.Tokenizer.from_str(json.dumps(description))
-    return Tokenizer(model, ChatTemplate({"default": template}, {"bos_token": "<bos>", "eos_token": "<eos>"}))
+    chat = ChatTemplate({"default": template}, {"bos_token": "<bos>", "eos_token": "<eos>"})
+    return Tokenizer(model, chat, special_in_messages=special_in_messages)
 
 
 @dataclass

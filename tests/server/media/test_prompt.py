@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from fake_frontend import VOCAB_SIZE, byte_tokenizer
+from fake_frontend import EOS, VOCAB_SIZE, byte_tokenizer
 from media_files import media_files, noise
 from model_facts import READY, changed
 from pydantic import ValidationError
@@ -117,10 +117,9 @@ def test_what_users_quote_is_text() -> None:
     assert prompt.ids == [*text("say <image>!"), *[IMAGE] * 3, *text("<image>|")]
     alone = read_chat(chat("<image>"), context())
     assert (alone.prompt.ids, alone.prompt.media, alone.end) == (text("<image>|"), [], "<image>|")
-    without = ReadingContext(
-        msgspec.structs.replace(FACTS, media=None), context().tokenizer, ReadingOptions()
-    )
-    assert read_chat(chat("<image>"), without).prompt.ids[0] == IMAGE
+    special = byte_tokenizer("<image>", template=PARTS, special_in_messages=True)
+    kept = read_chat(chat("<image><eos>"), ReadingContext(FACTS, special, ReadingOptions()))
+    assert kept.prompt.ids == [*text("<image>"), EOS, *text("|")]
 
 
 def test_no_space_is_written_where_a_quotation_is_divided() -> None:
