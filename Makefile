@@ -19,7 +19,7 @@ DAY ?= $(shell expr $$(date +%s) / 86400)
 # Bytecode is kept whatever the environment says: every process of tests and every server would compile all files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-lowest lowest clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
+.PHONY: serve test test-all test-lowest lowest wheel-check clients few-clients client-tests deploy-tools docs-tools site check format docs pictures compare soak gpu-check clean
 
 serve: $(INSTALLED)
 	$(BIN)/facet serve $(MODEL) $(ARGS)
@@ -47,6 +47,10 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
 	$(LOWEST)/bin/python tests/support/lowest.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
+
+# The wheel as a newcomer builds and uses it, with a C compiler and without, outside of this folder.
+wheel-check: $(INSTALLED)
+	$(BIN)/python tests/support/wheel_check.py
 
 # Clients that need other versions than the tests do, in virtual environments of their own, against our server. lm-eval has
 # another one, since it needs transformers; the JavaScript package comes from npm, if there is one. CI runs the first few.

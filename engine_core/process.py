@@ -329,7 +329,7 @@ def _send_all(ends: list[EngineEnd], answer: protocol.Answer) -> None:
 
 def _report_end(ends: list[EngineEnd], error: Exception, reason: str) -> None:
     _send_all(ends, protocol.Dead(reason, with_another=isinstance(error, OtherEngineDead)))
-    print(f"error: {logs.printable(reason)}", file=sys.stderr)
+    logs.print_error(reason)
 
 
 if __name__ == "__main__":

@@ -372,5 +372,5 @@ def _why_unreachable(config: ServerConfig) -> str | None:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"error: {logs.printable(reason)}", file=sys.stderr)
+    logs.print_error(reason)
     return code

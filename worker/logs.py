@@ -36,7 +36,9 @@ _FILE = "@"
 """Stands before the path of a file of settings in a style."""
 _CLEAR_LINE = "\x1b[K"
 """What removes the rest of a terminal's line: of a progress bar, over which a record is written."""
-_LONGEST = 200 - len("error: ")
+_ERROR = "error: "
+_LINE, _LONGEST_REASON = 200, 1000
+_CLAUSES = re.compile(r"(?<=[.;]) ")
 _FOLDERS = re.compile(r"(?<!\S)/(?:[^/\s]+/)+(?=[^/\s]+/[^/\s])")
 """The folders of an absolute path that stands at the beginning of a word, but for the last."""
 _ENCODING = sys.__stderr__.encoding if sys.__stderr__ is not None else "utf-8"
@@ -142,21 +144,53 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error in one short line, with the type of one that was not foreseen."""
+    """The text of an error without line breaks, with the type of one that was not foreseen."""
     text = " ".join(str(error).split())
     known = isinstance(error, (ValueError, OSError)) and text
     return shorten(text if known else f"{type(error).__name__}: {text}")
 
 
 def shorten(text: str) -> str:
-    """Make a text fit into a line of 200 characters behind "error: ", and take from it what a terminal obeys.
+    """Make a text at most 1,000 characters long, and take from it what a terminal obeys.
 
-    Paths lose their beginnings first: the names in a checkpoint say enough, and the log at debug says all.
+    In one that does not fit into a line of 200 characters behind "error: ", paths lose their beginnings: the
+    names in a checkpoint say enough, and the log at debug says all.
     """
     text = printable(text)
-    if len(text) > _LONGEST:
+    if len(_ERROR + text) > _LINE:
         text = _FOLDERS.sub(".../", text)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4].rstrip()} ..."
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 4].rstrip()} ..."
+
+
+def error_text(reason: str) -> str:
+    """Returns what a process prints of the reason why it ends, as lines of whole clauses.
+
+    A line has at most 200 characters, unless one clause has more. All but the first are indented, so that
+    none can be taken for another message.
+    """
+    lines, line = [], _ERROR
+    for clause in _CLAUSES.split(printable(reason)):
+        if line.strip() and line != _ERROR and len(line + clause) > _LINE:
+            lines.append(line.rstrip())
+            line = " " * len(_ERROR)
+        line += clause + " "
+    return "\n".join([*lines, line.rstrip()])
+
+
+def print_error(reason: str) -> None:
+    """Print to stderr why this process ends."""
+    print(error_text(reason), file=sys.stderr)
+
+
+def last_error(printed: str) -> str | None:
+    """Returns the reason in the last `error_text` among the lines that a process printed, if there is one."""
+    reason: str | None = None
+    for line in printed.splitlines():
+        if line.startswith(_ERROR):
+            reason = line.removeprefix(_ERROR)
+        elif reason is not None and line.startswith(" " * len(_ERROR)):
+            reason += " " + line.strip()
+    return reason
 
 
 @cache
@@ -254,8 +288,8 @@ class _Stderr(io.TextIOBase):
             return lines
         now = time.time()
         return "\n".join(
-            _json_line(self.process, now, "error" if line.startswith("error: ") else "info", line, {})
-            for line in lines.split("\n")
+            _json_line(self.process, now, "error" if line.startswith(_ERROR) else "info", line, {})
+            for line in lines.replace("\n" + " " * len(_ERROR), " ").split("\n")
         )
 
     def flush(self) -> None:

@@ -110,7 +110,7 @@ def _explain(config: ProcessConfig, reason: str) -> None:
         end.monitor.poll(int(_PATIENCE * 1000))  # it may have failed before a server listens
         end.close()
     context.term()
-    print(f"error: {logs.printable(reason)}", file=sys.stderr)
+    logs.print_error(reason)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ async def _serve(descriptor: int) -> int:
     try:
         server = ApiServer(process)
     except ValueError as error:  # middleware of the operator's cannot be used
-        print(f"error: {logs.one_line(error)}", file=sys.stderr)
+        logs.print_error(logs.one_line(error))
         return child.CANNOT_START
     return await server.run()
 

@@ -47,7 +47,7 @@ class ProgressDisplay:
         if self._bar and self._stage:
             self._write("\r\x1b[K")
         if line is not None:
-            self._write(printable(line) + "\n")
+            self._write("\n".join(map(printable, line.split("\n"))) + "\n")
         self._stage = ""
 
     def _write(self, text: str) -> None:

@@ -16,6 +16,7 @@ from typing import TextIO
 
 from server.run.progress_bar import ProgressDisplay
 from server.terminal.server_client import Reply, ServerClient, ServerError, Unreachable
+from worker.logs import last_error
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -32,9 +33,8 @@ class OwnServer:
         """Any answer; None if there is none yet. Raises ServerError if the server has ended."""
         if (code := self._process.poll()) is not None:
             self._log.seek(0)
-            lines = self._log.read().strip().splitlines() or [f"exit code {code}"]
-            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            raise ServerError(f"the server ended: {(errors or lines)[-1]}")
+            printed = self._log.read().strip() or f"exit code {code}"
+            raise ServerError(f"the server ended: {last_error(printed) or printed.splitlines()[-1]}")
         try:
             return self._client.send(method, path, None if body is None else json.dumps(body).encode())
         except Unreachable:

@@ -180,17 +180,19 @@ def starting(*args: str, **options: Any) -> Iterator[LiveServer]:
 
 
 def refusal(*args: str) -> str:
-    """The line with which a server ends whose start is refused: exit code 2, and no traceback.
+    """The error with which a server ends whose start is refused: exit code 2, and no traceback.
 
     Such a start takes three seconds; machines that run tests may be busy.
     """
     with starting(*args) as server:
         code, output = server.process.wait(60), server.output()
+    from worker.logs import last_error  # environments of other makers' clients lack what this needs
+
     # Other processes may still tell how far the start has come.
-    lines = [line for line in output.splitlines() if line.startswith("error: ")]
-    if code != 2 or len(lines) != 1 or "Traceback" in output:
+    reason = last_error(output)
+    if code != 2 or reason is None or output.count("error: ") != 1 or "Traceback" in output:
         raise ValueError(f"exit code {code}:\n{output}")
-    return lines[0]
+    return f"error: {reason}"
 
 
 def complete(server: LiveServer, prompt: str = "Once upon a time", tokens: int = 8) -> str:

@@ -161,14 +161,25 @@ def test_a_process_without_stdin_and_stdout_keeps_their_numbers_from_others() ->
     assert (done.returncode, done.stderr) == (0, "[True, True] True\n")
 
 
-def test_an_error_is_told_in_a_line_of_200_characters() -> None:
+def test_an_error_is_told_whole_and_its_paths_are_short() -> None:
     short = ValueError("/models/a/config.json: the field 'x'\n is wrong")
     assert logs.one_line(short) == "/models/a/config.json: the field 'x' is wrong"
     long = logs.one_line(ValueError(f"/models/{'a' * 200}/b/config.json: the field 'x' is '/etc/a/b'"))
     assert long == ".../b/config.json: the field 'x' is '/etc/a/b'"
-    longer = logs.one_line(KeyError("model.safetensors: " + "x " * 200))
+    longer = logs.one_line(KeyError("model.safetensors: " + "x " * 600))
     assert longer.startswith("KeyError: 'model.safetensors: x x") and longer.endswith(" ...")
-    assert len(f"error: {longer}") <= 200
+    assert len(longer) <= 1000
+
+
+def test_the_advice_of_a_long_error_stands_on_a_line_of_its_own() -> None:
+    reason = (
+        f"the hub has no {'x' * 150} that can be seen; {'give a folder, or go online, ' * 4}and try again"
+    )
+    lines = logs.error_text(reason).split("\n")
+    assert [line[:20] for line in lines] == ["error: the hub has n", "       give a folder"]
+    assert max(map(len, lines)) <= 200
+    assert logs.last_error("\n".join(["error: another", "INFO a line", *lines, "INFO the end"])) == reason
+    assert logs.last_error("INFO all is well") is None
 
 
 def test_an_error_gives_a_terminal_no_orders() -> None:

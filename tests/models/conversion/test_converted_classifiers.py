@@ -144,8 +144,7 @@ def test_a_checkpoint_without_a_classifier(checkpoints: Path) -> None:
         load_pooled(causal_checkpoint("LlamaForCausalLM", checkpoints), convert="classify")
     for way in ("score.weight", "classifier_from_token", TWO_WAY, PLAIN, "--convert embed"):
         assert way in str(caught.value)
-    shown = logs.shorten(str(caught.value))
-    assert shown.endswith(" ...") and f'"method": "{TWO_WAY}"}}\'' in shown and "--convert embed" in shown
+    assert not logs.shorten(str(caught.value)).endswith(" ..."), "all ways are told"
 
 
 def test_steps_judged_by_two_tokens(checkpoints: Path) -> None:

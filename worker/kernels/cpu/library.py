@@ -278,9 +278,16 @@ def _compile(compiler: str, level: Level, scratch: Path) -> Path:
 
 
 def build_all(folder: Path) -> list[Path]:
-    """Compile every level of this kind of machine, for a wheel: each processor finds its own."""
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda level: build(level, folder), _of_this_machine()))
+    """Fill a folder of a wheel with every level of this kind of machine, from the cache where it has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_built_for_wheel(level, folder) for level in _of_this_machine()]
+
+
+def _built_for_wheel(level: Level, folder: Path) -> Path:
+    try:
+        return Path(shutil.copy2(_find_or_build(level, cache_folder()), folder))
+    except OSError:  # the cache folder cannot be used
+        return build(level, folder)
 
 
 def _brought(level: Level) -> Path:
