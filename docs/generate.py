@@ -10,6 +10,7 @@ from typing import Any
 from rooms_picture import picture
 
 from server.app import openapi_schema
+from server.options.llama_flags import LLAMA_FLAGS
 from server.options.option_table import Option, VllmFlag, flag_of
 from server.options.server_options import OPTIONS
 from server.options.vllm_flags import VLLM_FLAGS
@@ -20,7 +21,8 @@ HERE = Path(__file__).parent
 
 FLAGS_TEXT = (
     "They are accepted with these values, so that start scripts keep working, and the log names those that "
-    "were given\nin vain. Every other flag of vLLM is an option above, or is refused with a sentence."
+    "were given\nin vain. Every other flag of vLLM is an option above, or is refused with a "
+    "sentence;\nfor llama.cpp's see [migrating.md](migrating.md#llamacpps-server)."
 )
 VARIABLES_TEXT = (
     "These are obeyed by `serve`, or have no meaning here: the log says at the start which of them are set. "
@@ -34,9 +36,9 @@ def options_page() -> str:
         lines += [f"## {group}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += map(option_row, options)
         lines.append("")
-    idle = [each for each in VLLM_FLAGS if each.why or each.neutral]
+    idle = [each for each in [*VLLM_FLAGS, *LLAMA_FLAGS] if each.why or each.neutral]
     lines += [
-        "## Flags of vLLM that change nothing",
+        "## Flags of vLLM and llama.cpp that change nothing",
         "",
         FLAGS_TEXT,
         "",

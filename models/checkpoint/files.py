@@ -5,6 +5,7 @@ This module knows file formats only; `weights.py` knows which tensor is wanted, 
 
 from __future__ import annotations
 
+import textwrap
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from models.plugins import model_loader
 from models.weight_pieces import Cut, WeightsError
 
 HOST = torch.device("cpu")
+_LONGEST_REASON = 100
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         file = safe_open(path, framework="pt")  # pyright: ignore[reportCallIssue]
         return {name: _stored_slice(file.get_slice(name), path.name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, OverflowError) as error:
-        fault = find_fault(path) or str(error)
+        fault = find_fault(path) or _first_sentence(error)
         raise WeightsError(f"{path}: not a whole safetensors file: {fault}") from error
 
 
@@ -301,12 +303,17 @@ def _stored_slice(piece: Any, file: str) -> Stored:
     return Stored(tuple(piece.get_shape()), _SAFETENSORS_TYPES.get(dtype, dtype), file, read)
 
 
+def _first_sentence(error: Exception) -> str:
+    """What another library says of a file, without its advice, which is for its own callers."""
+    return textwrap.shorten(str(error).partition(". ")[0], _LONGEST_REASON, placeholder=" ...")
+
+
 def _read_pt(path: Path) -> dict[str, Stored]:
     try:
         # Files of torch before 1.6 are no zip archives, and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch.load has no error class of its own
-        raise WeightsError(f"{path}: not a file of tensors: {error}") from error
+        raise WeightsError(f"{path}: not a file of tensors: {_first_sentence(error)}") from error
     if not isinstance(state, dict):
         raise WeightsError(f"{path}: holds a {type(state).__name__}, not a dictionary of tensors")
     return {

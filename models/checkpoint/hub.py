@@ -19,8 +19,11 @@ from typing import Any
 
 DEMO = Path(__file__).parents[1] / "demo"
 
-_HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<quant>[\w.-]+))?")
-"""A hub id, behind which the form of a GGUF file may stand, as llama.cpp and vLLM write it."""
+_HUB_ID = re.compile(
+    r"((hf|huggingface)\.co/(?=[^/]+/))?(?P<id>\w[\w.-]*(/\w[\w.-]*)?)(:(?P<quant>[\w.-]+))?"
+)
+"""A hub id, behind which the form of a GGUF file may stand, as llama.cpp and vLLM write it, and before it the
+hub, as for Ollama."""
 _ADDRESS = re.compile(r"https?://[^/]+/(?P<id>\w[\w.-]*/\w[\w.-]*)(/.*)?")
 """The address of a model's page on a hub."""
 _ADAPTER = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?P<folder>(/\w[\w.-]*)*)")

@@ -10,6 +10,7 @@ import ast
 import difflib
 import inspect
 import json
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -310,12 +311,19 @@ def _help(option: Option) -> str:
     return (option.text + shown).replace("%", "%%")
 
 
+_NO_FLAG = re.compile(r"[^-].*|-|--|-[\d.].*|", re.DOTALL)
+"""Words of a command line that are values: negative numbers, too."""
+_ATTACHED = re.compile(r"(-[a-zA-Z])[\d.].*")
+"""A flag of one letter with a number or a part behind it, -O3; other letters would be another flag."""
+
+
 def canonical(arguments: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
     """Write flags with dashes instead of underscores; an unknown flag is refused with the nearest one."""
     known = parser._option_string_actions  # pyright: ignore[reportPrivateUsage]
     words: list[str] = []
     for argument in arguments:
-        if not argument.startswith("--") or argument == "--":
+        attached = _ATTACHED.fullmatch(argument)
+        if _NO_FLAG.fullmatch(argument) or (attached and attached[1] in known):
             words.append(argument)
             continue
         name, equals, value = argument.partition("=")

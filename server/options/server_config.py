@@ -40,7 +40,7 @@ ToolStrictLevel = Literal["auto", "function", "parameter"]
 """What calls of tools are held to that are not strict."""
 
 
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
+_HUB_ID = re.compile(r"((hf|huggingface)\.co/(?=[^/]+/))?(\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?)")
 _GGUF = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.gguf")
 _CACHED = re.compile(r"models--(.+)")
 """A model's folder in the cache of Hugging Face's hub, which names its owner and the model."""
@@ -321,8 +321,8 @@ def shown_name(model: str) -> str:
     A hub id as it is, and of a path only its last part, without .gguf.
     """
     file = _GGUF.fullmatch(os.path.basename(model))
-    if _HUB_ID.fullmatch(model) and not file:
-        return model
+    if (hub := _HUB_ID.fullmatch(model)) and not file:
+        return hub[3]
     parts = os.path.abspath(os.path.expanduser(model)).split(os.sep)
     for part in parts:
         if cached := _CACHED.fullmatch(part):

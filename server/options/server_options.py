@@ -17,6 +17,7 @@ from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
 from server.options.connection_options import HTTP
 from server.options.dotted_flags import undotted
+from server.options.llama_flags import LLAMA_FLAGS, translated
 from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
@@ -171,12 +172,13 @@ def read(
     notes = [] if notes is None else notes
     _load_plugins(environ)
     without_effect: list[VllmFlag] = []
-    parser = build_parser(command, OPTIONS, VLLM_FLAGS, _EPILOG)
+    others = [*VLLM_FLAGS, *LLAMA_FLAGS]
+    parser = build_parser(command, OPTIONS, others, _EPILOG)
     parser.add_argument("model_tags", nargs="*", metavar="MODEL", help="Folder, hub id, GGUF file; or demo.")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options.")
-    words = canonical(undotted(arguments, [*OPTIONS, *VLLM_FLAGS]), parser)
+    words = canonical(undotted(translated(arguments), [*OPTIONS, *others]), parser)
     given = vars(parser.parse_intermixed_args(words))
-    for other in VLLM_FLAGS:
+    for other in others:
         if other.flag in given:
             other.take(given.pop(other.flag), without_effect)
     tags, file = given.pop("model_tags", []), given.pop("config", None)

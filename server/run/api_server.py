@@ -248,7 +248,7 @@ class ApiServer:
         if served:
             _log.error("no request can be served any more: %s", self.client.dead)
         elif not self.client.explained:
-            self._display.done(logs.error_text(self.client.dead))
+            self._display.done(logs.error_text(str(self.client.dead)))
 
     def _replicas_so_far(self) -> str:
         """The part of the start-up line that says how many of several replicas are ready; later ones join."""

@@ -109,7 +109,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return fake
 
 
-@pytest.mark.parametrize(("model", "quant"), [("org/name:Q4_K_M", None), ("org/name", "Q4_K_M")])
+@pytest.mark.parametrize(
+    ("model", "quant"), [("org/name:Q4_K_M", None), ("org/name", "Q4_K_M"), ("hf.co/org/name:Q4_K_M", None)]
+)
 def test_only_the_wanted_file_is_downloaded(model: str, quant: str | None, fake: FakeHub) -> None:
     assert resolve(model, quant) == fake.snapshot / "Qwen3-0.6B-Q4_K_M.gguf"
     assert fake.downloaded == {"Qwen3-0.6B-Q4_K_M.gguf", "config.json"}

@@ -20,6 +20,7 @@ from server.options.server_config import shown_name
         ("/c/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12", "Qwen/Qwen3-0.6B"),
         ("/", "model"),
         ("org/name-GGUF:Q4_K_M", "org/name-GGUF:Q4_K_M"),
+        ("hf.co/org/name-GGUF:Q4_K_M", "org/name-GGUF:Q4_K_M"),
         ("/srv/models/Llama-3.2.Q4_K_M.gguf", "Llama-3.2.Q4_K_M"),
         ("model.gguf", "model"),
         ("big/Qwen3-Q8_0-00001-of-00003.gguf", "Qwen3-Q8_0"),

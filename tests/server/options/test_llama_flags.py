@@ -1,0 +1,49 @@
+"""Command lines written for llama.cpp's server, and words with one dash that are no flag."""
+
+import shlex
+
+import pytest
+
+from server.options.option_table import OptionError
+from server.options.server_config import ServerConfig
+from server.options.server_options import parse
+
+
+def read(line: str) -> ServerConfig:
+    return parse(shlex.split(line), {})
+
+
+def test_flags_with_another_name_here() -> None:
+    config = read("-m a.gguf -a name -c 4096 -np 4 -t 2 -ngl 99 -fa on --jinja --host 127.0.0.1 --port 0")
+    same = "a.gguf --served-model-name name --max-model-len 4096 --max-num-seqs 4 --cpu-threads 2 --port 0"
+    assert config == read(same)
+    assert read("-hf org/name-GGUF:Q4_K_M --ctx_size=0 -c 0") == read("org/name-GGUF:Q4_K_M")
+
+
+def test_flags_that_change_nothing_are_named() -> None:
+    notes: list[str] = []
+    parse(["-ngl", "99", "--no-mmap"], {}, notes=notes)
+    assert [note.partition(" (")[0] for note in notes] == ["these flags change nothing here: --n-gpu-layers"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("-ngl 0", "-ngl 0 is --device cpu here"),
+        ("-b 512", "--batch-size is --max-num-batched-tokens here"),
+        ("-ctk q8_0", "int8 in place of q8_0"),
+        ("-md b.gguf", "--spec-model"),
+        ("-tpx 2", "there is no option -tpx; did you mean -tp?"),
+        ("-nq 2", "there is no option -nq"),
+        ("-q8", "--quantization: '8' is not one of"),
+    ],
+)
+def test_what_is_said_of_others(line: str, told: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        read(line)
+    assert told in str(caught.value)
+
+
+def test_numbers_are_values_whatever_their_sign() -> None:
+    assert read("--max-model-len -1") == read("")
+    assert read("-O3 -O.mode=3") == read("")
