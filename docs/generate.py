@@ -10,11 +10,11 @@ from typing import Any
 from rooms_picture import picture
 
 from server.app import openapi_schema
-from server.options.llama_flags import LLAMA_FLAGS
+from server.options.compat.llama_flags import LLAMA_FLAGS
+from server.options.compat.vllm_flags import VLLM_FLAGS
+from server.options.compat.vllm_variables import OBEYED, READ_ELSEWHERE, WITHOUT_MEANING
 from server.options.option_table import Option, VllmFlag, flag_of
 from server.options.server_options import OPTIONS
-from server.options.vllm_flags import VLLM_FLAGS
-from server.options.vllm_variables import OBEYED, READ_ELSEWHERE, WITHOUT_MEANING
 from server.page.api_page import about, body_models, fields_of, operations
 
 HERE = Path(__file__).parent

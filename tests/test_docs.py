@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from server.commands import TERMINAL
+from server.options.compat.vllm_flags import VLLM_FLAGS
 from server.options.server_options import OPTIONS, read
-from server.options.vllm_flags import VLLM_FLAGS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

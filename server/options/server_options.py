@@ -15,9 +15,11 @@ import msgspec
 
 from engine_core.config import WORKERS
 from server.options.adapter_options import AdapterOptions
+from server.options.compat.llama_flags import LLAMA_FLAGS, translated
+from server.options.compat.vllm_flags import VLLM_FLAGS
+from server.options.compat.vllm_variables import RESOLVERS, read_variables
 from server.options.connection_options import HTTP
 from server.options.dotted_flags import undotted
-from server.options.llama_flags import LLAMA_FLAGS, translated
 from server.options.media_options import MEDIA
 from server.options.model_list import GivenModel, ModelEntry, check_models, numbered, read_models
 from server.options.option_checks import check
@@ -41,8 +43,6 @@ from server.options.server_config import (
     ServerConfig,
     shown_name,
 )
-from server.options.vllm_flags import VLLM_FLAGS
-from server.options.vllm_variables import RESOLVERS, read_variables
 from worker.options import ADAPTERS, MEMORY, MODEL, PLUGINS, SCHEDULER, Doc
 
 PREFIX = "FACET_"

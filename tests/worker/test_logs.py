@@ -186,6 +186,14 @@ def test_an_error_gives_a_terminal_no_orders() -> None:
     assert logs.one_line(OSError("a\x1b[2Jb\x07\u202ec é")) == r"a\x1b[2Jb\x07\u202ec é"
 
 
+def test_an_error_of_several_lines_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.setup("engine 1", logs.style("info", "json"))
+    logs.print_error(f"{'x' * 190}; then do this")
+    logs.flush()
+    [line] = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == f"error: {'x' * 190}; then do this"
+
+
 def test_lines_may_be_json(capfd: pytest.CaptureFixture[str]) -> None:
     logs.setup("engine 1", logs.style("info", "json"))
     logging.getLogger("worker").info("a %s\nb", "\x1b[2J")

@@ -10,6 +10,7 @@ import pytest
 from engine_core.config import EngineConfig
 from server.options.adapter_options import AdapterOptions
 from server.options.batch_options import BatchOptions
+from server.options.compat.vllm_flags import VLLM_FLAGS
 from server.options.connection_options import ConnectionOptions
 from server.options.media_options import MediaOptions
 from server.options.option_table import OptionError, assemble, flatten
@@ -17,7 +18,6 @@ from server.options.plugin_options import PluginOptions
 from server.options.server_config import AccessOptions, LogOptions, ReportOptions, ServerConfig
 from server.options.server_options import OPTIONS, parse
 from server.options.vector_options import VectorOptions
-from server.options.vllm_flags import VLLM_FLAGS
 from worker.options import LoraOptions, WorkerOptions, size
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from server.options.compat.vllm_flags import VLLM_FLAGS
 from server.options.option_table import OptionError
 from server.options.server_config import ServerConfig
 from server.options.server_options import from_python, parse
-from server.options.vllm_flags import VLLM_FLAGS
 
 PAGE = Path(__file__).parents[3] / "docs/options.md"
 
