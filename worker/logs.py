@@ -179,7 +179,7 @@ def error_text(reason: str) -> str:
 
 def print_error(reason: str) -> None:
     """Print to stderr why this process ends."""
-    print(error_text(reason) + "\n", end="", file=sys.stderr)  # written at once, so that it is one JSON object
+    print(error_text(reason) + "\n", end="", file=sys.stderr)  # at once, for one JSON object
 
 
 def last_error(printed: str) -> str | None:
