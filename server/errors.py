@@ -35,6 +35,9 @@ from engine_core.reason_codes import DEADLINE, QUARANTINED, SENTENCES, Reason
 
 MAX_MESSAGE = 1000
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of an OSError of a full disk, or of a disk quota that is used up."""
+
 ANTHROPIC = "/v1/messages"
 """The path of Anthropic's API, with which its others begin."""
 
@@ -219,7 +222,7 @@ def refused_if_full(message: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         raise HttpError(507, message) from error
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 
 from models.media.item import MediaError
-from server.errors import ApiError, BadRequest, Internal
+from server.errors import DISK_FULL, ApiError, BadRequest, HttpError, Internal
 from server.offload.messages import SentError, sent_error
 
 MUCH, MOST_LEFT = 64 << 20, 512 << 20
 """Bytes left of an item that are given back, and at which the process ends after its answer."""
+
+FULL_TEMPORARY = (
+    "The server's folder for temporary files is full. Try again later; the operator can make room there, or "
+    "name another one by TMPDIR."
+)
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ def sent_failure(error: Exception, what: str, param: str | None = None) -> SentE
             return sent_error(BadRequest(str(error), param))
         case MemoryError():
             return sent_error(BadRequest(f"Decoding a {what} took more memory than it may.", param))
+        case OSError() if error.errno in DISK_FULL:
+            return sent_error(HttpError(507, FULL_TEMPORARY))
         case _:
             _log.exception("a %s could not be read", what, exc_info=error)
             return sent_error(Internal("Internal server error"))

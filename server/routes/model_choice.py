@@ -1,14 +1,16 @@
 """Gives each request of a server of several models to the one that it names, once that is loaded.
 
 It stands before the table of endpoints, behind the check of keys: strangers have nothing loaded. A body is
-read here, as its model stands in it. While a model loads, a stream that was asked for tells how far that is.
+read here, as its model stands in it, and a form with a recording as far as its model. While a model loads, a
+stream that was asked for tells how far that is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -17,14 +19,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.client_identity import RETRY_SECONDS, Caller, limits_of
+from server.api.audio.form import FORM_BYTES, MOST_FIELDS, recording_too_large
 from server.api.moderations import OPENAI
-from server.errors import ANTHROPIC, OLLAMA, ApiError, HttpError, NotFound, TooLate, error_body
+from server.errors import (
+    ANTHROPIC,
+    OLLAMA,
+    ApiError,
+    HttpError,
+    NotFound,
+    TooLate,
+    error_body,
+)
 from server.frontend.adapters import ServedAdapters
 from server.frontend.frontend import Frontend
 from server.frontend.many_models import ManyModels, Named
 from server.http.endpoint import ALWAYS_READ, BODY_MEMORY, RECORDINGS, most_bytes, read_body
 from server.http.error_answers import CLIENT_GONE, error_response, path_of
 from server.http.middleware import DEEP
+from server.http.multipart import FormReader
+from server.http.peeked_form import peeked_form
 from server.http.sse import OPEN_AFTER, ClientGone, encode, on_one_line, while_connected
 from server.options.server_config import AccessOptions
 from server.reading.body_table import BY_PATH, EMBEDDINGS
@@ -35,8 +48,7 @@ COMMENT_SECONDS = 1.0
 """Seconds between two comments on a load in a stream."""
 
 MODEL_PATHS = frozenset({*BY_PATH, *RECORDINGS, "/", "/info", "/tokenizer_info", "/api/show"})
-"""Paths whose requests are for one model. A form with a recording is read behind this: the header names its
-model."""
+"""Paths whose requests are for one model."""
 _BY_GET = frozenset({"/info", "/tokenizer_info"})
 _MODERATIONS = "/v1/moderations"
 _HEALTH = frozenset({"/health", "/ready", "/ping"})
@@ -80,10 +92,34 @@ class ModelChoice:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         scope["arrived"] = time.monotonic()
         self._models.require_ready()
-        raw, recorded = b"", path in RECORDINGS
-        if scope["method"] != "GET" and not recorded:
+        if path in RECORDINGS:
+            async with self._peeked_form(scope, receive) as (asked, receive):
+                return await self._answer_asked(scope, receive, send, asked)
+        raw = b""
+        if scope["method"] != "GET":
             raw = bytes(await read_body(receive, most=most_bytes(self._models.media)))
-        asked = read_asked(raw)
+        await self._answer_asked(scope, receive, send, read_asked(raw), raw)
+
+    @asynccontextmanager
+    async def _peeked_form(self, scope: Scope, receive: Receive) -> AsyncGenerator[tuple[_Asked, Receive]]:
+        """Yields the model that the form of a recording names, and what receives the form: if a header names
+        the model, the form is not read before that one is loaded."""
+        request = Request(scope, receive)
+        if NAMED_BY.decode() in request.headers:
+            yield _Asked(), receive
+            return
+        reader = FormReader(request.headers.get("content-type", ""), most_fields=MOST_FIELDS)
+        most = max(state.entry.config.media.max_audio_mb for state in self._models.states) << 20
+        peeked = peeked_form(reader, "model", receive, most + FORM_BYTES, recording_too_large(most))
+        async with peeked as (model, receive_again):
+            yield _Asked(model), receive_again
+
+    async def _answer_asked(
+        self, scope: Scope, receive: Receive, send: Send, asked: _Asked | None, raw: bytes = b""
+    ) -> None:
+        """Answers with the model that is asked for. `raw` is the body, but for a form, which is received."""
+        path = path_of(scope)
+        recorded = path in RECORDINGS
         caller: Caller | None = scope.get("caller")
         named = self._find(scope, asked, caller)
         state = named.state

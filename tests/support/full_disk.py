@@ -15,7 +15,8 @@ def full_disk(folder: Path) -> Iterator[None]:
 
     def open_full(path: Any, flags: int, *more: Any, **options: Any) -> int:
         made = real(path, flags, *more, **options)
-        if not (flags & os.O_CREAT and str(path).startswith(str(folder))):
+        makes = flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE
+        if not (makes and str(path).startswith(str(folder))):
             return made
         os.close(made)
         return real("/dev/full", os.O_WRONLY)

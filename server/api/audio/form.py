@@ -10,13 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from server.api.fields import Body, Neutral, Text, optional
-from server.errors import BadRequest
+from server.errors import BadRequest, TooLarge
 from server.speech.asked import LADDER
 from server.speech.quality import Thresholds
 from server.speech.silence import Silence
 from server.speech.vocabulary import SpeechTokens
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
+MOST_FIELDS = 64
+FORM_BYTES = 1 << 20
+"""Bytes that may stand before and behind the file of a form."""
 LISTS = frozenset({"timestamp_granularities", "include"})
 """Fields that a form may have several times, with [] behind the name or without."""
 _MEMBER = re.compile(r"(\w+)\[(\w*)\]")
@@ -180,6 +183,14 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     if isinstance(strategy, str):
         found["chunking_strategy"] = _read_strategy(strategy)
     return {name: value for name, value in found.items() if value != ""}
+
+
+def recording_too_large(most: int) -> TooLarge:
+    return TooLarge(
+        f"A recording may have at most {most >> 20} MiB (--max-audio-mb): send a shorter one, or one that is "
+        "compressed.",
+        "file",
+    )
 
 
 def _given_twice(name: str) -> BadRequest:

@@ -4,6 +4,7 @@ makes and which lie in a file that has no name any more, so that they take no me
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 import os
@@ -18,7 +19,8 @@ import msgspec
 import numpy as np
 
 from models.media.whisper import FRAMES_PER_SECOND, NO_SOUND, PIECE_FRAMES, STEP, LogMel, scaled
-from server.errors import BadRequest, Unavailable
+from server.errors import BadRequest, Unavailable, refused_if_full
+from server.media.failures import FULL_TEMPORARY
 from server.offload.answering_process import AnsweringProcess, CannotStart, Ended
 from server.offload.messages import ReceivedError, SentError, sent_error
 
@@ -120,7 +122,11 @@ class TemporaryPath:
     """A file that ends with this object, if nobody has removed its name before."""
 
     def __init__(self) -> None:
-        descriptor, self.path = tempfile.mkstemp(prefix="facet-audio-")
+        """Raises OSError if there is no room for it."""
+        try:
+            descriptor, self.path = tempfile.mkstemp(prefix="facet-audio-")
+        except FileNotFoundError as error:  # Python has looked for a folder, and could write to none
+            raise OSError(errno.ENOSPC, "no folder for temporary files can be written") from error
         self.file = os.fdopen(descriptor, "w+b")
 
     def __enter__(self) -> TemporaryPath:
@@ -130,7 +136,8 @@ class TemporaryPath:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove_name()
-        self.file.close()
+        with suppress(OSError):  # a full disk refuses what is left in the buffer once more
+            self.file.close()
 
     def remove_name(self) -> None:
         with suppress(OSError):
@@ -206,7 +213,8 @@ class Recordings:
             raise Unavailable(
                 "The server holds as many long recordings as it can. Try again later.", retry_after=5
             )
-        target = await asyncio.to_thread(TemporaryPath)
+        with refused_if_full(FULL_TEMPORARY):
+            target = await asyncio.to_thread(TemporaryPath)
         try:
             heard = await self._read(RecordingOrder(upload.path, target.path))
         except BaseException:

@@ -21,13 +21,16 @@ from engine_core.client.in_flight import AddOptions
 from server.access.client_identity import require_right
 from server.api.audio import answers
 from server.api.audio.form import (
+    FORM_BYTES,
+    MOST_FIELDS,
     AudioForm,
     form_fields,
     language_code,
+    recording_too_large,
 )
 from server.api.fields import invalid_body, unknown_fields
 from server.api.shared_fields import RequestTerms
-from server.errors import BadRequest, TooLarge
+from server.errors import BadRequest, refused_if_full
 from server.frontend.frontend import Frontend
 from server.frontend.transcriber import Transcriber
 from server.http.endpoint import Endpoint
@@ -35,6 +38,7 @@ from server.http.multipart import FormReader
 from server.http.sse import ClientGone, EventStream, json_response, while_connected
 from server.media.audio.decoding import NotInstalled
 from server.media.audio.recordings import Recording, TemporaryPath
+from server.media.failures import FULL_TEMPORARY
 from server.model_facts import GENERATE, TRANSCRIPTION, require_task
 from server.requests.sampling import SamplingParams
 from server.routes.audio.heard import hear
@@ -55,7 +59,6 @@ from server.speech.subtitles import srt, vtt
 from server.speech.vocabulary import OF_TIMED, TRANSCRIBE, TRANSLATE
 
 _FORM = TypeAdapter(AudioForm)
-_MOST_FIELDS = 64
 _WRITE_BYTES = 1 << 20
 """Bytes of an upload that are gathered before they are written."""
 _PLAIN = "text/plain; charset=utf-8"
@@ -99,10 +102,11 @@ async def _respond(request: Request, task: str) -> Response:
     frontend = frontend_of(request)
     transcriber = frontend.transcriber
     async with AsyncExitStack() as stack:
-        upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))
-        reader = FormReader(header_of(request, b"content-type") or "", most_fields=_MOST_FIELDS)
+        reader = FormReader(header_of(request, b"content-type") or "", most_fields=MOST_FIELDS)
         most = frontend.config.media.max_audio_mb << 20 if transcriber is None else transcriber.most_bytes
-        digest = await _receive(request, reader, upload, most)
+        with refused_if_full(FULL_TEMPORARY):
+            upload = stack.enter_context(await asyncio.to_thread(TemporaryPath))
+            digest = await _receive(request, reader, upload, most)
         form = _read_form(reader, frontend)
         if transcriber is None:
             file = await asyncio.to_thread(Path(upload.path).read_bytes)
@@ -138,14 +142,8 @@ async def _receive(request: Request, form: FormReader, upload: TemporaryPath, mo
         received += len(data)
         found = form.push(data)
         size += len(found)
-        if (
-            size > most or received > most + _WRITE_BYTES
-        ):  # what stands before and behind the file counts, too
-            raise TooLarge(
-                f"A recording may have at most {most >> 20} MiB (--max-audio-mb): send a shorter one, or one "
-                "that is compressed.",
-                "file",
-            )
+        if size > most or received > most + FORM_BYTES:
+            raise recording_too_large(most)
         waiting += found
         more = message.get("more_body", False)
         if len(waiting) >= _WRITE_BYTES or not more:
@@ -167,8 +165,8 @@ def _read_form(reader: FormReader, frontend: Frontend) -> AudioForm:
     named = form.model
     if named and not (frontend.facts.is_name(named) or frontend.config.is_own_path(named)):
         raise BadRequest(
-            "model: where several models are served, the header X-Model names that of a recording, and the "
-            "form names the same one.",
+            "model: the form names another model than the header X-Model. Name one of them, or leave the "
+            "header out.",
             "model",
         )
     form.check()

@@ -18,6 +18,8 @@ from server.options.server_options import parse
 from server.routes import model_choice
 from server.routes.model_choice import ModelChoice
 
+RECORDING = "/v1/audio/transcriptions"
+NAMED, FILE = b'name="model"\r\n\r\nsecond', b'name="file"; filename="a"\r\n\r\nsound'
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -85,6 +87,7 @@ async def ask(
     body: Any,
     path: str = CHAT,
     leaves_after: float | None = None,
+    endpoint: Any = application,
     **headers: str,
 ) -> tuple[int, str, list[Any]]:
     """The status, the body and the headers of an answer; a client that leaves gets what it got until then."""
@@ -102,8 +105,9 @@ async def ask(
         sent.append(message)
 
     scope = post_scope(path)
-    scope["headers"] += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    await ModelChoice(application, cast("ManyModels", models))(scope, receive, send)
+    given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    scope["headers"] = [*{**dict(scope["headers"]), **given}.items()]
+    await ModelChoice(endpoint, cast("ManyModels", models))(scope, receive, send)
     assert sum(message["type"] == "http.response.start" for message in sent) == 1
     assert models.inside == 0
     data = b"".join(message.get("body", b"") for message in sent)
@@ -127,6 +131,41 @@ async def test_a_request_goes_to_the_model_that_it_names(body: Any, headers: Any
         200,
         {"frontend": f"frontend of {name}", "body": body},
     )
+
+
+async def served_by(parts: list[bytes], headers: Any) -> str:
+    """The frontend that gets a form with a recording, which comes whole."""
+    whole = b"".join(b"--x\r\nContent-Disposition: form-data; %s\r\n" % part for part in parts) + b"--x--\r\n"
+
+    async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == whole
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["frontend"].encode()})
+
+    kind: Any = {"content_type": "multipart/form-data; boundary=x"}
+    _, text, _ = await ask(FakeModels(), whole, RECORDING, endpoint=endpoint, **kind, **headers)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("parts", "headers", "name"),
+    [
+        ([NAMED, FILE], {}, "second"),
+        ([FILE, NAMED], {}, "second"),
+        ([FILE], {"x_model": "second"}, "second"),
+        ([FILE], {}, "first"),
+    ],
+)
+async def test_a_recording_goes_to_the_model_that_its_form_names(
+    parts: list[bytes], headers: dict[str, str], name: str
+) -> None:
+    assert await served_by(parts, headers) == f"frontend of {name}"
+
+
+async def test_a_form_of_another_kind_is_refused_and_nothing_is_loaded() -> None:
+    models = FakeModels()
+    status, _, _ = await ask(models, b"{}", RECORDING)
+    assert (status, models.used) == (415, [])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Transcriptions over HTTP with a scripted model: forms, formats, streams and refusals."""
 
 import json
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import openai
 import pytest
 from fake_api import make_app, make_client, refusal
 from fake_frontend import FakeFrontend
+from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sounds import noise, written
@@ -148,6 +151,25 @@ async def test_wrong_files_are_refused(client: httpx.AsyncClient, transcriber: F
     transcriber.most = 1000
     assert "--max-audio-mb" in await refused(client, 413)
     assert "does not exist" in await refused(client, 404, file=b"x", model="other")
+
+
+async def test_a_full_folder_for_temporary_files_is_told(
+    client: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with full_disk(tmp_path):
+        assert "temporary files is full" in await refused(client, 507)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_for_temporary_files_that_is_missing_is_told(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none(prefix: str) -> tuple[int, str]:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkstemp", find_none)
+    assert "temporary files is full" in await refused(client, 507)
 
 
 async def test_forms_in_any_order(client: httpx.AsyncClient) -> None:
