@@ -149,16 +149,14 @@ OLLAMA_ROUTERS = [each.router for each in (ollama_generating, ollama_pooling, ol
 
 def openapi_schema() -> dict[str, Any]:
     """The OpenAPI description of all routes and bodies, for docs/api.md."""
-    return _make_app(
-        [*ROUTERS, models.loading, loading.router, batches.router, *OLLAMA_ROUTERS], docs=True
-    ).openapi()
+    return _make_app([*ROUTERS, models.loading, loading.router, batches.router, *OLLAMA_ROUTERS]).openapi()
 
 
 def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     config, several = frontend.config, isinstance(frontend, ManyModels)
     asked = _optional_routers(config, several=several)
     routers = [*ROUTERS, *(router for router, there, _ in asked if there)]
-    app = _make_app(routers, docs=not config.disable_fastapi_docs)
+    app = _make_app(routers)
     app.state.left_out = [
         (route, option)
         for router, there, option in asked
@@ -167,6 +165,7 @@ def create_app(frontend: Frontend | ManyModels) -> FastAPI:
     ]
     app.state.frontend = frontend
     app.state.config = config
+    app.state.description = api_page.ApiDescription()
     table = config.moderation_categories
     app.state.moderation = None if table is None else read_table(Path(table))
     app.state.runner = _make_runner(app, frontend)
@@ -229,6 +228,7 @@ def _optional_routers(config: ServerConfig, *, several: bool) -> list[tuple[APIR
         ),
         (batches.router, config.batches.batch_dir is not None, "start the server with --batch-dir"),
         (page.router, not config.disable_page, "--disable-page has turned it off"),
+        (api_page.router, not config.disable_fastapi_docs, "--disable-fastapi-docs has turned it off"),
         (developer.calls, config.server_dev_mode, "start the server with --server-dev-mode"),
         (
             developer.profiler,
@@ -267,19 +267,17 @@ def early_admission(frontend: Frontend | ManyModels) -> HeadCheck:
     return head_check(frontend.admissions, paths, frontend.access)
 
 
-def _make_app(routers: Sequence[APIRouter], *, docs: bool) -> FastAPI:
+def _make_app(routers: Sequence[APIRouter]) -> FastAPI:
     app = DocumentedApp(
         title="Facet",
         version=version("facet-serve"),
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
-        openapi_url="/openapi.json" if docs else None,
+        openapi_url=None,  # FastAPI's own route makes the description in the event loop
         telemetry={"tracing": False, "metrics": False, "logs": False},  # spares a look for OpenTelemetry
     )
     for router in routers:
         app.include_router(router)
-    if docs:
-        app.include_router(api_page.router)
     return app
 
 

@@ -85,7 +85,8 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     if option is not None and error.status_code in (404, 405):
         return HttpError(404, f"{request.url.path} is not served: {option}.")
     if error.status_code == 404:
-        advice = "; GET /docs lists what there is" if request.app.openapi_url else ""
+        documented = not request.app.state.config.disable_fastapi_docs
+        advice = "; GET /docs lists what there is" if documented else ""
         message = f"There is no {request.url.path} here{advice}."
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")

@@ -1,17 +1,17 @@
-"""GET /docs: all routes and the fields of their bodies on one page, without scripts and without other hosts.
-
-It is made from the description at /openapi.json, as docs/api.md is.
+"""GET /openapi.json, the description of all routes, and GET /docs: the same on one page, without scripts and
+without other hosts. docs/api.md is made from the description, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 
 from server.http.endpoint import Endpoint
 
@@ -37,9 +37,44 @@ td { overflow-wrap: anywhere }
 """
 
 
+class ApiDescription:
+    """An application's description, and its page, for the requests that ask for them.
+
+    Both are made at the first request, in a thread: that takes half a second, for which the event loop would
+    stand still.
+    """
+
+    def __init__(self) -> None:
+        self._being_made = asyncio.Lock()
+        self._made: tuple[bytes, str] | None = None
+
+    async def of(self, app: FastAPI) -> tuple[bytes, str]:
+        """Returns the description as JSON, and the page."""
+        async with self._being_made:
+            if self._made is None:
+                self._made = await asyncio.to_thread(_describe, app)
+        return self._made
+
+
+def _describe(app: FastAPI) -> tuple[bytes, str]:
+    schema = app.openapi()
+    path: str = app.state.config.root_path
+    whole = {**schema, "servers": [{"url": path}]} if path else schema
+    return json.dumps(whole, ensure_ascii=False).encode(), api_page(schema)
+
+
+async def _description(request: Request) -> tuple[bytes, str]:
+    return await request.app.state.description.of(request.app)
+
+
+@router.get("/openapi.json")
+async def tell_description(request: Request) -> Response:
+    return Response((await _description(request))[0], media_type="application/json")
+
+
 @router.get("/docs")
 async def show_api_page(request: Request) -> Response:
-    return Response(api_page(request.app.openapi()), media_type="text/html", headers=_HEADERS)
+    return Response((await _description(request))[1], media_type="text/html", headers=_HEADERS)
 
 
 def api_page(schema: dict[str, Any]) -> str:

@@ -180,7 +180,8 @@ async def test_there_is_no_documentation_if_it_is_switched_off(ready: GetReady) 
     async with connect(await ready("--disable-fastapi-docs")) as http:
         for path in ("/docs", "/openapi.json"):
             answer = await http.get(path)
-            assert (answer.status_code, error_of(answer)["message"]) == (404, f"There is no {path} here.")
+            why = f"{path} is not served: --disable-fastapi-docs has turned it off."
+            assert (answer.status_code, error_of(answer)["message"]) == (404, why)
 
 
 async def test_errors_of_the_framework_have_our_shape(ready: GetReady) -> None:

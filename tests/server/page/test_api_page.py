@@ -1,6 +1,8 @@
 """The page /docs: everything there is, and nothing from other hosts."""
 
+import asyncio
 import re
+import threading
 
 import pytest
 from fake_api import make_app, make_client
@@ -8,7 +10,7 @@ from fake_frontend import FakeFrontend
 
 from server.api.chat import ChatRequest
 from server.app import openapi_schema
-from server.page.api_page import api_page
+from server.page import api_page
 
 
 @pytest.mark.slow(2)
@@ -24,10 +26,25 @@ async def test_the_page_needs_no_script_and_no_other_host() -> None:
         assert (await client.get("/redoc")).status_code == 404
 
 
+async def test_the_event_loop_goes_on_while_the_description_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def describe(app: object) -> tuple[bytes, str]:
+        made.append(threading.get_ident())
+        return b"{}", ""
+
+    monkeypatch.setattr(api_page, "_describe", describe)
+    async with make_client(make_app(FakeFrontend())) as client:
+        answers = await asyncio.gather(*(client.get(path) for path in ("/openapi.json", "/docs") * 2))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    [thread] = made
+    assert thread != threading.get_ident()
+
+
 @pytest.mark.slow(2)
 def test_every_route_is_linked_and_every_field_is_there() -> None:
     schema = openapi_schema()
-    page = api_page(schema)
+    page = api_page.api_page(schema)
     anchors = re.findall(r'<h2 id="([^"]+)"', page)
     assert len(set(anchors)) == len(anchors) == sum(map(len, schema["paths"].values()))
     assert re.findall(r'<a href="#([^"]+)"', page) == anchors
@@ -38,6 +55,6 @@ def test_every_route_is_linked_and_every_field_is_there() -> None:
 def test_texts_are_escaped() -> None:
     operation = {"summary": "<b>`a<b`", "responses": {}}
     schema = {"info": {"title": "<i>", "version": "1"}, "paths": {"/<u>": {"get": operation}}}
-    page = api_page(schema)
+    page = api_page.api_page(schema)
     assert "&lt;b&gt;<code>a&lt;b</code>" in page and "&lt;i&gt; 1" in page and "/&lt;u&gt;" in page
     assert not re.search("<b>`|<i>|<u>", page)
