@@ -174,8 +174,8 @@ class Admissions:
     ) -> None:
         self.slots = 0
         """The sequences that the engines run at once."""
-        self.live = 0
-        """The number of places that are taken."""
+        self.live = self.given = 0
+        """The places that are taken now, and all that were ever given."""
         self.waiting_tokens = 0
         """Tokens of prompts that were sent to the engine and have no answer."""
         self.idle = asyncio.Event()
@@ -183,7 +183,7 @@ class Admissions:
         self._max_queued = DEFAULT_QUEUE if max_queued is None else max_queued
         self.max_tokens = DEFAULT_QUEUED_TOKENS if max_tokens is None else max_tokens
         self.engines = engines
-        self._on_refusal = on_refusal
+        self.on_refusal = on_refusal
         self._owners: dict[str, Owner] = {}
         self.by_id: dict[str, list[Admission]] = {}
         """Requests by their ids. Programs that use the engine directly may give several the same id."""
@@ -257,6 +257,7 @@ class Admissions:
         to.count += count
         to.owner.live += count
         self.live += count
+        self.given += count
         return to
 
     def _owner(self, caller: Caller) -> Owner:
@@ -380,14 +381,13 @@ class Admissions:
 
     def _end(self, admission: Admission) -> None:
         """End a request of which no answer has come, because another owner has a right to its places."""
-        self._on_refusal()
+        self.on_refusal()
         admission.refusal = TooManyRequests(_SHED, retry_after=self._seconds_for(admission.owner))
-        streams = list(admission.streams)
         admission.release()
-        self.engines.abort(streams)
+        self.engines.abort(list(admission.streams))
 
     def refuse(self, error: ApiError) -> NoReturn:
-        self._on_refusal()
+        self.on_refusal()
         raise error
 
 

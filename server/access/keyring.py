@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.types import Scope
 
+from engine_core.engine_stats import Stats
 from server.access.admission import Admissions
 from server.access.client_identity import Account, Caller, caller_at
 from server.access.key_file import Key, KeyFileError, read_keys
@@ -191,23 +193,46 @@ class Access:
             await self._file.follow()
 
 
+class _Refusal(NamedTuple):
+    """The error that a client got from a full server, and the state of the server at that moment."""
+
+    caller: Caller
+    given: int
+    live: int
+    stats: Stats | None
+    error: ApiError
+
+    def stands_for(self, caller: Caller, admissions: Admissions) -> bool:
+        """Whether this client would get the same error now."""
+        same = self.given == admissions.given and self.live == admissions.live
+        return same and self.caller is caller and self.stats is admissions.engines.stats
+
+
 def head_check(admissions: Admissions, paths: Collection[str], access: Access) -> HeadCheck:
     """Makes the check of requests for `paths`, those of endpoints that ask the engine, at their heads.
 
-    A full server then spends nothing else on them. Others get a place, `scope["admission"]`, until they end.
+    A full server then spends nothing else on them, and a crowd of one client gets the same error until a
+    place is given or taken back. Others get a place, `scope["admission"]`, until they end.
     """
     targets = frozenset(path.encode() for path in paths)
+    last: _Refusal | None = None
 
     def check(method: bytes, target: bytes, scope: Scope) -> ApiError | None:
+        nonlocal last
         if method != b"POST" or target not in targets or not admissions.slots:
             return None  # also for a path with a query: such a line may still turn out to be malformed
         caller = access.enter(scope)
         if caller is None:
             return None  # the application tells it so
+        if last is not None and last.stands_for(caller, admissions):
+            admissions.on_refusal()
+            return last.error
         try:
             admission = admissions.take_free_place(caller)
         except ApiError as error:
-            return error
+            known = _Refusal(caller, admissions.given, admissions.live, admissions.engines.stats, error)
+            last = known if caller.max_queued is None else None
+            return error.with_traceback(None)  # it would hold the request
         if admission is not None:
             scope["admission"] = admission
         return None

@@ -21,6 +21,7 @@ from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
 from server.http.connection.limits import most_connections
 from server.http.connection.proxies import TrustedProxies
+from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import RenewableTls
 from server.http.middleware import KEY_NAME
 from server.options.server_config import ServerConfig
@@ -127,6 +128,7 @@ def _uvicorn_config(config: ServerConfig, frontend: Frontend | ManyModels) -> uv
     shared = Shared(
         most_connections(config.max_connections, config.data_parallel_size),
         DeadlineTimer(loop.time, loop.call_later),
+        RefusalLog(loop.call_later),
         on_refusal=lambda status: frontend.metrics.http("none", "OTHER", status, 0.0),
         check_head=early_admission(frontend),
         proxies=TrustedProxies(options.forwarded_allow_ips),

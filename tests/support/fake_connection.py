@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import TICK, DeadlineTimer
+from server.http.connection.refusal_log import RefusalLog
 
 
 class FakeClock:
@@ -131,7 +132,8 @@ class FakeServer:
         self.deadlines = DeadlineTimer(self.clock.time, self.clock.call_later)
         self.refused: list[int] = []
         self.state = ServerState()
-        self._shared = Shared(most, self.deadlines, self.refused.append, **options)
+        log = RefusalLog(self.clock.call_later)
+        self._shared = Shared(most, self.deadlines, log, self.refused.append, **options)
         self._config = Config(app, http=cast(Any, Connection), ws="none", lifespan="off", log_config=None)
         self._config.load()
 

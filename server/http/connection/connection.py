@@ -22,6 +22,7 @@ from server.errors import ApiError
 from server.http.connection import limits
 from server.http.connection.deadline_timer import NEVER, DeadlineTimer
 from server.http.connection.proxies import TrustedProxies
+from server.http.connection.refusal_log import RefusalLog
 from server.http.connection.sockets import bytes_taken, expect_stream, unread_bytes
 
 Wait = Literal[
@@ -39,6 +40,7 @@ class Shared:
     most: int
     """Connections that are served at a time."""
     timer: DeadlineTimer
+    log: RefusalLog
     on_refusal: Callable[[int], None]
     """A function that is told the status of each refusal."""
     check_head: Callable[[bytes, bytes, Any], ApiError | None] = lambda method, target, scope: None
@@ -308,7 +310,8 @@ class Connection(HttpToolsProtocol):
         elif bytes_taken(self.transport) != self._taken:
             self._wait_for_reader()
         elif unread > limits.MUCH or self._silences == limits.MOST_SILENCES:
-            self._log("its client reads nothing, and %d bytes wait for it", unread)
+            text = "%s:%d - connection ended; its client reads nothing, and %d bytes wait for it"
+            self.access_logger.info(text, *(self.client or ("", 0)), unread)
             self.transport.abort()
         else:
             self._timer.set(self, limits.READER_SECONDS)
@@ -342,8 +345,8 @@ class Connection(HttpToolsProtocol):
     def _answer(self, error: ApiError, *, lingers: bool) -> None:
         """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it."""
         self._ends = True
-        self._log("%d: %s", error.status, error.message)
-        self.transport.write(limits.as_bytes(error, self.url, self.server_state.default_headers))
+        self._shared.log.tell(self.client, error.status, error.message)
+        self.transport.write(limits.as_bytes(error, self.url, tuple(self.server_state.default_headers)))
         if not lingers:
             self.transport.close()
         else:
@@ -351,7 +354,3 @@ class Connection(HttpToolsProtocol):
             if self.transport.can_write_eof():  # TLS cannot
                 self.transport.write_eof()
         self._wait("to be closed", limits.LINGER_SECONDS)
-
-    def _log(self, text: str, *values: object) -> None:
-        host, port = self.client or ("", 0)
-        self.access_logger.info(f"%s:%d - connection ended; {text}", host, port, *values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import resource
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
@@ -130,10 +131,12 @@ def too_many_connections(most: int) -> ApiError:
     )
 
 
-def as_bytes(error: ApiError, target: bytes, more: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+@lru_cache(maxsize=64)
+def as_bytes(error: ApiError, target: bytes, more: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
     """A whole answer, after which the connection is closed, with `more` headers beside its own.
 
-    `target` is the path that the request names, as far as it is known.
+    `target` is the path that the request names, as far as it is known. It is kept, because a crowd that is
+    refused gets the same error over and over.
     """
     body = error_body(error, target.decode("latin-1"))
     return json_answer(error.status, body, error.headers(), more)

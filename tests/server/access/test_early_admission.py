@@ -1,6 +1,7 @@
 """Requests are let in, or refused, when their head is read: the application is not asked before."""
 
 import json
+import re
 from typing import Any, cast
 
 import pytest
@@ -8,8 +9,10 @@ from fake_api import make_app
 from fake_connection import FakeClient, FakeServer, settled
 from fake_frontend import that_embeds_too
 
+from server.access.admission import Admission
 from server.access.client_identity import ANYONE, Caller
 from server.app import early_admission
+from server.errors import ApiError
 from server.frontend.frontend import Frontend
 from server.options.server_config import AccessOptions
 
@@ -56,6 +59,28 @@ async def test_a_full_server_refuses_at_the_head() -> None:
     client = await served.post("/v1/completions", prompt="hi", max_tokens=1)
     assert client.answers()[0][0] == 200 and served.app_calls == 1
     assert served.live == 3
+
+
+async def test_a_crowd_is_refused_by_one_decision_until_something_changes() -> None:
+    served = Served()
+    admissions = served.frontend.admissions
+    held = admissions.admit(Caller(ADDRESS), 4)
+    early = early_admission(cast(Frontend, served.frontend))
+
+    def refusal(address: str = ADDRESS) -> object:
+        scope: dict[str, Any] = {"type": "http", "client": (address, 1), "headers": []}
+        return early(b"POST", b"/v1/completions", scope) or scope.get("admission")
+
+    first = refusal()
+    assert isinstance(first, ApiError) and first.__traceback__ is None
+    assert refusal() is first and refusal() is first
+    [counted] = re.findall(rb"admission_rejections_total{.*} (.*)", served.frontend.metrics.page())
+    assert float(counted) == 3
+    held.shrink(3)
+    assert isinstance(refusal(), Admission)
+    again = refusal()
+    assert isinstance(again, ApiError) and again is not first
+    assert refusal("10.0.0.9") is None  # it has a share, for which another one gives way later
 
 
 async def test_a_place_is_taken_before_the_request_is_read() -> None:

@@ -22,6 +22,7 @@ from live import PATIENCE, wait_until
 from server.http.connection import limits, sockets
 from server.http.connection.connection import Connection, Shared
 from server.http.connection.deadline_timer import DeadlineTimer
+from server.http.connection.refusal_log import RefusalLog
 
 pytestmark = pytest.mark.slow(2)
 
@@ -84,7 +85,8 @@ class _serving:
         app = EchoApp()
         app.reply = b'"%s"' % bytes(LONG)
         loop = asyncio.get_running_loop()
-        shared = Shared(4, DeadlineTimer(loop.time, loop.call_later), lambda status: None)
+        timer = DeadlineTimer(loop.time, loop.call_later)
+        shared = Shared(4, timer, RefusalLog(loop.call_later), lambda status: None)
         protocol = cast(Any, partial(Connection, shared))
         config = uvicorn.Config(
             app, http=protocol, ws="none", lifespan="off", log_config=None, **self._options
