@@ -51,6 +51,8 @@ class Shared:
     max_headers: int = limits.MAX_HEADERS
     keep_alive: float = field(default_factory=lambda: limits.KEEP_ALIVE_SECONDS)
     """Seconds from an answer to the next request."""
+    reserved: dict[Connection, None] = field(default_factory=dict)
+    """The connections beyond the most that may ask for PROBE_PATHS, the oldest first."""
 
 
 class Connection(HttpToolsProtocol):
@@ -100,14 +102,20 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(limits.MAX_PENDING)
         self._is_proxy = self._shared.proxies.trusts(self.client[0] if self.client else None)
-        if (beyond := len(self.connections) - self._shared.most) > 0:
-            error = limits.too_many_connections(self._shared.most)
-            self._answer(error, lingers=beyond <= limits.MOST_LINGERING)
-            self._shared.on_refusal(error.status)
-        else:
-            self._wait("first byte", limits.FIRST_BYTE_SECONDS)
+        self._wait("first byte", limits.FIRST_BYTE_SECONDS)
+        if len(self.connections) > self._shared.most:
+            self._take_reserved()
+
+    def _take_reserved(self) -> None:
+        """Make this one of the connections for probes. If there are as many as may be, one is refused."""
+        reserved = self._shared.reserved
+        reserved[self] = None
+        if len(reserved) > limits.RESERVED:
+            silent = next(each for each in reserved if each.cycle is None)
+            silent._refuse(limits.too_many_connections(self._shared.most))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.reserved.pop(self, None)
         self._timer.forget(self)
         super().connection_lost(exc)
 
@@ -162,15 +170,30 @@ class Connection(HttpToolsProtocol):
             self._fault = limits.TOO_MANY_PIPELINED
         if self._is_proxy:
             self._shared.proxies.identify(cast(Any, self.scope))
+        if self._fault is None and self in self._shared.reserved:
+            self._fault = self._check_reserved()
         if self._fault is None and (self.cycle is None or self.cycle.response_complete):
             method = self.parser.get_method()  # pyright: ignore[reportOptionalMemberAccess]
             self._fault = self._shared.check_head(method, self.url, self.scope)
         if self._fault is not None:
             raise ValueError(self._fault.message)  # stops the parser
         super().on_headers_complete()
+        if self in self._shared.reserved:
+            self.cycle.keep_alive = False
         self._in_head = False
         self._head = self._framing = 0
         cast(Any, self.scope)["follow_reader"] = self._follow_reader
+
+    def _check_reserved(self) -> ApiError | None:
+        """Why a request is refused that came when all connections were taken, unless one is free by now."""
+        most, reserved = self._shared.most, self._shared.reserved
+        path = self.url.partition(b"?")[0].removeprefix(self.root_path.encode())
+        if path in limits.PROBE_PATHS:
+            return None
+        if len(self.connections) - len(reserved) >= most:
+            return limits.too_many_connections(most)
+        del reserved[self]
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._framing = 0
@@ -343,8 +366,14 @@ class Connection(HttpToolsProtocol):
         cycle.message_event.set()
 
     def _answer(self, error: ApiError, *, lingers: bool) -> None:
-        """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it."""
+        """Sends a refusal and closes; if `lingers`, so that a client that still sends can read it.
+
+        Of a crowd only some connections linger.
+        """
         self._ends = True
+        self._shared.reserved.pop(self, None)
+        beyond = len(self.connections) - self._shared.most - len(self._shared.reserved)
+        lingers = lingers and beyond <= limits.MOST_LINGERING
         self._shared.log.tell(self.client, error.status, error.message)
         self.transport.write(limits.as_bytes(error, self.url, tuple(self.server_state.default_headers)))
         if not lingers:

@@ -38,6 +38,11 @@ LINGER_SECONDS = 1.0
 """Seconds for which a refused client that may still be sending can fetch its answer."""
 MOST_LINGERING = 8
 """Connections beyond the most, which are refused, that may linger at a time."""
+RESERVED = 8
+"""Connections beyond the most on which PROBE_PATHS are answered, and nothing else. Of those that have sent no
+request the oldest gives way to the next that comes."""
+PROBE_PATHS = frozenset({b"/live", b"/health", b"/ready", b"/ping", b"/metrics"})
+"""Paths by which operators see how a server does, which they want most when all connections are taken."""
 
 MAX_PENDING, MAX_PENDING_OF_STREAM = 32 << 10, 16 << 10
 """Bytes of answers in this process, on one connection, above which no more are made until they are read."""
@@ -46,7 +51,7 @@ MAX_UNSENT, MAX_UNSENT_OF_STREAM = 320 << 10, 32 << 10
 is read, so what waits of it is work that may be for nobody."""
 
 LEAST_DESCRIPTORS = 64
-_OWN_DESCRIPTORS = 48
+_OWN_DESCRIPTORS = 48 + RESERVED
 """File descriptors that an API process may need beside those of its clients, with one replica: 28 in use."""
 _FOR_A_REPLICA = 4
 

@@ -15,24 +15,58 @@ GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"
 # Too many.
 
 
-async def test_connections_beyond_the_most_are_refused(app: EchoApp, server: FakeServer) -> None:
+async def test_requests_beyond_the_most_connections_are_refused(app: EchoApp, server: FakeServer) -> None:
     first, *_ = [server.connect() for _ in range(3)]
     beyond = server.connect()
+    beyond.send(GET)
     error = beyond.error()
     assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
     assert b"\r\nretry-after: 1\r\n" in beyond.transport.sent
     assert server.refused == [503]
+    late = server.connect()
     first.transport.close()
     beyond.transport.close()
     await settled()
-    again = server.connect()
-    again.send(GET)
+    late.send(GET)  # a connection is free by now
     await settled()
-    assert [status for status, _ in again.answers()] == [200]
+    assert [status for status, _ in late.answers()] == [200]
+    assert not late.closed
+
+
+async def test_probes_are_answered_while_all_connections_are_taken(app: EchoApp, server: FakeServer) -> None:
+    app.open.clear()
+    for _ in range(3):
+        server.connect().send(GET)
+    idle = [server.connect() for _ in range(2 * limits.RESERVED)]
+    refused = [each for each in idle if each.transport.sent]
+    assert refused == idle[: limits.RESERVED]  # the oldest make room for those that come
+    app.open.set()
+    probes = [server.connect() for _ in range(4)]
+    for probe, path in zip(probes, (b"/live", b"/ready?x=1", b"/metrics", b"/livelier"), strict=True):
+        probe.send(GET.replace(b"/x", path))
+    await settled()
+    assert [probe.answers()[0][0] for probe in probes] == [200, 200, 200, 503]
+    assert all(probe.closed and b"connection: close" in probe.transport.sent for probe in probes)
+
+
+async def test_a_probe_that_is_answered_does_not_give_way(app: EchoApp, server: FakeServer) -> None:
+    app.open.clear()
+    for _ in range(3):
+        server.connect()
+    probes = [server.connect() for _ in range(limits.RESERVED)]
+    for probe in probes:
+        probe.send(GET.replace(b"/x", b"/live"))
+    await settled()
+    assert server.connect().error()["code"] == 503
+    app.open.set()
+    await settled()
+    assert [probe.answers()[0][0] for probe in probes] == [200] * limits.RESERVED
 
 
 async def test_a_crowd_that_is_refused_does_not_linger(server: FakeServer) -> None:
     clients = [server.connect() for _ in range(3 + 2 * limits.MOST_LINGERING)]
+    for client in clients[3:]:
+        client.send(GET)
     lingering = [client for client in clients[3:] if not client.transport.closing]
     assert len(lingering) == limits.MOST_LINGERING
     server.clock.advance(limits.LINGER_SECONDS + 2 * TICK)

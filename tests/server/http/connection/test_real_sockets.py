@@ -147,7 +147,10 @@ def test_a_flood_of_headers_is_stopped_soon(connect: Connect) -> None:
 
 def test_a_crowd_is_told_and_the_next_are_served(connect: Connect) -> None:
     served = [connect() for _ in range(4)]
-    assert error_of(connect()) == 503
+    for path, status in ((b"/live", b"200"), (b"/x", b"503")):
+        beyond = connect()
+        beyond.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
+        assert read(beyond).startswith(b"HTTP/1.1 " + status)
     for one in served:
         one.close()
 
