@@ -165,6 +165,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     requests, but 1 at least: new ones beyond get 503."""
     scheduling_policy: Annotated[str, Doc(SCHEDULER, ("fcfs", "priority"))] = "fcfs"
     """Order of requests."""
+    engine_ready_timeout: Annotated[float, Doc(SCHEDULER, least=1)] = 600.0
+    """Seconds after which an engine is killed whose start shows no progress: no bytes come, and no weights
+    are loaded. One that may wait for other machines has no such limit."""
     steps_ahead: Annotated[int | None, Doc(SCHEDULER, least=0, most=4)] = None
     """Steps planned while one runs; --no-async-scheduling is 0. Default: 1; on a CPU only while text is
     generated, because prompts gain more from being computed together."""

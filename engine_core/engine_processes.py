@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -74,8 +75,13 @@ class EngineProcesses:
         folder: RunFolder,
         addresses: list[Address],
         replicas: Replicas,
+        start_seconds: float = inf,
     ) -> None:
-        """`make` starts the engine of a number, as one of these replicas, which were started so often."""
+        """`make` starts the engine of a number, as one of these replicas, which were started so often.
+
+        `start_seconds`: after so many without a sign that its start goes on, an engine is killed.
+        """
+        self.start_seconds = start_seconds
         self._make, self._replicas = make, replicas
         self.engines = [make(number, replicas, 0) for number in replicas.started]
         self.addresses = addresses
@@ -214,7 +220,8 @@ def start_engines(
             starts,
         )
 
-    return EngineProcesses(make, folder, servers, replicas)
+    waits = replicas.elsewhere or config.nnodes > 1  # for other machines, as long as it takes
+    return EngineProcesses(make, folder, servers, replicas, inf if waits else config.engine_ready_timeout)
 
 
 def _address(folder: Path, index: int) -> Address:

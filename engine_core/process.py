@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from itertools import count
 from math import ceil
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from worker import child, logs
 from worker.calls.messages import WorkerReturn
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED
 from worker.host.machine import forget_files, process_age
+from worker.host.progress_page import ProgressWriter
 
 _SMALLEST_PROGRESS = 0.01
 _WITHOUT_ADAPTERS = "the engine was started without --enable-lora"
@@ -68,7 +70,11 @@ def _serve(config: ProcessConfig, ends: list[EngineEnd], make: MakeExecutor | No
     try:
         make = make or make_executor(config)
         engine = Engine.start(
-            config.engine, _ProgressSender(ends), make, config.progress_page, config.expert_replicas
+            config.engine,
+            _ProgressSender(ends, config.progress_page),
+            make,
+            config.progress_page,
+            config.expert_replicas,
         )
         whole = boot_seconds + engine.ready.start_seconds
         engine.ready = msgspec.structs.replace(engine.ready, start_seconds=whole)
@@ -307,13 +313,16 @@ class EngineLoop:
 class _ProgressSender:
     """Sends how far the start has come, from whichever thread loads, to all servers."""
 
-    def __init__(self, ends: list[EngineEnd]) -> None:
+    def __init__(self, ends: list[EngineEnd], progress_page: str = "") -> None:
+        """`progress_page`: the file in which a supervisor reads that the start goes on."""
         self._ends = ends
+        self._signs, self._page = count(1), ProgressWriter(progress_page)
         self._lock = threading.Lock()
         self._last = protocol.Progress(phase="", fraction=0.0)
 
     def __call__(self, progress: protocol.Progress) -> None:
         with self._lock:
+            self._page.starting(next(self._signs))
             step = progress.fraction - self._last.fraction
             same = (progress.phase, progress.detail) == (self._last.phase, self._last.detail)
             if same and step < _SMALLEST_PROGRESS:

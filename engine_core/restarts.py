@@ -79,13 +79,17 @@ class Restarter:
         self._budget = RestartBudget()
 
     async def keep_running(self) -> tuple[int, str]:
-        """Returns the exit code when it is not started again, and why; "" if that would make no sense."""
+        """Returns the exit code when it is not started again, and why.
+
+        If another start would make no sense, that is why this process has killed it, or "" if it has not.
+        """
         while True:
             code = await self._next_exit()
             self._on_exit(code)
             if not self._may_return(code):
                 self._note(runs=False)
-                return code, ""
+                why = self._kept.process.killed_because
+                return code, f"{self._kept.name} has ended: {why}" if why else ""
             how = self._kept.process.killed_because or describe_exit(code)
             if not await self._restart(how):
                 times = f"{len(PAUSES) + 1} times in {WINDOW / 60:g} minutes"
@@ -150,6 +154,7 @@ async def keep_engines(engines: EngineProcesses, watcher: EngineWatcher) -> None
             engines.engines if engines.together else [*engines.engines],
             lambda engine, stalled: watcher.engine_stalled(engine.number, stalled),
             leaving=lambda: engines.leaving,
+            start_seconds=engines.start_seconds,
         )
     )
     try:
@@ -168,6 +173,7 @@ async def keep_added(engines: EngineProcesses, engine: EngineProcess, watcher: E
             [engine],
             lambda _, stalled: watcher.engine_stalled(engine.number, stalled),
             leaving=lambda: engines.leaving or engine.removed,
+            start_seconds=engines.start_seconds,
         )
     )
     try:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
+from math import inf
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -34,6 +35,7 @@ DUMP_SECONDS = 0.5
 """Seconds for a process to write its stacks before it is killed."""
 
 _PROCESSES = Path("/proc")
+_NO_START = "it showed no progress of its start for {:g} s (--engine-ready-timeout)"
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +49,11 @@ class State(Enum):
 class ProgressRules:
     """What is known of one process, and of those that it has started itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_seconds: float = inf) -> None:
+        """`start_seconds`: the most that may pass between two signs that its start goes on."""
         self.quiet = 0.0
         """The seconds for which it should have made progress, and has made none."""
+        self._start_seconds = start_seconds
         self._last: Entry | None = None
 
     def look(
@@ -63,11 +67,13 @@ class ProgressRules:
         own, last = entries[0], self._last
         self._last = own
         moved = last is None or own[:5] != last[:5]
-        waits = own.state == WORKING or (own.state == IDLE and stopped)
+        waits = own.state in (WORKING, STARTING) or (own.state == IDLE and stopped)
         if moved or not waits or elapsed > LATE_SECONDS:
             self.quiet = 0.0
             return State.WELL
         self.quiet += elapsed
+        if own.state == STARTING:
+            return State.HOPELESS if self.quiet >= self._start_seconds else State.WELL
         if leaving and stopped:
             return State.HOPELESS
         stall = max(STALL_SECONDS, STALL_FACTOR * own.usual)
@@ -105,12 +111,14 @@ async def watch(
     *,
     leaving: Callable[[], bool],
     on_look: Callable[[], None] = lambda: None,
+    start_seconds: float = inf,
 ) -> None:
     """Looks at processes again and again, and acts by the rules, until it is cancelled. There may be others
     of them each time.
 
     `on_change` is told of a process with True that it has stalled, and with False that it goes on or that
-    another one begins in its place. `on_look` is called at each look.
+    another one begins in its place. `on_look` is called at each look. A process is killed
+    whose start has not gone on for `start_seconds`.
     """
     watched: dict[Watched, _Watched] = {}
     before = time.monotonic()
@@ -120,52 +128,57 @@ async def watch(
         on_look()
         for one in processes:
             if one not in watched:
-                watched[one] = _Watched(one, lambda stalled, one=one: on_change(one, stalled))
+                watched[one] = _Watched(one, lambda stalled, one=one: on_change(one, stalled), start_seconds)
             watched[one].look(elapsed, leaving=leaving())
 
 
 class _Watched:
-    def __init__(self, kept: Watchable, on_change: Callable[[bool], None]) -> None:
+    def __init__(self, kept: Watchable, on_change: Callable[[bool], None], start_seconds: float) -> None:
         self._kept = kept
+        self._start_seconds = start_seconds
         self._on_change = on_change
         self._stalled = False
         self._killed = False
         self._process: Child | None = None
-        self._rules = ProgressRules()
+        self._rules = ProgressRules(start_seconds)
 
     def look(self, elapsed: float, *, leaving: bool) -> None:
         process = self._kept.process
         if process is not self._process:  # another one, which has just been started
-            self._process, self._rules, self._killed = process, ProgressRules(), False
+            self._process, self._killed = process, False
+            self._rules = ProgressRules(self._start_seconds)
             self._note(stalled=False)
         entries = self._kept.page.entries()
-        if self._killed or not entries[0].pid or process.exit_code is not None:
-            return  # it ends or has ended, or it loads
-        stopped = {one.pid for one in entries if is_stopped(one.pid)}
+        if self._killed or process.exit_code is not None:
+            return
+        stopped = {one.pid for one in entries if one.pid and is_stopped(one.pid)}
         state = self._rules.look(elapsed, entries, stopped=bool(stopped), leaving=leaving)
         if state is State.WELL:
             if self._stalled:
                 _log.warning("%s makes progress again", self._kept.name)
             self._note(stalled=False)
             return
+        if entries[0].state == STARTING:
+            self._kill(process, _NO_START.format(self._start_seconds))
+            return
         if not self._stalled:
             what = describe(entries, stopped)
             _log.error("%s has made no progress for %.1f s: %s", self._kept.name, self._rules.quiet, what)
         self._note(stalled=True)
         if state is State.HOPELESS:
-            self._kill(process)
+            self._kill(process, "it made no progress")
 
     def _note(self, *, stalled: bool) -> None:
         if stalled != self._stalled:
             self._stalled = stalled
             self._on_change(stalled)
 
-    def _kill(self, process: Child) -> None:
+    def _kill(self, process: Child, reason: str) -> None:
         """Kill a process after it has had a moment to write its stacks."""
         self._killed = True
-        _log.error("%s is killed; before that it is asked to write its stacks", self._kept.name)
+        _log.error("%s: %s; it is killed, and is asked to write its stacks before", self._kept.name, reason)
         _ask_for_stacks([process.pid, *descendants(process.pid)])
-        process.killed_because = "it made no progress and was killed"
+        process.killed_because = f"{reason} and was killed"
         asyncio.get_running_loop().call_later(DUMP_SECONDS, process.kill)
 
 

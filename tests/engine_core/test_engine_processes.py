@@ -36,6 +36,19 @@ async def test_an_engine_killed_while_it_loads_is_explained(start: Start) -> Non
     await soon(keeping)
 
 
+async def test_a_start_that_hangs_ends_and_the_server_says_why(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow: dict[str, object] = {"hf_overrides": {"slow": True}, "engine_ready_timeout": 1.0}
+    engines, client = await start(ready=False, restart_wait=1.0, **slow)
+    keeping = asyncio.create_task(keep_engines(engines, client))
+    await soon(until(lambda: client.progress.phase == "weights"))
+    await soon(client.died.wait())
+    reason = "it showed no progress of its start for 1 s (--engine-ready-timeout) and was killed"
+    assert client.dead == f"the engine has ended: {reason}"
+    await soon(keeping)
+
+
 def working(client: EngineClient) -> list[int]:
     return [one.number for one in client.replicas if one.works]
 
@@ -84,6 +97,7 @@ async def test_an_only_engine_that_has_served_is_started_again_whatever_ends_it(
         stream = client.submit([3], Sampling(max_tokens=3))  # it waits for the engine
         assert text(await collect(stream)) == reference([3], 3)
         assert ends.exits.pop() == (0, code)
+    assert client.ready is not None and client.ready.start_seconds > 0
     keeping.cancel()
 
 

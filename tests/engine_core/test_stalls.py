@@ -123,6 +123,17 @@ async def test_one_that_has_ended_while_it_worked_is_not_blamed(kept: Kept, told
     assert told == [] and not kept.fake.killed.is_set()
 
 
+async def test_a_start_that_hangs_is_ended(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    watching = asyncio.create_task(
+        watch([kept], lambda one, stalled: None, leaving=lambda: False, start_seconds=0.1)
+    )
+    await asyncio.wait_for(kept.fake.killed.wait(), 60)
+    watching.cancel()
+    reason = "it showed no progress of its start for 0.1 s (--engine-ready-timeout)"
+    assert kept.fake.killed_because == f"{reason} and was killed"
+    assert f"the engine: {reason}; it is killed" in caplog.text
+
+
 async def test_one_that_loads_is_left_alone(kept: Kept, told: list[bool]) -> None:
     await asyncio.sleep(0.2)
     assert told == [] and kept.page.read(0).pid == 0
@@ -136,9 +147,11 @@ NOTHING = Entry(7, IDLE)
 class Script:
     """A process that is looked at every TICK seconds."""
 
-    def __init__(self, entry: Entry, *, stopped: bool = False, leaving: bool = False) -> None:
+    def __init__(
+        self, entry: Entry, *, stopped: bool = False, leaving: bool = False, start_seconds: float = inf
+    ) -> None:
         self.entry, self.stopped, self.leaving = entry, stopped, leaving
-        self.watch = ProgressRules()
+        self.watch = ProgressRules(start_seconds)
         self.look(0.0)
 
     def look(self, elapsed: float = TICK) -> State:
@@ -172,6 +185,14 @@ def test_who_is_stopped_makes_no_progress_whatever_it_does(entry: Entry) -> None
     assert script.until(State.STALLED) == STALL_SECONDS
     script.stopped = False
     assert entry is STEP or script.look() is State.WELL
+
+
+def test_a_start_has_an_end_if_it_does_not_go_on() -> None:
+    script = Script(Entry(0, STARTING), start_seconds=600.0)
+    assert script.until(State.HOPELESS, 599.0) == inf
+    script.entry = Entry(7, STARTING, number=1)
+    assert script.look() is State.WELL
+    assert script.until(State.HOPELESS) == 600.0
 
 
 def test_one_that_loads_may_be_stopped() -> None:

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     pid: int
     state: int
     number: int = 0
-    """The number of the oldest step in flight, or of the event loop's turn."""
+    """The number of the oldest step in flight, of the event loop's turn, or of a sign that it starts."""
     tokens: int = 0
     """The new tokens of that step; 0 if none is in flight."""
     since: float = 0.0
@@ -87,6 +87,10 @@ class ProgressWriter:
         if path and index < MOST_ENTRIES:
             with suppress(OSError):  # its run has ended
                 self._memory = _mapped(path)
+
+    def starting(self, number: int) -> None:
+        """Note that the start goes on; `number` is another one each time."""
+        self._write(STARTING, number)
 
     def idle(self) -> None:
         self._write(IDLE)

@@ -23,6 +23,7 @@ OBEYED = {
     "VLLM_TORCH_PROFILER_DIR": "profiler_config",
     "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "max_media_mb",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "engine_ready_timeout",
     "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_dir",
     "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_repos",
 }
