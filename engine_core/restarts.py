@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -11,10 +13,14 @@ from typing import Protocol
 from engine_core.engine_processes import EngineProcess, EngineProcesses
 from engine_core.stalls import watch
 from worker.child import BROKE, CANNOT_START, LEFT_ALONE, STOPPED, Child, describe_exit
+from worker.host.machine import kills_for_memory
 
 PAUSES = (0.0, 0.5, 2.0, 4.0, 8.0)
 """Seconds before each restart of a process within WINDOW: the first is at once, since a process that has
-worked for long is missed from this moment on. After the last, the process is given up."""
+worked for long is missed from this moment on. After the last, the process is given up, unless it ends for
+want of memory."""
+LONGEST_PAUSE = 60.0
+"""The most seconds before a restart of a process that ends for want of memory: pauses double up to here."""
 WINDOW = 600.0
 """Seconds after which an end does not count any more."""
 
@@ -31,14 +37,22 @@ class RestartBudget:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: list[float] = []
+        self._ends: list[tuple[float, bool]] = []
+        """When each was, and whether memory had run out."""
 
-    def spend(self) -> float | None:
-        """Counts an end; returns the seconds to wait before the restart, or None if there shall be none."""
+    def spend(self, *, by_memory: bool = False) -> float | None:
+        """Counts an end; returns the seconds to wait before the restart, or None if there shall be none.
+
+        `by_memory`: the system has killed the process because memory ran out, which may change. Such ends
+        make pauses longer, but nothing is given up because of them.
+        """
         now = self._clock()
-        self._ends = [end for end in self._ends if now - end < WINDOW]
-        self._ends.append(now)
-        return PAUSES[len(self._ends) - 1] if len(self._ends) <= len(PAUSES) else None
+        self._ends = [(at, memory) for at, memory in self._ends if now - at < WINDOW]
+        self._ends.append((now, by_memory))
+        if sum(not memory for _, memory in self._ends) > len(PAUSES):
+            return None
+        further = len(self._ends) - len(PAUSES)
+        return PAUSES[further - 1] if further <= 0 else min(LONGEST_PAUSE, PAUSES[-1] * 2**further)
 
 
 class Startable(Protocol):
@@ -77,6 +91,7 @@ class Restarter:
         self._on_change = on_change
         self._next_exit = next_exit or (lambda: exit_of(kept.process))
         self._budget = RestartBudget()
+        self._kills = kills_for_memory()
 
     async def keep_running(self) -> tuple[int, str]:
         """Returns the exit code when it is not started again, and why.
@@ -91,14 +106,22 @@ class Restarter:
                 why = self._kept.process.killed_because
                 return code, f"{self._kept.name} has ended: {why}" if why else ""
             how = self._kept.process.killed_because or describe_exit(code)
-            if not await self._restart(how):
+            if by_memory := self._ended_by_memory(code):
+                how = "memory ran out, and the system has killed it or a worker of it"
+            if not await self._restart(how, by_memory=by_memory):
                 times = f"{len(PAUSES) + 1} times in {WINDOW / 60:g} minutes"
                 return code, f"{self._kept.name} ended {times}, at last so: {how}"
 
-    async def _restart(self, how: str) -> bool:
+    def _ended_by_memory(self, code: int) -> bool:
+        """Whether the system has killed processes for want of memory since the last end."""
+        before, self._kills = self._kills, kills_for_memory()
+        ours = self._kept.process.killed_because or code not in (-signal.SIGKILL, BROKE)
+        return self._kills > before and not ours
+
+    async def _restart(self, how: str, *, by_memory: bool) -> bool:
         """Starts the process that has ended so; returns False if it is given up instead."""
         while True:
-            pause = self._budget.spend()
+            pause = self._budget.spend(by_memory=by_memory)
             if pause is None:
                 self._note(runs=False, given_up=True)
                 _log.error("%s has ended: %s; it is given up", self._kept.name, how)
@@ -111,6 +134,7 @@ class Restarter:
             try:
                 self._kept.start()
             except OSError as error:  # there is no memory, or too many processes
+                by_memory = error.errno == errno.ENOMEM
                 how = f"it cannot be started: {error.strerror}"
                 continue
             self._note(runs=True)

@@ -106,6 +106,7 @@ def make_worker_config(config: EngineConfig, model: ModelConfig, folder: Path) -
         conversion=_conversion(config, model, folder),
         pooling=read_pooling(folder, model, config.pooler_config),
         tasks=tuple(config.tasks),
+        whole_prompts=not config.enable_chunked_prefill,
         steps_ahead=config.depth - 1,
         registrations=registrations(),
         balancing=balancing_of(config),

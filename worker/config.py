@@ -133,6 +133,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingConfig = PoolingConfig()
     tasks: tuple[str, ...] = ()
     """Tasks to offer, of all that the model can do; empty: everything."""
+    whole_prompts: bool = False
+    """Whether each step must have room for a whole prompt, because none is read in pieces."""
     steps_ahead: int = 1
     """Steps that may be planned beyond the one that runs; sizes the staging buffers."""
     place: Place = Place()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,14 +13,20 @@ from models.ops.context_ops import CHUNK
 from models.vision.model import find_tower
 from worker.config import WorkerConfig
 from worker.devices.base import GIB, CacheBudget, Defaults, Device
+from worker.host.machine import times_killed
 from worker.media import row_bytes
 from worker.options import WorkerOptions
+
+logger = logging.getLogger(__name__)
 
 _MOST_EMBEDDINGS = 1 << 14
 _KEPT_PART, _MOST_KEPT = 8, 4 * GIB
 """By default embeddings are kept in this part of the memory for caches, and in so many bytes at most."""
 _NO_LIMIT = 1 << 30
 """The number of embeddings that a rank could keep to which none come."""
+_TOKENS_BY_KILL = 4
+"""The divisor of a step's tokens for each worker that was killed because memory ran out: half as many would
+often change nothing, since steps on a CPU rarely have as many as they may."""
 _LEAST_ROWS = 64
 """The least that a step has room for of rows that sample."""
 
@@ -34,6 +41,8 @@ class WorkerLimits:
     """The embeddings of media that are kept beside `most_embeddings`, once the memory for them is known."""
     context_ranks: int = 1
     """The ranks over which blocks are cut by tokens."""
+    kills: int = 0
+    """How many workers in this one's place were killed because memory ran out: it takes less for each."""
 
     @property
     def held_positions(self) -> int:
@@ -132,6 +141,28 @@ def fit_whole_sequences(limits: WorkerLimits, config: WorkerConfig) -> WorkerLim
             "lower the second"
         )
     return replace(limits, max_num_batched_tokens=limits.max_model_len)
+
+
+def take_less(
+    limits: WorkerLimits, config: WorkerConfig, minimum: Callable[[int], int], *, whole: bool
+) -> WorkerLimits:
+    """Smaller sizes for a worker in whose place others were killed because memory ran out; all ranks agree.
+
+    Steps have fewer tokens, but room for one of every sequence, and for a prompt if prompts are read `whole`.
+    """
+    kills = -minimum(-times_killed(config.run_folder, config.place.name))
+    most = limits.max_num_batched_tokens
+    least = max(limits.max_num_seqs, _LEAST_ROWS)
+    if whole or config.whole_prompts:
+        least = limits.max_model_len
+    tokens = max(most // _TOKENS_BY_KILL**kills, min(most, least))
+    if kills and config.place.rank == 0:
+        logger.warning(
+            "workers killed before this one because memory ran out: %d; it takes less: %d tokens in a step, "
+            "not %d, and log-probabilities of prompts in smaller pieces",
+            *(kills, tokens, most),
+        )
+    return replace(limits, max_num_batched_tokens=tokens, kills=kills)
 
 
 def keep_media(

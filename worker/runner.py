@@ -38,7 +38,7 @@ from worker.devices.selection import choose_dtypes, dtype_name, open_device
 from worker.disk.opening import open_store
 from worker.experts.balancer import Balancer
 from worker.host.memory import release_after_loading
-from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits
+from worker.limits import WorkerLimits, agree, fit_whole_sequences, keep_media, resolve_limits, take_less
 from worker.loading import (
     find_mixtures,
     hold_adapters,
@@ -109,8 +109,9 @@ class Runner:
         self._digests = find_digests(config, self._device, self._dtype, limits.max_model_len)
         release_after_loading(Path(config.folder))
         report("cache", 0.0)
-        if not self._model.causal or sees_prompts(find_tower(self._model)):
+        if reads_whole := not self._model.causal or sees_prompts(find_tower(self._model)):
             limits = fit_whole_sequences(limits, config)
+        limits = take_less(limits, config, self._groups.minimum, whole=reads_whole)
         tasks = offered_tasks(config, self._model)
         self._layout = self._lay_out_cache(limits, tasks)
         limits = self._keep_media(limits, tasks)
@@ -238,6 +239,7 @@ class Runner:
             self._model,
             self._slots,
             vocab_size=self._config.model.vocab_size,
+            kills=limits.kills,
             scan=self._device.scan,
             draw=self._device.draw,
             stage=self._stage,

@@ -275,7 +275,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     last start took without downloads, but at least 10."""
     exit_on_failure: Annotated[bool, Doc(LOGS)] = False
     """Exit with code 1 when a process broke too often to be started again. Without it the server stays, and
-    answers 503 with the reason."""
+    answers 503 with the reason. One that the system kills for want of memory is always started again."""
 
     log: LogOptions = LogOptions()
 

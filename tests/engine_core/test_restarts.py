@@ -12,7 +12,7 @@ from started_engines import soon, until
 from engine_core import restarts
 from engine_core.config import Replicas
 from engine_core.engine_processes import EngineProcesses
-from engine_core.restarts import PAUSES, WINDOW, RestartBudget, Restarter
+from engine_core.restarts import LONGEST_PAUSE, PAUSES, WINDOW, RestartBudget, Restarter
 from engine_core.run_folder import RunFolder
 from worker.child import BROKE, CANNOT_START, STOPPED, describe_exit
 
@@ -46,6 +46,17 @@ def test_an_end_is_forgotten_after_ten_minutes() -> None:
     assert budget.spend() == PAUSES[1]
     clock.now += WINDOW / 2
     assert budget.spend() == PAUSES[1], "the older of the two does not count any more"
+
+
+def test_ends_for_want_of_memory_cost_pauses_and_give_nothing_up() -> None:
+    clock = Clock()
+    budget = RestartBudget(clock)
+    pauses: list[float | None] = []
+    for _ in range(9):
+        pauses.append(budget.spend(by_memory=True))
+        clock.now += 1
+    assert pauses == [0.0, 0.5, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert [budget.spend() for _ in range(6)] == [LONGEST_PAUSE] * 5 + [None], "others count alone"
 
 
 class FakeProcess:
@@ -126,6 +137,26 @@ async def test_a_process_is_started_again_until_its_budget_is_spent(kept: FakeKe
     assert codes == [-9, -9, -9, BROKE]
     running, paused, over = (True, False), (False, False), (False, True)
     assert states == [running, paused, running, paused, running, over], "the first restart was at once"
+
+
+async def test_one_that_the_system_kills_for_want_of_memory_is_never_given_up(
+    kept: FakeKept, keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kills = 3
+    monkeypatch.setattr(restarts, "kills_for_memory", lambda: kills)
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE", 0.01)
+    made, keeping = keep()
+    for count in range(1, 9):
+        kills += 1
+        kept.process.end((-9, BROKE)[count % 2])
+        await soon(until(lambda count=count: len(kept.started) == count + 1))
+    assert not made.given_up and "memory ran out, and the system has killed it" in caplog.text
+    for _ in range(4):  # of another cause: nobody was killed for memory
+        await soon(until(lambda: made.runs))
+        kept.process.end(-9)
+        before = len(kept.started)
+        await soon(until(lambda before=before: len(kept.started) > before or keeping.done()))
+    assert made.given_up
 
 
 async def test_one_that_would_end_again_is_not_started(kept: FakeKept, keep: Keep) -> None:

@@ -12,7 +12,7 @@ from models.pooling.config import PoolingConfig
 from models.pooling.text_files import TextFacts
 from models.quantization.config import MADE_ON_LOADING, METHODS
 from worker.devices.cpu import Cpu
-from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits
+from worker.limits import WorkerLimits, fit_whole_sequences, resolve_limits, take_less
 from worker.options import Doc, WorkerOptions
 
 
@@ -48,6 +48,36 @@ def test_a_step_holds_a_token_of_every_sequence(given: dict[str, int], seqs: int
 def test_sizes_that_cannot_be(given: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_limits(worker_config(**given), Cpu(1))
+
+
+@pytest.mark.parametrize(
+    ("kills", "given", "whole", "tokens"),
+    [
+        (0, {}, False, 2048),
+        (1, {}, False, 512),
+        (3, {}, False, 128),
+        (3, {"max_num_seqs": 2}, False, 64),
+        (3, {"max_num_batched_tokens": 20}, False, 20),
+        (1, {"max_num_seqs": 2, "max_model_len": 300}, True, 512),
+        (3, {"max_num_seqs": 2, "max_model_len": 300}, True, 300),
+    ],
+)
+def test_a_worker_in_the_place_of_killed_ones_takes_less(
+    kills: int,
+    given: dict[str, int],
+    whole: bool,
+    tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other rank had twice as many kills as this one says: all take the same."""
+    monkeypatch.setattr("worker.limits.times_killed", lambda folder, name: kills // 2)
+    config = worker_config(**given)
+    found = take_less(resolve_limits(config, Cpu(1)), config, lambda own: min(own, -kills), whole=whole)
+    assert (found.max_num_batched_tokens, found.kills) == (tokens, kills)
+    assert (f"memory ran out: {kills}; it takes less: {tokens} tokens in a step" in caplog.text) == bool(
+        kills
+    )
 
 
 def test_a_model_that_pools_has_other_sizes() -> None:

@@ -21,7 +21,6 @@ from worker.config import WorkerConfig
 from worker.devices.base import CacheBudget, Device
 from worker.disk.host_copies import MOST_STAGED
 from worker.disk.opening import uses_host_memory
-from worker.host.machine import times_killed
 from worker.limits import WorkerLimits
 from worker.media import media_bytes, row_bytes
 from worker.pooling import HiddenStore
@@ -61,7 +60,7 @@ def make_cache(
         layout.block_bytes + beside,
         budget,
         minimum,
-        times_killed(config.run_folder, place.name),
+        limits.kills,
         layout.windows,
     )
     if place.rank == 0 and (line := describe_small_cache(model.attention_layers(), layout.dtype)):

@@ -58,17 +58,23 @@ def told_logprobs(logits: Tensor, ids: tuple[int, ...]) -> Tensor:
     return logits.log_softmax(-1)[:, list(ids)].contiguous().view(torch.int32)
 
 
+def rows_at_once(vocab_size: int, kills: int) -> int:
+    """The tokens of a prompt whose log-probabilities are computed at once, if so many workers were killed
+    because memory ran out: an eighth as many for each."""
+    return max(1, slice_rows(vocab_size) >> 3 * kills)
+
+
 def prompt_logprob_table(
     plan: PromptLogprobPlan,
     tokens: Tensor,
     logits_of: Callable[[slice], Tensor],
-    vocab_size: int,
+    size: int,
 ) -> Tensor:
-    """The table of a prompt, made in slices: all its logits would not fit. `tokens`: those of all slots.
+    """The table of a prompt, made of slices of `size` rows: all its logits would not fit. `tokens`: those of
+    all slots.
 
     `logits_of` computes the logits of so many tokens of the step.
     """
-    size = slice_rows(vocab_size)
     after = tokens[plan.slot, plan.tokens].long().split(size)
     starts = range(plan.hidden.start, plan.hidden.stop, size)
     rows = [slice(start, min(start + size, plan.hidden.stop)) for start in starts]

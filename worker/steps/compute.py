@@ -21,7 +21,7 @@ from worker.pooling import HiddenStore
 from worker.ranks.half_steps import HalfStepGroup, cut_step
 from worker.ranks.pipeline_stage import Stage
 from worker.sampling.grouped_logits import Scan
-from worker.sampling.logprobs import prompt_logprob_table
+from worker.sampling.logprobs import prompt_logprob_table, rows_at_once
 from worker.sampling.sampler import SampledTokens, SampleTargets, sample
 from worker.sampling.top_k_top_p import Draw
 from worker.steps.batch import Batch
@@ -100,6 +100,8 @@ class Compute:
     stage: Stage | None
     generates: bool
     """Whether there are steps that sample."""
+    kills: int = 0
+    """Those of `WorkerLimits`."""
     hidden_store: HiddenStore | None = None
     """Where all last hidden states are stored, if some task reads those of earlier steps."""
     replicas: HalfStepGroup | None = None
@@ -174,9 +176,9 @@ class Compute:
         def logits_of(rows: slice) -> Tensor:
             return self.logits(hidden, rows, adapters)
 
+        size = rows_at_once(self.vocab_size, self.kills)
         return [
-            prompt_logprob_table(plan, self.slots.tokens, logits_of, self.vocab_size)
-            for plan in batch.prompt_logprobs
+            prompt_logprob_table(plan, self.slots.tokens, logits_of, size) for plan in batch.prompt_logprobs
         ]
 
     def prepare(self) -> bool:
