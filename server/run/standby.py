@@ -21,9 +21,9 @@ MAX_HEAD = 64 << 10
 """Bytes of a request that are read before it is answered, whether or not they are the whole head."""
 HEAD_SECONDS = 5.0
 """Seconds after which a request is answered whose head is not complete."""
-LINGER_SECONDS = 1.0
-"""Seconds for which the rest of a request is read and dropped after the answer. A connection that is closed
-before all is read would be reset, and the client might never see the answer."""
+LINGER_SECONDS, MOST_LINGER_SECONDS = 1.0, 30.0
+"""Seconds without a byte, and in all, for which the rest of a request is read and dropped after the answer. A
+connection that is closed before all is read would be reset, and the client might never see the answer."""
 MAX_VISITORS = 1000
 """Connections at the same time. Further ones are answered before they are read."""
 RETRY_SECONDS = 5
@@ -150,6 +150,7 @@ class _Visitor(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answered:
+            self._linger()
             return
         self._head += data[: MAX_HEAD - len(self._head)]
         if b"\r\n\r\n" in self._head or len(self._head) >= MAX_HEAD:
@@ -162,8 +163,15 @@ class _Visitor(asyncio.Protocol):
         self._transport.write(self._standby.answer_to(bytes(self._head)))
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        self._until = asyncio.get_running_loop().time() + MOST_LINGER_SECONDS
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close the connection when nothing has come for a while."""
+        loop = asyncio.get_running_loop()
         self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
+        at = min(self._until, loop.time() + LINGER_SECONDS)
+        self._timer = loop.call_at(at, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

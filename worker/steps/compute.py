@@ -101,7 +101,7 @@ class Compute:
     generates: bool
     """Whether there are steps that sample."""
     kills: int = 0
-    """Those of `WorkerLimits`."""
+    """How many workers were killed in this one's place because memory ran out."""
     hidden_store: HiddenStore | None = None
     """Where all last hidden states are stored, if some task reads those of earlier steps."""
     replicas: HalfStepGroup | None = None

@@ -129,6 +129,37 @@ async def test_a_large_body_does_not_cost_the_client_its_answer(
     writer.close()
 
 
+async def test_a_slow_body_is_read_as_long_as_it_comes(
+    listener: socket.socket, open_standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "LINGER_SECONDS", 0.2)
+    reader, writer = await connect(listener)
+    writer.write(b"POST / HTTP/1.1\r\nContent-Length: 20\r\n\r\n")
+    for _ in range(20):
+        await asyncio.sleep(0.03)
+        writer.write(b"x")
+        await writer.drain()
+    async with asyncio.timeout(60):
+        assert parsed(await reader.read())[0] == 503
+    writer.close()
+
+
+async def test_a_body_without_end_is_read_for_a_while(
+    listener: socket.socket, open_standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(standby, "MOST_LINGER_SECONDS", 0.05)
+    reader, writer = await connect(listener)
+    writer.write(b"POST / HTTP/1.1\r\nContent-Length: 9000\r\n\r\n")
+    assert await reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(30):
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+
 async def test_too_many_are_answered_before_they_ask(
     listener: socket.socket, open_standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
