@@ -152,9 +152,8 @@ def take_less(
     """
     kills = -minimum(-times_killed(config.run_folder, config.place.name))
     most = limits.max_num_batched_tokens
-    least = max(limits.max_num_seqs, _LEAST_ROWS)
-    if whole or config.whole_prompts:
-        least = limits.max_model_len
+    prompt = limits.max_model_len if whole or config.whole_prompts else 0
+    least = max(limits.max_num_seqs, _LEAST_ROWS, prompt)
     tokens = max(most // _TOKENS_BY_KILL**kills, min(most, least))
     if kills and config.place.rank == 0:
         logger.warning(

@@ -60,6 +60,7 @@ def test_sizes_that_cannot_be(given: dict[str, int], message: str) -> None:
         (3, {"max_num_batched_tokens": 20}, False, 20),
         (1, {"max_num_seqs": 2, "max_model_len": 300}, True, 512),
         (3, {"max_num_seqs": 2, "max_model_len": 300}, True, 300),
+        (3, {"max_model_len": 100}, True, 128),
     ],
 )
 def test_a_worker_in_the_place_of_killed_ones_takes_less(
