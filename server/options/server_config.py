@@ -82,6 +82,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """No line for each HTTP request."""
     disable_access_log_for_endpoints: Annotated[str, Doc(LOGS)] = ""
     """Paths whose requests have no such line, divided by commas: /health,/metrics."""
+    debug_event_loop: Annotated[bool, Doc(LOGS)] = False
+    """Name in the log, by its stack, all that holds up an API process's event loop for more than 50 ms."""
     uvicorn_log_level: Annotated[str, Doc(LOGS, ("critical", "error", "warning", "info", "debug"))] = "info"
     """What to log."""
     log_format: Annotated[str, Doc(LOGS, ("text", "json"))] = "text"

@@ -69,6 +69,7 @@ class ApiServer:
             ProgressWriter(process.progress_page),
             self._frontend.metrics.loop_lag.observe,
             lambda: self._frontend.live > 0,
+            closely=config.log.debug_event_loop,
         )
         self._served = asyncio.Event()
         self._stop = asyncio.Event()

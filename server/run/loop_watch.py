@@ -22,15 +22,27 @@ LAG_SECONDS = 0.2
 """Seconds behind its time after which what the loop does is logged."""
 WARNING_SECONDS = 10.0
 """Seconds between two warnings: one tells as much as many."""
+CLOSE_TURN_SECONDS, CLOSE_LAG_SECONDS = 0.01, 0.05
+"""The same two of a loop that is watched closely, whose every delay has a warning."""
 
 _log = logging.getLogger(__name__)
 
 
 class LoopWatch:
     def __init__(
-        self, writer: ProgressWriter, observe_lag: Callable[[float], None], is_busy: Callable[[], bool]
+        self,
+        writer: ProgressWriter,
+        observe_lag: Callable[[float], None],
+        is_busy: Callable[[], bool],
+        *,
+        closely: bool = False,
     ) -> None:
-        """Call this in the event loop that is watched; `start` begins. `is_busy`: whether requests run."""
+        """Call this in the event loop that is watched; `start` begins. `is_busy`: whether requests run.
+
+        With `closely` each callback is named by its stack that takes more than CLOSE_LAG_SECONDS.
+        """
+        self._closely = closely
+        self._lag = CLOSE_LAG_SECONDS if closely else LAG_SECONDS
         self._writer = writer
         self._observe_lag = observe_lag
         self._is_busy = is_busy
@@ -58,6 +70,7 @@ class LoopWatch:
         self._observe_lag(max(0.0, now - due))
         self._writer.working(number + 1, 0, now, 0.0)
         seconds = BUSY_SECONDS if self._is_busy() else IDLE_SECONDS
+        seconds = CLOSE_TURN_SECONDS if self._closely else seconds
         self._turn = number + 1, now + seconds
         self._timer = self._loop.call_later(seconds, self._take_turn)
 
@@ -65,11 +78,12 @@ class LoopWatch:
         """Look, in a thread, for a turn that is late. A thread that is late itself can tell nothing."""
         while True:
             turn = self._turn
-            until = max(turn[1], time.monotonic()) + LAG_SECONDS
+            until = max(turn[1], time.monotonic()) + self._lag
             if self._stopped.wait(until - time.monotonic()):
                 return
             now = time.monotonic()
-            if self._turn is turn and now < until + LAG_SECONDS and now >= self._warned + WARNING_SECONDS:
+            is_due = self._closely or now >= self._warned + WARNING_SECONDS
+            if self._turn is turn and now < until + self._lag and is_due:
                 self._warned = now
                 self._warn(now - turn[1])
 
@@ -77,4 +91,4 @@ class LoopWatch:
         # A name for all frames would make a circle of them and this one, with all that they hold.
         frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        _log.warning("the event loop is behind by %.1f s; it is here:\n%s", behind, stack.rstrip())
+        _log.warning("the event loop is behind by %.2f s; it is here:\n%s", behind, stack.rstrip())

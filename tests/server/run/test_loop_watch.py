@@ -21,12 +21,12 @@ pytestmark = pytest.mark.slow(2)
 class Watched:
     """A watch over the running loop, and what it has measured."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, closely: bool = False) -> None:
         self.page = ProgressPage(folder / "api-0.progress")
         self.lags: list[float] = []
         self.busy = True
         writer = ProgressWriter(str(self.page.path))
-        self.watch = LoopWatch(writer, self.lags.append, lambda: self.busy)
+        self.watch = LoopWatch(writer, self.lags.append, lambda: self.busy, closely=closely)
 
     async def turns(self, count: int) -> None:
         seen = len(self.lags)
@@ -96,6 +96,18 @@ async def test_one_warning_stands_for_many(
         await held_up(watched, 1, lambda: False)
     watched.watch.stop()
     assert len(caplog.records) == 1
+
+
+async def test_each_callback_above_fifty_milliseconds_is_named_if_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(tmp_path, closely=True)
+    with caplog.at_level(logging.WARNING):
+        watched.watch.start()
+        for count in (1, 2):
+            await held_up(watched, 20, lambda: len(caplog.records) >= count)  # noqa: B023
+    watched.watch.stop()
+    assert all("held_up" in record.getMessage() for record in caplog.records[:2])
 
 
 async def test_a_warning_keeps_nothing_of_what_was_running(tmp_path: Path) -> None:
