@@ -130,9 +130,6 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | None = None
-    embedding: msgspec.Raw | UnsetType = UNSET
-    embedding_space: str | UnsetType = UNSET
-    score: float | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):

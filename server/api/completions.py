@@ -137,9 +137,6 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
-    embedding: msgspec.Raw | UnsetType = UNSET
-    embedding_space: str | UnsetType = UNSET
-    score: float | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -128,14 +128,14 @@ Timeout = Annotated[
     ),
 ]
 
-Include = Annotated[list[Literal["timing", "embedding", "score"]], FIRST_ERROR, BeforeValidator(_or_empty)]
+Include = Annotated[list[Literal["timing"]], FIRST_ERROR, BeforeValidator(_or_empty)]
 """The parts of an answer that a request may ask for."""
 INCLUDE: Any = Field(
     default_factory=list,
     json_schema_extra={"default": []},
     description="Parts of the answer that come on request. timing: `usage.timing`, in a stream with its last "
     "chunk; of several choices or texts, queue, prefill and decode are the times of the one that ended last, "
-    "and compute and steps are sums. embedding and score, of chats and completions: the answer's, by choice.",
+    "and compute and steps are sums.",
 )
 
 
@@ -336,9 +336,6 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     """What a chunk of a stream tells of one choice."""
 
     index: int
-    embedding: msgspec.Raw | UnsetType = UNSET
-    embedding_space: str | UnsetType = UNSET
-    score: float | UnsetType = UNSET
 
     @property
     def is_empty(self) -> bool:

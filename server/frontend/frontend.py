@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,7 +24,6 @@ from server.access.client_identity import ANYONE, Caller, of_later_texts
 from server.access.keyring import Access
 from server.errors import NoEngine, NotFound, Unavailable, from_engine
 from server.frontend.inputs import open_inputs
-from server.frontend.kept_vectors import OnAnswer, open_kept_vectors
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS, CheckedPrompt, Choice, Delta, TextOutput
 from server.grammar_checks.grammar_checker import ModelGrammars
@@ -79,7 +77,6 @@ class Frontend:
         """What reads media; None if the model takes only texts."""
         self.transcriber: Transcriber | None = None
         """What reads recordings, if the model transcribes them."""
-        self.kept_vectors = open_kept_vectors(config, metrics)
         self.adapters: Any = None  # ServedAdapters, if requests may name some
         self.grammars = ModelGrammars(self, client, config)
         self._draining: Status | None = None
@@ -255,10 +252,7 @@ class Frontend:
             _log.info("request %s: %d texts to pool, %s", request_id, len(items), items[0].params)
         work = own.begin_work(sum([item.length for item in items]))
         try:
-            compute = partial(self._pool_all, own, replica, media_items)
-            if self.kept_vectors is None:
-                return await compute(items, options)
-            return await self.kept_vectors.pool(items, self.facts.ready.worker, options, compute)
+            return await self._pool_all(own, replica, media_items, items, options)
         finally:
             work.end()
             if admission is None:
@@ -271,7 +265,6 @@ class Frontend:
         media: Mapping[bytes, MediaItem],
         items: Sequence[Item],
         options: AddOptions,
-        on_answer: OnAnswer | None = None,
     ) -> list[Pooled]:
         answers: list[Pooled] = []
         window = self.places_for(len(items), admission.caller)
@@ -289,8 +282,6 @@ class Frontend:
                     admission.streams.update(stream.id for stream in streams)
                 stream, since = waiting[0]
                 answer = await self._pooled(stream, items[len(answers)].length, since, admission)
-                if on_answer is not None:
-                    on_answer(len(answers), answer)
                 answers.append(sent_later(answer, since - began) if since > began else answer)
                 waiting.popleft()
                 admission.streams.discard(stream.id)

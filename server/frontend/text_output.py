@@ -19,7 +19,7 @@ from server.requests.sampling import SamplingParams
 from server.source_facts import SourceFacts
 from server.text.detokenizer import MarkedText, StopStrings
 from server.text.tokenizer import TokenIds, Tokenizer, count_ids, unpack
-from worker.protocol import Sampling, TokenLogprobs, Vectors
+from worker.protocol import Sampling, TokenLogprobs
 
 ALL_TOKENS = 1 << 30
 """The interval of an answer that is shown once, as a whole: more tokens than any answer has."""
@@ -48,8 +48,6 @@ class Delta(msgspec.Struct, gc=False):
     """Set in the last delta."""
     guesses: GuessReport | None = None
     """Set in the last delta, if asked for: what became of guesses."""
-    pooled: dict[str, Vectors] = {}
-    """Set in the last delta, if asked for: what was pooled of the whole answer, by its name."""
     expected: float | None = None
     """Set in the first delta: the seconds in which the engine expected the first token, if it said so."""
 

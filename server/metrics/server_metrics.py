@@ -110,7 +110,6 @@ class Metrics:
     _media: MediaMetrics | None = None
     _speech: SpeechMetrics | None = None
     _of_adapter: AdapterCounters | None = None
-    _vectors: tuple[Counter | PlainCounter, Counter | PlainCounter] | None = None
 
     def __init__(self, model_name: str, shared: Path | None = None, engine: int = 0) -> None:
         """`shared`: where several API servers share their metrics, if they do; `engine`: the first number."""
@@ -245,16 +244,6 @@ class Metrics:
                 factor.labels(self._model),
             )
         return self._speech
-
-    def of_kept_vectors(self) -> tuple[Counter | PlainCounter, Counter | PlainCounter]:
-        """The counters of texts looked up among kept vectors, and of those that needed no engine."""
-        self._vectors = self._vectors or (
-            self._counter("facet:vector_cache_queries", "Texts looked up among kept vectors."),
-            self._counter(
-                "facet:vector_cache_hits", "Texts whose vectors were kept, or computed for others."
-            ),
-        )
-        return self._vectors
 
     def _count_media(self) -> MediaMetrics:
         name = "facet:media_seconds"

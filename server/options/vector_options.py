@@ -1,4 +1,4 @@
-"""Options of vectors: how texts are read for them, the space they are from, and which are kept."""
+"""Options of vectors: how texts are read for them, and the space they are from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,3 @@ class VectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     space_name: Annotated[str | None, Doc(MODEL)] = None
     """Your name for the space of the model's vectors, in place of digests of its weights and tokenizer; with
     NAME=DIGEST the server starts only if these are still the ones of that digest (docs/spaces.md)."""
-    vector_cache_gib: Annotated[float | None, Doc(MODEL, least=0.001)] = None
-    """GiB of vectors, labels and scores of texts that are kept and given again, in all API processes together
-    (docs/vectors.md). Default: none."""
-
-    @property
-    def cache_bytes(self) -> int:
-        return int((self.vector_cache_gib or 0) * (1 << 30))

@@ -198,11 +198,9 @@ async def is_sleeping(request: Request) -> JSONResponse:
 
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> JSONResponse:
-    """Have all replicas forget what they keep of prompts that begin alike, and this process its vectors."""
+    """Have all replicas forget what they keep of prompts that begin alike."""
     for frontend in frontends_of(request):
         frontend.orders.reset_prefix_cache()
-        if frontend.kept_vectors is not None:
-            frontend.kept_vectors.clear()
     return JSONResponse({"success": True})
 
 

@@ -139,9 +139,6 @@ class _ChatChoiceWriter:
             logprobs=ChatLogprobs(logprobs) if body.logprobs else None,
             finish_reason=last.finish_reason,
             stop_reason=None if isinstance(last.stop_reason, UnsetType) else last.stop_reason,
-            embedding=last.embedding,
-            embedding_space=last.embedding_space,
-            score=last.score,
             token_ids=ids if body.return_token_ids else None,
         )
 

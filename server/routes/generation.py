@@ -12,12 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from engine_core.client.in_flight import AddOptions
 from server.access.admission import Admission
-from server.access.client_identity import require_right
-from server.access.key_file import Right
 from server.api.logprobs import TokenNames
 from server.api.shared_fields import ChunkChoice, GenerationBody, StreamOptions, Usage
 from server.errors import BadRequest
-from server.frontend.answer_vectors import add_parts, pool_answer, pooled_parts
 from server.frontend.frontend import Delta
 from server.frontend.merged_generators import merged
 from server.frontend.text_output import ALL_TOKENS
@@ -30,11 +27,9 @@ from server.reading.prompts import Prompt
 from server.requests.guess_reports import AnswerMetrics, report_guesses
 from server.requests.sampling import SamplingParams
 from server.routes.request_context import EngineCall, admit, frontend_of
-from worker.protocol import Pooling, Sampling
+from worker.protocol import Sampling
 
 _NO_OPTIONS = StreamOptions()
-_RIGHTS: dict[str, Right] = {"embedding": "embed", "score": "score"}
-"""The rights to what may be pooled of an answer."""
 
 
 def admit_answers(request: Request, prompts: int, n: int) -> Admission:
@@ -97,25 +92,14 @@ class GenerationCall(EngineCall):
             self._options["reports_guesses"] = True
         if len(prompts) > 1:
             self._options["group"] = self.frontend.new_group()
-        self.wanted = self._pooled_parts(request, body.terms.include)
         # Checks the sampling parameters, so n is valid from here on.
         self._streams = self._generate_all()
         self.choices = self.running = len(prompts) * sampling.n
         """Number of choices whose last delta is still to come."""
-        self._output, self._cached, self._pooled = [0] * self.choices, [0] * len(prompts), [0] * self.choices
-        self._output_ids: list[list[int]] = [[] for _ in range(self.choices)] if self.wanted else []
+        self._output, self._cached = [0] * self.choices, [0] * len(prompts)
         self.reasoning: dict[int, int] | None = None
         """The tokens of reasoning of each choice so far, if answers are read for it."""
         request.scope["work"] = self  # for traces
-
-    def _pooled_parts(self, request: Request, include: Sequence[str]) -> dict[str, Pooling]:
-        """How the parts of the answer are pooled that are asked for."""
-        wanted = pooled_parts(include, self.prompts, self.facts)
-        for name in wanted:
-            require_right(request, _RIGHTS[name])
-        if wanted and not self._counts_output:
-            raise BadRequest("There is no answer here whose vector could be told.", "include")
-        return wanted
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.sampling.n]
@@ -126,30 +110,11 @@ class GenerationCall(EngineCall):
         if len(self._streams) == 1:
             async with aclosing(self._streams[0]) as stream:
                 async for delta in stream:
-                    choice = self._count(0, delta)
-                    if self.wanted:
-                        await self._pool(0, choice, delta)
-                    yield choice, delta
+                    yield self._count(0, delta), delta
         else:
             async with aclosing(merged(self._streams)) as streams:
                 async for prompt, delta in streams:
-                    choice = self._count(prompt, delta)
-                    if self.wanted:
-                        await self._pool(prompt, choice, delta)
-                    yield choice, delta
-
-    async def _pool(self, prompt: int, choice: int, delta: Delta) -> None:
-        """Adds what is pooled of a whole answer to its last delta; both texts are read again for it."""
-        ids = self._output_ids[choice]
-        ids += delta.token_ids
-        if delta.finish_reason in ("stop", "length"):
-            found = await pool_answer(
-                *(self.frontend, self.prompts[prompt], ids, self.wanted, self._admission),
-                *(self._options, self._replica, self._scope.get(ITEMS, {})),
-            )
-            delta.pooled = {name: one.vectors for name, one in found.items()}
-            self._pooled[choice] = len(found) * (self.prompts[prompt].length + len(ids))
-            self._cached[prompt] += sum(one.cached for one in found.values())
+                    yield self._count(prompt, delta), delta
 
     def _count(self, prompt: int, delta: Delta) -> int:
         """Counts the delta's tokens, notes its times, and returns the index of its choice."""
@@ -228,7 +193,7 @@ class GenerationCall(EngineCall):
     @property
     def counts(self) -> TokenCounts:
         """The tokens of all prompts and choices so far."""
-        prompt = sum(prompt.length for prompt in self.prompts) + sum(self._pooled)
+        prompt = sum(prompt.length for prompt in self.prompts)
         return TokenCounts(prompt, sum(self._cached), sum(self._output))
 
     def describe(self) -> Attributes:
@@ -255,7 +220,7 @@ class GenerationCall(EngineCall):
         reasoning = None if self.reasoning is None else self.reasoning.get(choice, 0)
         asked, output, cached = self.prompts[prompt], self._output[choice], self._cached[prompt]
         media = _media_tokens(asked) if asked.media else 0
-        return self._usage(asked.length + self._pooled[choice], output, cached, reasoning, media)
+        return self._usage(asked.length, output, cached, reasoning, media)
 
     def usage_in_chunk(self, choice: int) -> Usage | UnsetType:
         """The usage in a chunk with a delta of this choice, which has been counted.
@@ -298,9 +263,7 @@ async def whole_choices(call: GenerationCall, writers: Sequence[ChoiceWriter[C, 
     chunks: list[list[C]] = [[] for _ in writers]
     async with aclosing(call.deltas()) as deltas:
         async for index, delta in deltas:
-            chunks[index].append(chunk := writers[index].chunk(delta))
-            if delta.pooled:
-                add_parts(chunk, delta.pooled, call.wanted, call.facts)
+            chunks[index].append(writers[index].chunk(delta))
     return [writer.join(parts) for writer, parts in zip(writers, chunks, strict=True)]
 
 
@@ -318,8 +281,6 @@ async def chunk_events(
                 yield b""
                 continue
             chunk = writers[index].chunk(delta)
-            if delta.pooled:
-                add_parts(chunk, delta.pooled, call.wanted, call.facts)
             usage = call.usage_in_chunk(index)
             says_nothing = chunk.is_empty and isinstance(usage, UnsetType)
             data, opening = opening + (b"" if says_nothing else chunks.event(chunk, usage)), b""

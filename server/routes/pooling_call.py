@@ -19,7 +19,7 @@ from server.access.client_identity import caller_of, require_right
 from server.access.key_file import Right
 from server.api.pooling_bodies import PooledList
 from server.api.shared_fields import Usage
-from server.errors import ApiError, BadRequest
+from server.errors import ApiError
 from server.http.endpoint import ITEMS, SPACE
 from server.http.middleware import Attributes
 from server.http.sse import encode
@@ -103,8 +103,6 @@ class PoolingCall(EngineCall):
         self._truncation = body.truncation(frontend.facts)
         frontend.check_model(terms.model)
         super().__init__(request, terms, prefix)
-        if found := {"embedding", "score"}.intersection(terms.include):
-            raise BadRequest(f"`include` has {min(found)!r} for answers of chats and completions.", "include")
         self.tokens = self._media = 0
         self.request = request
         self._group = frontend.new_group()

@@ -88,15 +88,6 @@ def test_options_do_something(demo: LiveServer):
     assert whole(demo, "x", temperature=1, seed=1, n=4) != whole(demo, "x", temperature=1, seed=2, n=4)
 
 
-def test_the_vector_of_an_answer_is_that_of_its_tokens(demo: LiveServer):
-    [choice] = whole(
-        demo, "Once upon a time", max_tokens=20, return_token_ids=True, include=["embedding"], temperature=0
-    )
-    ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
-    alone = demo.post("/v1/embeddings", {"input": [ids]}).json()
-    assert choice["embedding"] == alone["data"][0]["embedding"]
-
-
 def crowd(server: LiveServer, prompts: list[str], **options: object) -> list[str]:
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda p: whole(server, p, **options)[0]["text"], prompts))

@@ -37,7 +37,6 @@ def busy_metrics() -> Metrics:
     record.finish("stop", Timing(0.1, 0.1, 0.1, preemptions=0))
     metrics.key_counters("someone")
     metrics.of_adapter("a").finished("stop")
-    metrics.of_kept_vectors()
     media = metrics.of_media()
     media.refuse("size")
     with media.timed("read"):
