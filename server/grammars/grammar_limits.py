@@ -17,7 +17,7 @@ MOST_CHOICES = 1024
 REPEATING = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 """The keywords of JSON Schema that count."""
 
-_REPEAT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
+_REPEAT = re.compile(r"\{\s*+(\d*+)\s*+(?:,\s*+(\d*+)\s*+)?+\}|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
 """A counted repeat of a regular expression or of EBNF, or one of Lark."""
 
 

@@ -15,13 +15,14 @@ const MARKS = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "~~
 export function inline(text, depth = 0) {
   if (depth > DEEPEST) return [text];
   const made = [], missing = new Set();  // closing marks that do not come any more: each is sought once
-  let from = 0, at = 0;
+  let from = 0, at = 0, closing = null;
+  const closes = (open) => (closing ??= closingBrackets(text)).get(open);
   while (at < text.length) {
     SPECIAL.lastIndex = at;
     const next = SPECIAL.exec(text);
     if (!next) break;
     at = next.index;
-    const found = READ[text[at]](text, at, depth, missing);
+    const found = READ[text[at]](text, at, depth, missing, closes);
     if (!found) { at += 1; continue; }
     if (at > from) made.push(text.slice(from, at));
     made.push(...found[1]);
@@ -39,6 +40,9 @@ function seek(text, mark, at, missing) {
   return found;
 }
 
+/** Whether what stands between two dollars is a formula that begins with a digit. */
+const reckons = (inside, behind) => /^\d[^\n]*$/.test(inside) && /[\\^_=+*/<>-]/.test(inside) && !/\d/.test(behind ?? "");
+
 /** What each character may begin: the end of it and its nodes, or null if it is text. */
 const READ = {
   "\\": (text, at, _, missing) => {
@@ -55,8 +59,8 @@ const READ = {
   },
   $: (text, at, _, missing) => {
     const wide = text[at + 1] === "$", mark = wide ? "$$" : "$";
-    if (!wide && /[\s\d]/.test(text[at + 1] ?? " ") && !/^\$\d[^$\n]*[\\^_=+*/<>-][^$\n]*\$(?!\d)/.test(text.slice(at))) return null;  // a price
     let end = seek(text, mark, at + mark.length, missing);
+    if (!wide && /[\s\d]/.test(text[at + 1] ?? " ") && !reckons(text.slice(at + 1, Math.max(at, end)), text[end + 1])) return null;  // a price
     while (end > 0 && text[end - 1] === "\\") end = text.indexOf(mark, end + 1);
     if (end < 0 || /\s/.test(text[end - 1]) || (!wide && /\d/.test(text[end + 1] ?? ""))) return null;
     return [end + mark.length, [mathematics(text.slice(at + mark.length, end), wide)]];
@@ -64,8 +68,8 @@ const READ = {
   "*": emphasis,
   _: emphasis,
   "~": emphasis,
-  "[": (text, at, depth) => link(text, at, depth),
-  "!": (text, at, depth) => (text[at + 1] === "[" ? picture(text, at, depth) : null),
+  "[": (text, at, depth, _, closes) => link(text, at, depth, closes),
+  "!": (text, at, _depth, _, closes) => (text[at + 1] === "[" ? picture(text, at, closes) : null),
   "<": (text, at) => {
     const found = /^<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>/i.exec(text.slice(at, at + 2000));
     if (found) return [at + found[0].length, [anchor(found[1], [found[1]])]];
@@ -97,26 +101,32 @@ function emphasis(text, at, depth, missing) {
   return [end + run.length, [MARKS[run].reduce((parts, name) => [element(name, {}, ...parts)], inside)[0]]];
 }
 
-/** The text and the address of [text](address "title") that begins at a bracket; null if it is none. */
-function bracketed(text, at) {
-  let depth = 0, close = at;
-  for (; close < Math.min(text.length, at + 2000); close++) {
-    if (text[close] === "\\") close += 1;
-    else if (text[close] === "[") depth += 1;
-    else if (text[close] === "]" && --depth === 0) break;
+/** For each opening bracket of a text the place of the one that closes it, if one does. */
+function closingBrackets(text) {
+  const open = [], found = new Map();
+  for (let at = 0; at < text.length; at++) {
+    if (text[at] === "\\") at += 1;
+    else if (text[at] === "[") open.push(at);
+    else if (text[at] === "]" && open.length) found.set(open.pop(), at);
   }
-  if (depth || text[close + 1] !== "(") return null;
-  const found = /^\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/.exec(text.slice(close + 1, close + 100_000));
+  return found;
+}
+
+/** The text and the address of [text](address "title") that begins at a bracket; null if it is none. */
+function bracketed(text, at, closes) {
+  const close = closes(at);
+  if (close === undefined || close - at > 2000 || text[close + 1] !== "(") return null;
+  const found = /^\(\s*(?!\s)<?((?:[^\s()<>]|\([^\s()<>]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/.exec(text.slice(close + 1, close + 100_000));
   return found && { words: text.slice(at + 1, close), target: found[1], end: close + 1 + found[0].length };
 }
 
-function link(text, at, depth) {
-  const found = bracketed(text, at);
+function link(text, at, depth, closes) {
+  const found = bracketed(text, at, closes);
   return found && [found.end, [anchor(found.target, inline(found.words, depth + 1))]];
 }
 
-function picture(text, at) {
-  const found = bracketed(text, at + 1);
+function picture(text, at, closes) {
+  const found = bracketed(text, at + 1, closes);
   if (!found) return null;
   if (PICTURE.test(found.target)) return [found.end, [element("img", { src: found.target, alt: found.words })]];
   return [found.end, [anchor(found.target, [`Picture: ${found.words || found.target}`])]];

@@ -6,14 +6,16 @@ import { coloured } from "./highlight.js";
 import { inline } from "./inline.js";
 import { mathematics } from "./tex.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// Models write these lines, and anybody's words are in them: no pattern may divide one run of characters in several ways.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DIVIDER = /^\s*(?:\|\s*)?:?-+:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$/;
 const MATH = [["$$", "$$"], ["\\[", "\\]"]];
 const DEEPEST = 12;
+const FILLED = 20;  // cells of a line of a table that has fewer: a wide head and many short lines would be millions
 
 /** @type {WeakMap<Element, string[]>} The sources of the blocks that an element shows. */
 const drawn = new WeakMap();
@@ -47,21 +49,29 @@ const children = (lines, depth) => blocksOf(lines, depth + 1).map(({ make }) => 
 function blockAt(lines, at, depth) {
   const line = lines[at], heading = HEADING.exec(line);
   if (FENCE.test(line)) return codeAt(lines, at);
-  if (heading) return [at + 1, () => element(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]))];
+  if (heading) return [at + 1, () => element(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(headingText(line.slice(heading[0].length))))];
   if (RULE.test(line)) return [at + 1, () => element("hr")];
-  const math = MATH.find(([open]) => line.trim().startsWith(open));
-  if (math) { const found = mathAt(lines, at, math); if (found) return found; }
+  const math = MATH.findIndex(([open]) => line.trim().startsWith(open));
+  if (math >= 0) { const found = mathAt(lines, at, math); if (found) return found; }
   if (depth < DEEPEST && QUOTE.test(line)) return quoteAt(lines, at, depth);
   if (depth < DEEPEST && ITEM.test(line)) return listAt(lines, at, depth);
   if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return tableAt(lines, at);
   return paragraphAt(lines, at, depth);
 }
 
+/** What a heading says, without the marks that may close it. */
+function headingText(text) {
+  const said = text.trim();
+  let end = said.length;
+  while (said[end - 1] === "#") end -= 1;
+  return said.slice(0, end).trimEnd();
+}
+
 function codeAt(lines, at) {
-  const [, fence, language] = FENCE.exec(lines[at]), indent = /^ */.exec(lines[at])[0].length;
-  const closes = new RegExp(`^ {0,3}${fence[0] === "`" ? "`" : "~"}{${fence.length},}\\s*$`);
+  const [, fence, words] = FENCE.exec(lines[at]), indent = /^ */.exec(lines[at])[0].length, [language] = words.trim().split(/\s/);
+  const closes = (line) => { const found = FENCE.exec(line); return found?.[1].startsWith(fence) && !found[2].trim(); };
   let end = at + 1;
-  while (end < lines.length && !closes.test(lines[end])) end += 1;
+  while (end < lines.length && !closes(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, /^ */.exec(line)[0].length))).join("\n");
   return [Math.min(lines.length, end + 1), () => code(text, language)];
 }
@@ -73,17 +83,26 @@ function code(text, language) {
     element("pre", { tabindex: 0, "aria-label": `Code, ${language || "text"}`, role: "region" }, shown));
 }
 
-function mathAt(lines, at, [open, close]) {
-  const first = lines[at].trim().slice(open.length);
-  let end = at, text = first;
-  while (!text.includes(close)) {
-    end += 1;
-    if (end >= lines.length) return null;
-    text += `\n${lines[end]}`;
-  }
-  const rest = text.slice(text.indexOf(close) + close.length);
-  if (rest.trim() && !/^[.,;:]$/.test(rest.trim())) return null;
-  return [end + 1, () => element("div", { class: "math", tabindex: 0, role: "group", "aria-label": "Formula" }, mathematics(text.slice(0, text.indexOf(close)), true), rest.trim())];
+/** @type {WeakMap<string[], number[][]>} For each kind of formula, the first line from each on in which one closes. */
+const closings = new WeakMap();
+
+function closingsOf(lines) {
+  if (!closings.has(lines)) closings.set(lines, MATH.map(([, close]) => {
+    const found = new Array(lines.length + 1).fill(lines.length);
+    for (let at = lines.length - 1; at >= 0; at -= 1) found[at] = lines[at].includes(close) ? at : found[at + 1];
+    return found;
+  }));
+  return closings.get(lines);
+}
+
+function mathAt(lines, at, kind) {
+  const [open, close] = MATH[kind], first = lines[at].trim().slice(open.length);
+  const end = first.includes(close) ? at : closingsOf(lines)[kind][at + 1];
+  if (end >= lines.length) return null;
+  const last = end === at ? first : lines[end], stop = last.indexOf(close), rest = last.slice(stop + close.length).trim();
+  if (rest && !/^[.,;:]$/.test(rest)) return null;
+  const text = [...(end === at ? [] : [first, ...lines.slice(at + 1, end)]), last.slice(0, stop)].join("\n");
+  return [end + 1, () => element("div", { class: "math", tabindex: 0, role: "group", "aria-label": "Formula" }, mathematics(text, true), rest)];
 }
 
 function quoteAt(lines, at, depth) {
@@ -130,7 +149,7 @@ function tableAt(lines, at) {
   const head = cells(lines[at]), sides = cells(lines[at + 1]).map((one) => (/^:-*:$/.test(one) ? "middle" : one.endsWith(":") ? "right" : null));
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|") && lines[end].trim()) end += 1;
-  const row = (kind, texts) => element("tr", {}, ...head.map((_, i) => element(kind, { class: sides[i], scope: kind === "th" && "col" }, ...inline(texts[i] ?? ""))));
+  const row = (kind, texts) => element("tr", {}, ...head.slice(0, Math.max(FILLED, texts.length)).map((_, i) => element(kind, { class: sides[i], scope: kind === "th" && "col" }, ...inline(texts[i] ?? ""))));
   const make = () => element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, element("table", {},
     element("thead", {}, row("th", head)), element("tbody", {}, ...lines.slice(at + 2, end).map((line) => row("td", cells(line))))));
   return [end, make];
